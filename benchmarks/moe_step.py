@@ -37,7 +37,7 @@ from holdfast.runtime.moe.hosts import Placement, placement_from_counts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
-from holdfast.runtime.tensors import apply, integers, seed_all
+from holdfast.runtime.tensors import apply_function, seed_all, to_ints
 from tests.harness.local_world import Seat, run_world
 
 RANKS, EXPERTS, TOP_K, LAYERS, HEADS, CONTEXT, SAMPLES = 4, 8, 2, 4, 4, 64, 4
@@ -83,15 +83,15 @@ class PlainMoE(nn.Module):
         sent = torch.bincount(chosen.reshape(-1), minlength=EXPERTS)
         got = torch.empty_like(sent)
         plain_torch.all_to_all(got, sent)
-        send = integers(sent.view(-1, self.local).sum(1))
-        receive = integers(got.view(-1, self.local).sum(1))
-        rows = apply(PlainAllToAll, tokens[order // TOP_K], send, receive)
+        send = to_ints(sent.view(-1, self.local).sum(1))
+        receive = to_ints(got.view(-1, self.local).sum(1))
+        rows = apply_function(PlainAllToAll, tokens[order // TOP_K], send, receive)
         expert = torch.arange(self.local).repeat(dist.get_world_size()).repeat_interleave(got)
         by_expert = expert.argsort(stable=True)
         ends = got.view(-1, self.local).sum(0).cumsum(0).to(torch.int32)
         hidden = F.gelu(F.grouped_mm(rows[by_expert], self.w1, offs=ends))
         done = torch.empty_like(rows).index_copy(0, by_expert, F.grouped_mm(hidden, self.w2, offs=ends))
-        back = apply(PlainAllToAll, done, receive, send)
+        back = apply_function(PlainAllToAll, done, receive, send)
         out = torch.empty_like(back).index_copy(0, order, back).view(-1, TOP_K, x.shape[-1])
         return (out * weights.unsqueeze(-1)).sum(1).view_as(x)
 

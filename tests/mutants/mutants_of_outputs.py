@@ -9,7 +9,7 @@ OUTPUT_MUTANTS = (
         name="notes_are_not_restarted",
         module="runtime.gradients.workload",
         qualname="Workload.start_step",
-        old="self._notes.restart()",
+        old="self._notes.on_attempt_start()",
         new="pass",
         why="values that were logged in an attempt that was left count again",
         tests=("runtime/groups/test_noted_steps.py",),
@@ -17,7 +17,7 @@ OUTPUT_MUTANTS = (
     Mutant(
         name="evaluations_outlive_their_state",
         module="runtime.session.applying",
-        qualname="Applying.forget",
+        qualname="StepApplier.on_state_replaced",
         old="self._evaluating.forget()",
         new="pass",
         why="the best checkpoint is chosen by what another state came to",

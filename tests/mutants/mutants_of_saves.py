@@ -133,9 +133,9 @@ SAVE_MUTANTS = (
     Mutant(
         name="a_step_is_applied_while_the_state_before_it_is_sent",
         module="runtime.session.applying",
-        qualname="Applying.apply",
+        qualname="StepApplier.apply_step",
         tests=("runtime/session/test_applying.py",),
-        old="self._await_push(generation)",
+        old="self._await_sent_state(generation)",
         new="pass",
         why="a worker that joins would be sent parts of two states",
     ),

@@ -17,7 +17,7 @@ from holdfast.runtime.gradients.workload import Workload
 _LISTED_CHARACTERS = 8000
 
 
-def in_common(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
+def describe_configuration(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
     """Return it by name; of a model that is spread over a unit's places it says the same in all of them."""
     software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
     state, order = workload.state.capture().manifest.global_manifest, workload.loader.order

@@ -33,24 +33,24 @@ class NoteSource:
     #: has noted, in the samples' order, and not what the first one has
     of_parts = True
 
-    def restart(self) -> None:
+    def on_attempt_start(self) -> None:
         """An attempt begins: what was not finished of the one before is of no use."""
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         """A micro-batch is about to be fetched and computed."""
 
-    def computed(self) -> None:
+    def on_forward_done(self) -> None:
         """Its forward pass is over; backward, which may run parts of the forward pass again, is not begun."""
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         """It is over, whatever the script did with it: return what it leaves, b"" for nothing."""
         return b""
 
-    def rank_note(self) -> bytes:
+    def make_rank_note(self) -> bytes:
         """Return what this rank leaves of the attempt beside its micro-batches, b"" for nothing."""
         return b""
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         """All ranks' notes are here: keep what is made of them until `apply`; nothing is in force yet.
 
         Args:
@@ -92,32 +92,32 @@ class Notes:
         self._place = place
         self._own: Note = ()
 
-    def restart(self) -> None:
+    def on_attempt_start(self) -> None:
         """An attempt at a step begins."""
         for source in self._sources:
-            source.restart()
+            source.on_attempt_start()
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         """A micro-batch is about to be fetched."""
         for source in self._sources:
-            source.begin(step, micro_batch)
+            source.on_micro_batch_start(step, micro_batch)
 
-    def computed(self) -> None:
+    def on_forward_done(self) -> None:
         """The forward pass of the micro-batch at hand is over."""
         for source in self._sources:
-            source.computed()
+            source.on_forward_done()
 
-    def note(self) -> Note:
+    def make_note(self) -> Note:
         """Return what the micro-batch at hand, which is over, leaves."""
-        return tuple(source.note() for source in self._sources)
+        return tuple(source.make_note() for source in self._sources)
 
-    def any(self, held: Mapping[int, Note]) -> bool:
+    def has_notes(self, held: Mapping[int, Note]) -> bool:
         """Tell whether this rank has anything to say of a step, now that all its micro-batches are over.
 
         Args:
             held: the notes of the micro-batches that were computed here.
         """
-        self._own = tuple(source.rank_note() for source in self._sources)
+        self._own = tuple(source.make_rank_note() for source in self._sources)
         return any(map(any, (self._own, *held.values())))
 
     def gather(self, comm: Communicator, held: Mapping[int, Note]) -> bool:
@@ -131,19 +131,19 @@ class Notes:
             BadInputError: what a source says of the notes.
         """
         silent, shard = self._place.tensor > 0, self._place.layout.shard
-        mine = _Share({}, self._none) if silent else _Share(dict(held), self._own, self._place.shard)
+        mine = _Share({}, self._empty_note) if silent else _Share(dict(held), self._own, self._place.shard)
         shares = [_decoder.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "notes")]
         notes = {(number, share.part): note for share in shares for number, note in share.notes.items()}
         there = sum(len(share.notes) for share in shares)
         wanted = [(number, part) for number in range(self._micro_batches) for part in range(shard)]
         if sorted(notes) != wanted or there != len(wanted):
             return False
-        self._take([notes[one] for one in wanted], [share.own for share in shares])
+        self._merge([notes[one] for one in wanted], [share.own for share in shares])
         return True
 
-    def take_none(self) -> None:
+    def merge_none(self) -> None:
         """No rank has anything to say of the step."""
-        self._take([self._none] * self._micro_batches * self._place.layout.shard, [self._none])
+        self._merge([self._empty_note] * self._micro_batches * self._place.layout.shard, [self._empty_note])
 
     def apply(self) -> None:
         """The step has passed: put in force what was made of its notes."""
@@ -151,10 +151,10 @@ class Notes:
             source.apply()
 
     @property
-    def _none(self) -> Note:
+    def _empty_note(self) -> Note:
         return (b"",) * len(self._sources)
 
-    def _take(self, notes: Sequence[Note], of_ranks: Sequence[Note]) -> None:
+    def _merge(self, notes: Sequence[Note], of_ranks: Sequence[Note]) -> None:
         for place, source in enumerate(self._sources):
             those = notes if source.of_parts else notes[:: self._place.layout.shard]
-            source.take([note[place] for note in those], [note[place] for note in of_ranks])
+            source.merge([note[place] for note in those], [note[place] for note in of_ranks])

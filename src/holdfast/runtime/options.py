@@ -9,13 +9,13 @@ from holdfast.errors import BadInputError
 _SHOWN = 80
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as an error shows it: as Python writes it, its end left out where that is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def check_whole(**given: object) -> None:
+def check_integers(**given: object) -> None:
     """Look at options that must be whole numbers, numpy's among them.
 
     Raises:
@@ -26,7 +26,7 @@ def check_whole(**given: object) -> None:
             raise BadInputError(f"{name} is {value!r}: it must be a whole number")
 
 
-def check_real(**given: object) -> None:
+def check_numbers(**given: object) -> None:
     """Look at options that must be numbers.
 
     Raises:

@@ -16,13 +16,13 @@ _NOT_THE_SCRIPT = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[
 _STANDARD_LIBRARY = f"{Path(linecache.__file__ or '').parent}/"
 
 
-def script_line() -> str:
+def find_script_line() -> str:
     """Return the line of the script that led here, as `file:line`, or "" if none did."""
     frame = next(_script_frames(), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
-def named_in_script(thing: object) -> str:
+def find_variable_name(thing: object) -> str:
     """Return the name of the variable that holds a thing in the script that led here, or "" if none does."""
     for frame in _script_frames():
         for variables in (frame.f_locals, frame.f_globals):
@@ -32,7 +32,7 @@ def named_in_script(thing: object) -> str:
     return ""
 
 
-def line_of_call(name: str, method: str) -> str:
+def find_call_line(name: str, method: str) -> str:
     """Return the first line of the script that calls a method of a variable, as `file:line`, or "" if none does."""
     call = re.compile(rf"\b{re.escape(name)}\s*\.\s*{re.escape(method)}\s*\(")
     for file in dict.fromkeys(frame.f_code.co_filename for frame in _script_frames()) if name else ():

@@ -14,31 +14,31 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 
-def integers(tensor: torch.Tensor) -> list[int]:
+def to_ints(tensor: torch.Tensor) -> list[int]:
     """Return the numbers of a vector of whole numbers, `(N,)`; those on a device are waited for."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
-def numbers(tensor: torch.Tensor) -> list[float]:
+def to_floats(tensor: torch.Tensor) -> list[float]:
     """Return the numbers of a vector, `(N,)`, in Python's floats; those on a device are waited for."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
-def integer_rows(tensor: torch.Tensor) -> list[list[int]]:
+def to_int_rows(tensor: torch.Tensor) -> list[list[int]]:
     """The same for the rows of a matrix, `(N, K)`."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
-def number_rows(tensor: torch.Tensor) -> list[list[float]]:
+def to_float_rows(tensor: torch.Tensor) -> list[list[float]]:
     """The same for the rows of a matrix, `(N, K)`."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
-def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+def split_tensor(tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """Return views of consecutive parts of the first axis, of these sizes, which add up to its length."""
     untyped: Any = tensor
     return untyped.split(list(sizes))
@@ -56,7 +56,7 @@ def from_buffer(buffer: object) -> torch.Tensor:
     return untyped.frombuffer(buffer, dtype=torch.uint8)
 
 
-def apply(function: type[torch.autograd.Function], *arguments: object) -> torch.Tensor:
+def apply_function(function: type[torch.autograd.Function], *arguments: object) -> torch.Tensor:
     """Return what a differentiable function of one result makes of its arguments."""
     untyped: Any = function
     return untyped.apply(*arguments)
@@ -68,7 +68,7 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
     untyped._foreach_copy_(targets, sources)
 
 
-def row_norms(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def compute_row_norms(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the Euclidean norm of each row of `(N, K)`, summed in a dtype, `(N,)`."""
     untyped: Any = torch.linalg
     return untyped.vector_norm(matrix, dim=1, dtype=dtype)
@@ -80,7 +80,7 @@ def collate(samples: list[Any]) -> Any:
     return untyped.default_collate(samples)
 
 
-def leaves_samples(collate: object) -> bool:
+def is_unbatched_collate(collate: object) -> bool:
     """Tell whether a collate function is that of a loader without batches, which makes tensors of a single sample."""
     untyped: Any = torch.utils.data
     return collate is untyped.default_convert
@@ -92,7 +92,7 @@ def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], 
     return tuple(untyped.named_modules())
 
 
-def uncompiled(name: str) -> str:
+def strip_wrapper_prefixes(name: str) -> str:
     """Return the name that a tensor of a model has where no part of that is compiled, or computed again in backward."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
@@ -110,19 +110,19 @@ def seed_all(seed: int) -> None:
     untyped.manual_seed(seed)
 
 
-def fork_randomness() -> AbstractContextManager[None]:
+def fork_rng() -> AbstractContextManager[None]:
     """Return what gives torch's global generators back their states when it is left."""
     untyped: Any = torch.random
     return untyped.fork_rng()
 
 
-def call_with(module: torch.nn.Module, parameters: dict[str, torch.Tensor], *arguments: object) -> object:
+def call_with_parameters(module: torch.nn.Module, parameters: dict[str, torch.Tensor], *arguments: object) -> object:
     """Return what a module makes of its arguments with other parameters in the place of its own, by name."""
     untyped: Any = torch.func
     return untyped.functional_call(module, parameters, arguments)
 
 
-def answers(device: torch.device) -> bool:
+def is_readable(device: torch.device) -> bool:
     """Tell whether what is in a device's memory can be read: not after an error that has ended its context."""
     if device.type != "cuda":
         return True

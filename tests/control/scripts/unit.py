@@ -51,7 +51,7 @@ if what == "absent" and settings.local_rank == 1:
 if what == "differ":
     shard, tensor = (1, 2) if settings.local_rank == 1 else (2, 1)
 job = holdfast.init(layout=holdfast.Layout(shard=shard, tensor=tensor))
-unit, link = job._met.unit, job._link
+unit, link = job._joined.unit, job._link
 assert unit is not None
 assert link is not None
 sums: dict[str, float] = {}

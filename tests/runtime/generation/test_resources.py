@@ -9,7 +9,7 @@ from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
-from holdfast.runtime.generation.resources import Generations, Shared
+from holdfast.runtime.generation.resources import Generations, SharedContext
 from holdfast.runtime.groups.communicator import PeerLostError
 from holdfast.step_samples import StepSamples
 
@@ -28,10 +28,10 @@ def told_of(error: Exception | str, port: int) -> msg.Complaint:
         )
     )
     generations = Generations(lambda generation, key, value: None)
-    shared = Shared(
-        changed=threading.Condition(threading.RLock()), machine=machine, resources=generations, carry_out=told.extend
+    shared = SharedContext(
+        changed=threading.Condition(threading.RLock()), machine=machine, resources=generations, execute=told.extend
     )
-    shared.lost(1, error)
+    shared.report_failure(1, error)
     (tell,) = told
     assert isinstance(tell, SendToCoordinator)
     assert isinstance(tell.message, msg.Complaint)

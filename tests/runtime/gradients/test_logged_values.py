@@ -18,21 +18,21 @@ from holdfast.runtime.gradients.logged_values import LoggedValues
 def note(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
     """Return the note of a micro-batch in which this was logged."""
     logged = LoggedValues()
-    logged.begin(1, 0)
+    logged.on_micro_batch_start(1, 0)
     logged.log(values, reduce)
-    return logged.note()
+    return logged.make_note()
 
 
 def own(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
     """Return what a rank leaves that has logged this outside of the loop."""
     logged = LoggedValues()
     logged.log(values, reduce)
-    return logged.rank_note()
+    return logged.make_rank_note()
 
 
 def taken(notes: list[bytes], of_ranks: list[bytes]) -> dict[str, float]:
     logged = LoggedValues()
-    logged.take(notes, of_ranks)
+    logged.merge(notes, of_ranks)
     return logged.metrics
 
 
@@ -73,25 +73,25 @@ def test_numbers_of_all_kinds(value: Any) -> None:
 
 def test_a_value_is_the_one_that_it_was_when_it_was_logged() -> None:
     value, logged = torch.tensor(1.0), LoggedValues()
-    logged.begin(1, 0)
+    logged.on_micro_batch_start(1, 0)
     logged.log({"a": value}, "mean")
     value.fill_(9.0)
-    assert taken([logged.note()], [b""]) == {"a": 1.0}
+    assert taken([logged.make_note()], [b""]) == {"a": 1.0}
 
 
 def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_was_left() -> None:
     logged = LoggedValues()
     logged.log({"own": 1.0}, "mean")
-    logged.begin(1, 0)
+    logged.on_micro_batch_start(1, 0)
     logged.log({"a": 1.0}, "mean")
-    logged.restart()
-    assert logged.rank_note() == b""
-    logged.begin(1, 0)
-    assert logged.note() == b""
-    logged.begin(1, 1)
+    logged.on_attempt_start()
+    assert logged.make_rank_note() == b""
+    logged.on_micro_batch_start(1, 0)
+    assert logged.make_note() == b""
+    logged.on_micro_batch_start(1, 1)
     logged.log({"a": 2.0, "b": 1.0}, "mean")
     logged.log({"a": 3.0}, "mean")
-    logged.take([logged.note()], [logged.rank_note()])
+    logged.merge([logged.make_note()], [logged.make_rank_note()])
     assert logged.metrics == {"a": 3.0, "b": 1.0}
 
 

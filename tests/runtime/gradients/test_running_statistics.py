@@ -34,13 +34,13 @@ def stepped(models: Sequence[nn.Module], forward: Forward, step: int, statistics
     notes: list[bytes] = []
     for number in range(M):
         rank = number % len(models)
-        statistics[rank].begin(step, number)
+        statistics[rank].on_micro_batch_start(step, number)
         loss = forward(models[rank], BATCHES[step * M + number]).square().mean()
-        statistics[rank].computed()
+        statistics[rank].on_forward_done()
         loss.backward()
-        notes.append(statistics[rank].note())
+        notes.append(statistics[rank].make_note())
     for one in statistics:
-        one.take(notes, [b""] * len(models))
+        one.merge(notes, [b""] * len(models))
         one.apply()
 
 
@@ -141,12 +141,12 @@ def test_the_state_s_tensors_are_written_to_in_apply_alone() -> None:
     statistics = RunningStatistics(model)
     first = {name: tensor.clone() for name, tensor in statistics.state.items()}
     assert first.keys() == {"running_mean", "running_var", "num_batches_tracked"}
-    statistics.begin(1, 0)
+    statistics.on_micro_batch_start(1, 0)
     model(BATCHES[0])
     assert not torch.equal(buffers(model)["running_mean"], first["running_mean"])
-    statistics.computed()
-    notes = [statistics.note()]
-    statistics.take(notes, [b""])
+    statistics.on_forward_done()
+    notes = [statistics.make_note()]
+    statistics.merge(notes, [b""])
     assert_same(statistics.state, first)
     assert_same(buffers(model), first)
     statistics.apply()
@@ -159,12 +159,12 @@ def test_a_micro_batch_that_was_left_leaves_nothing() -> None:
     model = nn.BatchNorm2d(5)
     statistics = RunningStatistics(model)
     first = buffers(model)
-    statistics.begin(1, 0)
+    statistics.on_micro_batch_start(1, 0)
     model(BATCHES[0])
-    statistics.restart()
+    statistics.on_attempt_start()
     assert_same(buffers(model), first)
-    assert statistics.note() == b""
-    statistics.take([b""], [b""])
+    assert statistics.make_note() == b""
+    statistics.merge([b""], [b""])
     statistics.apply()
     assert_same(buffers(model), first)
 
@@ -184,9 +184,9 @@ def test_one_power_iteration_a_step_is_in_force(make: Callable[..., nn.Module]) 
 
 def test_a_model_without_them_says_nothing() -> None:
     statistics = RunningStatistics(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
-    statistics.begin(1, 0)
-    statistics.computed()
-    assert statistics.note() == b""
+    statistics.on_micro_batch_start(1, 0)
+    statistics.on_forward_done()
+    assert statistics.make_note() == b""
     assert statistics.state == {}
 
 

@@ -28,26 +28,26 @@ class Names(NoteSource):
         self.taken: list[tuple[list[bytes], list[bytes]]] = []
         self.applied: list[int] = []
 
-    def restart(self) -> None:
+    def on_attempt_start(self) -> None:
         self.calls.append("restart")
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         self.at = (step, micro_batch)
         self.calls.append("begin")
 
-    def computed(self) -> None:
+    def on_forward_done(self) -> None:
         self.calls.append("computed")
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         assert self.at is not None
         self.calls.append("note")
         step, micro_batch = self.at
         return f"{step}/{micro_batch}".encode() if step >= self.first else b""
 
-    def rank_note(self) -> bytes:
+    def make_rank_note(self) -> bytes:
         return self.own
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         self.taken.append((list(notes), list(of_ranks)))
 
     def apply(self) -> None:

@@ -12,7 +12,7 @@ from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.session.applying import Applying
+from holdfast.runtime.session.applying import StepApplier
 
 
 def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
@@ -28,7 +28,7 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
         evaluating = Evaluating(rank.shared, rank.workload, None, None)
         choice = BestChoice(monitor="loss", mode="min", keep=0)
         evaluating.add(ModelEvaluation(measure, DATA, every=1, name="eval", micro_batch=MICRO_BATCH, choice=choice))
-        applying = Applying(
+        applying = StepApplier(
             rank.shared,
             rank.workload,
             Faults(lambda: None),
@@ -36,7 +36,7 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
             saver=None,
             snapshots=None,
             after_apply=None,
-            give_up=lambda *_: None,
+            on_after_apply_error=lambda *_: None,
             verify_state=0,
             evaluating=evaluating,
         )
@@ -44,9 +44,9 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
         for seen in (shards, shards):  # what is known is not measured again
             assert evaluating.at(1, 1)
             assert len(measured) == seen
-        applying.forget()
+        applying.on_state_replaced()
         assert evaluating.at(1, 1)
         assert len(measured) == 2 * shards
-        assert applying.last is None
+        assert applying.last_applied is None
 
     run_threads(["a"], body, seed=1, flat_up_to=8, fan_out=3)

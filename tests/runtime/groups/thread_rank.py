@@ -15,7 +15,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.generation.resources import Generations, Groups, Shared
+from holdfast.runtime.generation.resources import Generations, Groups, SharedContext
 from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.updates import Updates
 from holdfast.runtime.gradients.workload import Workload
@@ -59,11 +59,11 @@ class Rank:
         plan = GenerationPlan(term=1, generation=1, members=members)
         self.machine.on_order(msg.Begin(plan=plan, decision=Decision(kind=DecisionKind.START, applied=0)))
         self.machine.finish_entering()
-        self.shared = Shared(
+        self.shared = SharedContext(
             changed=threading.Condition(threading.RLock()),
             machine=self.machine,
             resources=Generations(lambda generation, keys: None),
-            carry_out=self.told.extend,
+            execute=self.told.extend,
         )
         resources = self.shared.resources.of(1)
         assert resources is not None

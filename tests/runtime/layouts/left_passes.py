@@ -11,14 +11,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from holdfast.runtime.dtensor.local import is_counted_here, local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.tensors import named_modules, row_norms
+from holdfast.runtime.tensors import compute_row_norms, named_modules
 
 
 def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float:
     """Return the norm of a replica's tensors, the same on each of its places. All of them must call it."""
     at = replica.layout.coordinates(replica.role.place)
     here = [
-        float(row_norms(local_of(tensor).reshape(1, -1), torch.float64)) ** 2
+        float(compute_row_norms(local_of(tensor).reshape(1, -1), torch.float64)) ** 2
         for tensor in tensors
         if is_counted_here(tensor, at)
     ]

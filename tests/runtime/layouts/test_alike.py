@@ -15,7 +15,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.session.unit.alike import check_alike
+from holdfast.runtime.session.unit.alike import check_replicated
 from holdfast.runtime.state.state import TrainingState
 from tests.harness.local_world import Seat, run_world
 
@@ -66,7 +66,7 @@ def complaints(seat: Seat) -> list[str]:
         with replica_of(seat, layout) as (replica, _):
             communicators = [replica.groups[dimension].communicator for dimension in replica.wanted]
             try:
-                check_alike(made(replica), [one for one in communicators if one is not None])
+                check_replicated(made(replica), [one for one in communicators if one is not None])
                 found.append("")
             except BadInputError as error:
                 found.append(str(error))
@@ -83,4 +83,4 @@ def test_what_differs_from_place_to_place_is_named() -> None:
 def test_one_place_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingState, "capture", lambda _: pytest.fail("it was looked at"))
     model = nn.Linear(2, 2)
-    check_alike(TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1)), ())
+    check_replicated(TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1)), ())

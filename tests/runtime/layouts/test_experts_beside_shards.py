@@ -94,7 +94,7 @@ def test_sharded_experts_are_refused():
         weight = moe.experts.get_parameter("w1")
         sharded = DTensor.from_local(weight.detach(), replica.mesh["shard"], [Shard(0)], run_check=False)
         moe.experts.register_parameter("w1", torch.nn.Parameter(sharded))
-        with pytest.raises(BadInputError, match=r"'experts\.w1' is of experts, and is sharded.*ignored_params=set"):
+        with pytest.raises(BadInputError, match=r"'experts\.w1' belongs to experts and is sharded.*ignored_params=set"):
             check_spread(moe, replica)
     finally:
         replica.close()

@@ -17,7 +17,7 @@ from holdfast.runtime.dtensor.local import layout_dimensions
 from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.tensors import uncompiled
+from holdfast.runtime.tensors import strip_wrapper_prefixes
 
 LAYOUT, PLACE = Layout(shard=2, tensor=2), 2
 
@@ -69,5 +69,5 @@ def test_a_job_without_a_layout_has_no_mesh() -> None:
 
 def test_a_parameter_keeps_its_name_where_its_module_is_compiled_or_computed_again() -> None:
     model = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(1, 1)))
-    assert [uncompiled(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
-    assert uncompiled("0._orig_mod.weight") == "0.weight"
+    assert [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    assert strip_wrapper_prefixes("0._orig_mod.weight") == "0.weight"

@@ -15,8 +15,8 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Member
-from holdfast.runtime.generation.resources import Generations, Shared
-from holdfast.runtime.session.applying import Applying
+from holdfast.runtime.generation.resources import Generations, SharedContext
+from holdfast.runtime.session.applying import StepApplier
 from holdfast.step_samples import StepSamples
 
 DEADLINE_S = 60.0
@@ -43,11 +43,11 @@ class Passed:
         machine.finish_reduction(V)
         assert machine.begin_vote()
         machine.pass_vote(V)
-        self.shared = Shared(
+        self.shared = SharedContext(
             changed=threading.Condition(threading.RLock()),
             machine=machine,
             resources=Generations(lambda generation, keys: None),
-            carry_out=lambda instructions: None,
+            execute=lambda instructions: None,
             progress=self._progress(),
         )
         resources = self.shared.resources.of(1)
@@ -61,8 +61,14 @@ class Passed:
         faults: Any = SimpleNamespace(at=lambda *_: None)
         evaluating: Any = SimpleNamespace(forget=lambda: None)
         options: dict[str, Any] = dict.fromkeys(("experts", "saver", "snapshots", "after_apply"))
-        self.applying = Applying(
-            self.shared, workload, faults, **options, give_up=pytest.fail, verify_state=0, evaluating=evaluating
+        self.applying = StepApplier(
+            self.shared,
+            workload,
+            faults,
+            **options,
+            on_after_apply_error=pytest.fail,
+            verify_state=0,
+            evaluating=evaluating,
         )
         self.thread = threading.Thread(target=self._apply, daemon=True)
         self.thread.start()
@@ -71,7 +77,7 @@ class Passed:
         return self.happened.get(timeout=DEADLINE_S)
 
     def _apply(self) -> None:
-        self.happened.put(f"returned {self.applying.apply(1, 1, V)}")
+        self.happened.put(f"returned {self.applying.apply_step(1, 1, V)}")
 
     def _progress(self) -> NoProgress:
         happened = self.happened

@@ -31,7 +31,7 @@ from holdfast.protocol.checkpoints.names import CheckpointName, StoredFile
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.runtime.checkpoints.saver import SAMPLES
-from holdfast.runtime.session.applying import Applying
+from holdfast.runtime.session.applying import StepApplier
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.session.session import Session
 from holdfast.runtime.session.solo import SoloLink
@@ -179,13 +179,13 @@ def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pyte
             assert last.wait(60.0)
         return honest(storage, checkpoint, name, chunks)
 
-    def finishing(applying: Applying) -> None:
+    def finishing(applying: StepApplier) -> None:
         last.set()
         finish(applying)
 
-    finish = Applying.finish
+    finish = StepApplier.finish_loop
     monkeypatch.setattr(checkpoint_dir, "write_file", held)
-    monkeypatch.setattr(Applying, "finish", finishing)
+    monkeypatch.setattr(StepApplier, "finish_loop", finishing)
     Trained(tmp_path).run(8)
     saved = [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))]
     assert saved in ([4, 8], [8])  # the last save waits for no earlier one, which may be given up for it
@@ -646,7 +646,7 @@ def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
     with trained.job.pause("evaluation"):
         clock.now += 8
     assert trained.job._session is not None
-    assert trained.job._session._applying.paused_s == 15
+    assert trained.job._session._applier.paused_s == 15
 
 
 def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -680,7 +680,7 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
             assert about[0] == "reducing"
             assert about[-1] == "its way"
             clock.now += 2
-        assert session._applying.paused_s == 2
+        assert session._applier.paused_s == 2
     assert told == [1]
 
 
@@ -710,7 +710,7 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_alone_a_layout_counts_as_one_whole_replica() -> None:
     job = holdfast.init(layout=holdfast.Layout(shard=4, tensor=2))
-    assert (job.world_size, job.rank, job._met.unit) == (1, 0, None)
+    assert (job.world_size, job.rank, job._joined.unit) == (1, 0, None)
     assert [job.mesh[name].size() for name in ("shard", "tensor")] == [1, 1]
     torch.distributed.destroy_process_group()
 

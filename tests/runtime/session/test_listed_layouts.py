@@ -11,20 +11,20 @@ import torch
 import holdfast
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.several import ListedLayout, have_node_counts
-from holdfast.runtime.session.unit.listed import check_work, listed_layouts
+from holdfast.runtime.session.unit.listed import check_micro_batch, parse_layouts
 
 TWO, FOUR = holdfast.Layout(shard=2), holdfast.Layout(shard=4)
 
 
 def test_one_is_one_however_it_is_given() -> None:
-    assert listed_layouts(None) == (None, ())
+    assert parse_layouts(None) == (None, ())
     for given in (TWO, [TWO], (TWO,), {1: TWO}, {1: TWO, 4: TWO}):
-        assert listed_layouts(given) == (TWO, ())
+        assert parse_layouts(given) == (TWO, ())
 
 
 def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None:
-    assert listed_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
-    only, told = listed_layouts({3: TWO, 1: FOUR})
+    assert parse_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
+    only, told = parse_layouts({3: TWO, 1: FOUR})
     assert (only, told) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
     assert have_node_counts(told)
 
@@ -47,15 +47,15 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
 )
 def test_what_is_no_list_of_layouts_is_refused(given: Any, said: str) -> None:
     with pytest.raises(BadInputError, match=re.escape(said)):
-        listed_layouts(given)
+        parse_layouts(given)
 
 
 def test_each_that_is_listed_must_divide_the_micro_batch() -> None:
-    _, listed = listed_layouts([TWO, FOUR])
-    check_work(listed, 8)
-    check_work((), 7)
+    _, listed = parse_layouts([TWO, FOUR])
+    check_micro_batch(listed, 8)
+    check_micro_batch((), 7)
     with pytest.raises(BadInputError, match="a micro-batch of 6 samples cannot be split evenly over shard 4"):
-        check_work(listed, 6)
+        check_micro_batch(listed, 6)
 
 
 def test_alone_several_are_a_world_of_one() -> None:

@@ -103,15 +103,15 @@ def test_how_it_is_not_used() -> None:
 
 def test_reasons_are_bounded_and_decisions_too() -> None:
     source = SkippedMicroBatches()
-    source.begin(1, 0)
+    source.on_micro_batch_start(1, 0)
     source.skip("r" * 1000)
-    assert source.note() == b"r" * MAX_REASON
-    assert source.note() == b""
-    source.take([b"r" * MAX_REASON] * 100, [])
+    assert source.make_note() == b"r" * MAX_REASON
+    assert source.make_note() == b""
+    source.merge([b"r" * MAX_REASON] * 100, [])
     assert 0 < sum(len(skip.reason) for skip in source.skips) <= MAX_REASONS
     assert [skip.micro_batch for skip in source.skips] == list(range(len(source.skips)))
     for step in range(2, MAX_DECISIONS + 10):
-        source.begin(step, 3)
+        source.on_micro_batch_start(step, 3)
         source.skip("bad")
     assert source.find_decision(1, 0) == ""
     assert source.find_decision(MAX_DECISIONS, 3) == "bad"

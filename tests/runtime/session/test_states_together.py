@@ -18,9 +18,9 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import Decision, DecisionKind, Role
 from holdfast.protocol.state import LiveSource
-from holdfast.runtime.generation.resources import Resources, Shared
+from holdfast.runtime.generation.resources import Resources, SharedContext
 from holdfast.runtime.groups.rendezvous import Board
-from holdfast.runtime.session.entering import Entrance
+from holdfast.runtime.session.entering import GenerationEntry
 from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.step_samples import StepSamples
 
@@ -76,21 +76,21 @@ class Place:
         self.machine.on_order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
         self.page = page
         self.changed, self.told, self.adopted, self.let_go = changed, list[msg.Report](), 0, 0
-        generations: Any = SimpleNamespace(of=lambda _: self.resources, leave_before=lambda _: None)
+        generations: Any = SimpleNamespace(of=lambda _: self.resources, retire_before=lambda _: None)
         self.resources = Resources(generation=2, board=Board(2, lambda _: None))
         self.resources.groups = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
         self.progress, self.adopted_at = Progress(), Activity.STARTING
-        shared = Shared(
+        shared = SharedContext(
             changed=changed,
             machine=self.machine,
             resources=generations,
-            carry_out=self._carry_out,
+            execute=self._carry_out,
             proposals=page,
             progress=self.progress,
         )
         workload = SimpleNamespace(state=SimpleNamespace(adopt=self._adopt, settings=StepSettings((), ())))
-        applying = SimpleNamespace(forget=lambda: None)
-        made: Callable[..., Entrance] = Entrance
+        applying = SimpleNamespace(on_state_replaced=lambda: None)
+        made: Callable[..., GenerationEntry] = GenerationEntry
         more = {"experts": None, "saver": None, "snapshots": None}
         self.entrance = made(shared, workload, None, applying, None, **more)
         self.thread = threading.Thread(target=self._enter, daemon=True)
@@ -113,7 +113,7 @@ class Place:
     def _enter(self) -> None:
         task = self.machine.task
         assert task == tasks.Receive(plan_of(2, sent=True), together=True)
-        self.entrance.take_up(task)
+        self.entrance.execute(task)
 
     def _adopt(self, *_: object) -> None:
         self.adopted += 1

@@ -259,7 +259,7 @@ def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
     assert all(ref() is not None for ref in received)
     left = Resources(generation=4, board=Board(4, lambda _: None), receipt=receipt)
     left.interrupt()
-    left.leave()
+    left.retire()
     go_on.set()
     assert outcome.get(timeout=DEADLINE_S) == "" or not whole
     assert receipt.wait_inactive(DEADLINE_S)

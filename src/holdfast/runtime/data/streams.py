@@ -212,11 +212,11 @@ class StreamedData(JobData, NoteSource):
 
     # ---- notes ----
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         """Where the stream of the micro-batch at hand stands after it."""
         return self._at_hand
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         """All ranks know where all streams stand after the step."""
         self._taken = list(notes)
 

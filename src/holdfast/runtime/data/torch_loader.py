@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.options import check_whole
-from holdfast.runtime.tensors import leaves_samples
+from holdfast.runtime.options import check_integers
+from holdfast.runtime.tensors import is_unbatched_collate
 
 Collate = Callable[[list[Any]], Any]
 
@@ -40,14 +40,14 @@ class DataOptions:
         Raises:
             BadInputError: one makes no sense.
         """
-        check_whole(num_workers=self.num_workers)
+        check_integers(num_workers=self.num_workers)
         if not 0 <= self.num_workers <= MAX_LOADER_WORKERS:
             raise BadInputError(
                 f"num_workers is {self.num_workers}: it must be from 0, which is for none, to {MAX_LOADER_WORKERS}"
             )
         if self.prefetch_factor is None:
             return
-        check_whole(prefetch_factor=self.prefetch_factor)
+        check_integers(prefetch_factor=self.prefetch_factor)
         if not 1 <= self.prefetch_factor <= MAX_PREFETCH:
             raise BadInputError(f"prefetch_factor is {self.prefetch_factor}: it must be from 1 to {MAX_PREFETCH}")
 
@@ -84,7 +84,7 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
         )
     merged = replace(
         options,
-        collate=options.collate or (None if leaves_samples(data.collate_fn) else data.collate_fn),
+        collate=options.collate or (None if is_unbatched_collate(data.collate_fn) else data.collate_fn),
         num_workers=options.num_workers or data.num_workers,
         prefetch_factor=options.prefetch_factor or getattr(data, "prefetch_factor", None),
         pin_memory=options.pin_memory or bool(getattr(data, "pin_memory", False)),

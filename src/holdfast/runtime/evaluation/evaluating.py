@@ -29,11 +29,11 @@ from holdfast.runtime.data.loading import to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
 from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
 from holdfast.runtime.generation.experts import SessionExperts
-from holdfast.runtime.generation.resources import Groups, Shared
+from holdfast.runtime.generation.resources import Groups, SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.gathering import gather_bytes
-from holdfast.runtime.tensors import fork_randomness, named_modules
+from holdfast.runtime.tensors import fork_rng, named_modules
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Evaluating:
     """All evaluations of a job; for the training thread."""
 
     def __init__(
-        self, shared: Shared, workload: Workload, saver: CheckpointSaver | None, experts: SessionExperts | None
+        self, shared: SharedContext, workload: Workload, saver: CheckpointSaver | None, experts: SessionExperts | None
     ) -> None:
         """Evaluate nothing yet; the arguments are those of the session."""
         self._shared = shared
@@ -109,7 +109,7 @@ class Evaluating:
             return True
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
-            groups = resources.groups if resources is not None and not self._shared.left(generation) else None
+            groups = resources.groups if resources is not None and not self._shared.is_over(generation) else None
         if groups is None:
             return False
         if self._step != step:
@@ -119,7 +119,7 @@ class Evaluating:
                 if not self._evaluate(evaluation, groups, generation):
                     return False
         except (HaltedError, PeerLostError) as error:
-            self._shared.break_off(groups, generation, error)
+            self._shared.abandon_groups(groups, generation, error)
             self._shared.wait_for(generation, lambda: None)
             return False
         self._tell(generation)
@@ -134,7 +134,7 @@ class Evaluating:
         with _as_it_was(self._workload), torch.no_grad():
             for first in range(0, len(missing), comm.size):
                 with self._shared.changed:
-                    if self._shared.left(generation):
+                    if self._shared.is_over(generation):
                         return False
                 if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
                     self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
@@ -188,7 +188,7 @@ class Evaluating:
         """Wait until all places of the unit are about to measure a shard; False: none of them will."""
         number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
         proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
-        return self._shared.together(proposal, lambda: not self._shared.left(generation))
+        return self._shared.agree(proposal, lambda: not self._shared.is_over(generation))
 
     def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
         """Return which rank of its domain has each shard first: a unit has what all of its places have.
@@ -256,7 +256,9 @@ class Evaluating:
         share = PartShare.of_member(plan, self._shared.machine.worker)
         if not saver.has_saved(step, share):
             self._shared.progress.at(Activity.SAVING)
-            saver.save(self._workload.state, step, share, self._experts.saved if self._experts is not None else None)
+            saver.save(
+                self._workload.state, step, share, self._experts.rows_to_save if self._experts is not None else None
+            )
 
     def _tell(self, generation: int) -> None:
         """Say what all evaluations have come to, those of before again: whoever was told may not be there any more."""
@@ -264,7 +266,7 @@ class Evaluating:
             machine = self._shared.machine
             told = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._found))
             if machine.plan is not None and machine.plan.is_witness(machine.worker):
-                self._shared.tell(told)
+                self._shared.send(told)
 
 
 @contextmanager
@@ -277,7 +279,7 @@ def _as_it_was(workload: Workload) -> Generator[None]:
     untyped: Any = np.random
     workload.reshard_parameters()
     try:
-        with fork_randomness(), workload.preserve_statistics():
+        with fork_rng(), workload.preserve_statistics():
             yield
     finally:
         random.setstate(python)

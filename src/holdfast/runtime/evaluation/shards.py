@@ -18,8 +18,8 @@ from holdfast.runtime.checkpoints.best import BestChoice
 from holdfast.runtime.data.datasets import FetchSamples
 from holdfast.runtime.data.torch_loader import is_stream
 from holdfast.runtime.gradients.logged_values import check_name, to_number
-from holdfast.runtime.options import shown
-from holdfast.runtime.tensors import leaves_samples
+from holdfast.runtime.options import format_value
+from holdfast.runtime.tensors import is_unbatched_collate
 
 #: what a script computes of a batch: means over its samples, by name
 Measure = Callable[[Any], Mapping[str, "torch.Tensor | float"]]
@@ -46,7 +46,7 @@ class ModelEvaluation:
         Raises:
             BadInputError: something does not fit.
         """
-        where = f"job.evaluate(name={shown(name)})"
+        where = f"job.evaluate(name={format_value(name)})"
         if not isinstance(cast(object, name), str) or not re.fullmatch(NAME_PATTERN, name):
             raise BadInputError(
                 f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and begins with neither"
@@ -60,7 +60,7 @@ class ModelEvaluation:
             raise BadInputError(f"{where}: mode is {choice.mode!r}: it must be min or max")
         dataset, collate, batch = data, None, micro_batch
         if hasattr(data, "dataset") and hasattr(data, "collate_fn"):
-            dataset, collate = data.dataset, None if leaves_samples(data.collate_fn) else data.collate_fn
+            dataset, collate = data.dataset, None if is_unbatched_collate(data.collate_fn) else data.collate_fn
             batch = getattr(data, "batch_size", None) or micro_batch
         if is_stream(dataset) or not hasattr(dataset, "__len__"):
             raise BadInputError(

@@ -13,7 +13,7 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.checkpoints.saver import ExpertRows
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.generation.resources import Groups, Resources, Shared
+from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 from holdfast.runtime.moe.holding.job_experts import JobExperts
 from holdfast.runtime.moe.holding.migrate import CorruptExpertError
@@ -25,14 +25,16 @@ logger = logging.getLogger(__name__)
 class SessionExperts:
     """Moves, compares and collects the experts of one worker; for the training thread."""
 
-    def __init__(self, shared: Shared, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock) -> None:
+    def __init__(
+        self, shared: SharedContext, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock
+    ) -> None:
         self._shared = shared
         self._experts = experts
         self._state = state
         self._faults = faults
         self._clock = clock
 
-    def move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
+    def move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
         """Bring the experts here that this worker is to host; False where the generation is over, or has to end.
 
         Raises:
@@ -41,7 +43,7 @@ class SessionExperts:
         machine = self._shared.machine
         with self._shared.changed:
             step = machine.step
-            change = None if self._shared.left(resources.generation) else machine.begin_move()
+            change = None if self._shared.is_over(resources.generation) else machine.begin_move()
         if change is None or plan.expert_plan is None:
             return False
         started = self._clock.monotonic()
@@ -52,15 +54,15 @@ class SessionExperts:
         try:
             resources.moved_bytes = self._experts.enter_generation(world, plan.expert_plan, change, moving=moving)
         except (HaltedError, PeerLostError, CorruptExpertError) as error:
-            self._shared.break_off(groups, resources.generation, error)
+            self._shared.abandon_groups(groups, resources.generation, error)
             return False
         if change.bring and not change.beside:
             resources.moving_s = self._clock.monotonic() - started
-        self._experts.state.on_void = lambda error: self._void(resources, error)
+        self._experts.state.on_void = lambda error: self._on_exchange_failed(resources, error)
         with self._shared.changed:
             return machine.end_move(resources.generation)
 
-    def bring(self, generation: int) -> bool:
+    def await_arrivals(self, generation: int) -> bool:
         """Have what travels beside the step here, all of it; False where the generation is over, or has to end."""
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
@@ -73,20 +75,20 @@ class SessionExperts:
         try:
             parcels.hand_over()
         except TransferError as error:
-            self._shared.lost(generation, f"experts are refused: {error}")
+            self._shared.report_failure(generation, f"experts are refused: {error}")
             self._shared.wait_for(generation, lambda: None)
             return False
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(generation):
+            if self._shared.is_over(generation):
                 return False
-            self._shared.carry_out(
+            self._shared.execute(
                 machine.finish_background_transfer(received_bytes=parcels.nbytes, transfer_s=parcels.seconds)
             )
         self._shared.progress.at(Activity.REDUCING)
         return True
 
-    def verified(self, groups: Groups, generation: int) -> bool:
+    def verify_copies(self, groups: Groups, generation: int) -> bool:
         """Compare all copies, on all ranks; False where that was broken off.
 
         Raises:
@@ -96,15 +98,15 @@ class SessionExperts:
             self._experts.verify(groups.world)
         except (HaltedError, PeerLostError) as error:
             # (where they were halted: the step is applied, and what comes next finds the generation over)
-            self._shared.break_off(groups, generation, error)
+            self._shared.abandon_groups(groups, generation, error)
             return False
         return True
 
-    def saved(self) -> ExpertRows:
+    def rows_to_save(self) -> ExpertRows:
         """Return the experts that this worker saves: each is saved by one of its hosts, the same in all eyes."""
         return ExpertRows(specs=self._experts.describe_layers(), rows=self._experts.rows_to_save())
 
-    def tell_loads(self, *, step: int, generation: int) -> None:
+    def send_loads(self, *, step: int, generation: int) -> None:
         """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
 
         A report is whole in itself: whoever is rank 0 next has counted as well.
@@ -120,11 +122,11 @@ class SessionExperts:
             expert_bytes=self._experts.expert_bytes,
             token_s=self._experts.token_s,
         )
-        self._shared.tell(report)
+        self._shared.send(report)
 
-    def _void(self, resources: Resources, error: Exception) -> None:
+    def _on_exchange_failed(self, resources: Resources, error: Exception) -> None:
         """An exchange of tokens was broken off in the user's forward or backward pass."""
         if resources.groups is not None:
             resources.groups.retire()
         if isinstance(error, PeerLostError):
-            self._shared.lost(resources.generation, error)
+            self._shared.report_failure(resources.generation, error)

@@ -70,7 +70,7 @@ class Resources:
     moving_s: float = 0.0
 
     @property
-    def sent(self) -> bool:
+    def has_sent(self) -> bool:
         """True once others have all that they are sent of the state here."""
         return (self.push is None or self.push.sent) and (self.parcels is None or self.parcels.sent)
 
@@ -85,7 +85,7 @@ class Resources:
         if self.parcels is not None:
             self.parcels.abort()
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Give the groups up, for good; called by the thread that used them, or where none ever did."""
         self.dropped = True
         halted = self.halt.is_set()
@@ -119,7 +119,7 @@ class Generations:
             halt = threading.Event()
             board = Board(generation, partial(self._post, generation), halt=halt)
             resources = self._generations[generation] = Resources(generation=generation, board=board, halt=halt)
-            self._bound()
+            self._drop_oldest_planless()
         return resources
 
     def all(self) -> list[Resources]:
@@ -137,27 +137,27 @@ class Generations:
         resources = self._generations.pop(generation, None)
         if resources is not None:
             resources.interrupt()
-            resources.leave()
+            resources.retire()
 
-    def leave_before(self, generation: int) -> None:
+    def retire_before(self, generation: int) -> None:
         """Close all older generations; called by the training thread."""
         self._closed_up_to = max(self._closed_up_to, generation - 1)
         for resources in self.all():
             if resources.generation < generation:
                 del self._generations[resources.generation]
-                resources.leave()
+                resources.retire()
 
     def close(self) -> None:
         """Close all generations, and open no more."""
-        self.leave_before(1 << 62)
+        self.retire_before(1 << 62)
 
-    def _bound(self) -> None:
+    def _drop_oldest_planless(self) -> None:
         planless = [resources for resources in self.all() if resources.plan is None]
         if len(self._generations) > MAX_GENERATIONS and planless:
             self.drop(planless[0].generation)
 
 
-class UnitPage(Protocol):
+class ProposalPage(Protocol):
     """Where the places of a unit agree on what they compute together."""
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
@@ -166,23 +166,25 @@ class UnitPage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
+class SharedContext:
     """What a session's parts share: the machine and each generation's resources, guarded by `changed`; where the
     training thread, and no other, says what it is about."""
 
     changed: threading.Condition
     machine: WorkerMachine
     resources: Generations
-    carry_out: Callable[[list[WorkerInstruction]], None]
+    execute: Callable[[list[WorkerInstruction]], None]
     progress: ProgressSlot = field(default_factory=NoProgress)
     link: LinkRate = field(default_factory=LinkRate)
-    proposals: UnitPage | None = None  # where the places of a unit agree on what they compute; None: there is one place
+    proposals: ProposalPage | None = (
+        None  # where the places of a unit agree on what they compute; None: there is one place
+    )
 
-    def left(self, generation: int) -> bool:
+    def is_over(self, generation: int) -> bool:
         """Return whether a generation is over for this worker; the lock is held."""
         return self.machine.frozen or self.machine.generation != generation
 
-    def lost(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
+    def report_failure(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
         """Report that something of a generation failed; after a time-out, also which members cannot be reached.
 
         Args:
@@ -190,20 +192,20 @@ class Shared:
         """
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
-        self._complain(generation, str(error), timed_out=timed_out, look=timed_out, transfer_peers=transfer_peers)
+        self._send_complaint(generation, str(error), timed_out=timed_out, look=timed_out, transfer_peers=transfer_peers)
 
-    def break_off(self, groups: Groups, generation: int, error: Exception) -> None:
+    def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
         """A collective was left in the middle give the groups up, and tell what broke it, unless that was a Stop."""
         self.progress.at(Activity.AWAITING)
         groups.retire()
         if not isinstance(error, HaltedError):
-            self.lost(generation, error)
+            self.report_failure(generation, error)
 
-    def look_around(self, generation: int) -> None:
+    def report_unreachable_members(self, generation: int) -> None:
         """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
-        self._complain(generation, "all members wait for each other", timed_out=False, look=True)
+        self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
 
-    def _complain(
+    def _send_complaint(
         self, generation: int, detail: str, *, timed_out: bool, look: bool, transfer_peers: Sequence[str] = ()
     ) -> None:
         with self.changed:
@@ -217,18 +219,18 @@ class Shared:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
-            self.carry_out(
+            self.execute(
                 self.machine.complain(
                     generation, detail, timed_out=timed_out, unreachable=cut_off, transfer_peers=transfer_peers
                 )
             )
 
-    def tell(self, message: WorkerMessage) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Send something to the coordinator."""
         with self.changed:
-            self.carry_out([SendToCoordinator(message)])
+            self.execute([SendToCoordinator(message)])
 
-    def together(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
+    def agree(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
         """Wait until all places of the unit are about to compute something; False: none of them will.
 
         Args:
@@ -252,10 +254,10 @@ class Shared:
     def wait_for(self, generation: int, ready: Callable[[], T | None]) -> T | None:
         """Wait until something is there, or the generation is over (None)."""
         with self.changed:
-            self.changed.wait_for(lambda: self.left(generation) or ready())
-            return None if self.left(generation) else ready()
+            self.changed.wait_for(lambda: self.is_over(generation) or ready())
+            return None if self.is_over(generation) else ready()
 
     def cross(self, generation: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
         """Cross a boundary of the machine; False where the generation is over or the machine frozen."""
         with self.changed:
-            return not self.left(generation) and boundary(self.machine)
+            return not self.is_over(generation) and boundary(self.machine)

@@ -19,7 +19,7 @@ from holdfast.protocol.fingerprint import MAX_SHOWN, MAX_SHOWN_CHARACTERS, Finge
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import TrainingState
-from holdfast.runtime.tensors import numbers
+from holdfast.runtime.tensors import to_floats
 
 SLICE_BYTES = 4 << 20
 SLICE_TENSORS = 256
@@ -152,7 +152,7 @@ def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
 def _plain(value: Any) -> object:
     """Return a value whose encoding is the same on all workers, sent or not; of other objects, their type."""
     if isinstance(value, torch.Tensor):
-        return numbers(value.detach().reshape(-1)[:_ELEMENTS].double())
+        return to_floats(value.detach().reshape(-1)[:_ELEMENTS].double())
     if isinstance(value, np.generic):  # Sent as a number of Python's own.
         return cast(Any, value).item()
     for kind in (bool, int, float, str):

@@ -14,7 +14,7 @@ import torch
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import MAX_METRIC_NAME, MAX_METRICS_BYTES, metrics_bytes
 from holdfast.runtime.notes import NoteSource
-from holdfast.runtime.options import shown
+from holdfast.runtime.options import format_value
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -79,20 +79,20 @@ class LoggedValues(NoteSource):
             here[name] = (reduce, to_number("step.log()", name, value))
         _check_size(dict.fromkeys((*self._outside, *here), 0.0))
 
-    def restart(self) -> None:
+    def on_attempt_start(self) -> None:
         self._inside, self._outside = None, {}
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         self._inside = {}
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         inside, self._inside = self._inside, None
         return _encode_values(inside or {})
 
-    def rank_note(self) -> bytes:
+    def make_rank_note(self) -> bytes:
         return _encode_values(self._outside)
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         inside, outside = _values_by_name(notes), _values_by_name(of_ranks)
         if both := sorted(inside.keys() & outside.keys()):
             raise BadInputError(
@@ -134,7 +134,7 @@ def check_name(where: str, name: object) -> None:
     # (half a surrogate pair is in no file that is UTF-8)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or re.search("[\ud800-\udfff]", name):
         raise BadInputError(
-            f"{where}: {shown(name)} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
+            f"{where}: {format_value(name)} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
         )
 
 

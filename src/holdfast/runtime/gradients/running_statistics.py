@@ -26,7 +26,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.notes import NoteSource
-from holdfast.runtime.tensors import copy_each, from_array, integers, named_modules
+from holdfast.runtime.tensors import copy_each, from_array, named_modules, to_ints
 
 _Values = NDArray[np.float64]
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
@@ -114,11 +114,11 @@ class RunningStatistics(NoteSource):
     @contextmanager
     def preserve(self) -> Generator[None]:
         """Let a forward pass that is no micro-batch's change nothing."""
-        self.begin(0, 0)
+        self.on_micro_batch_start(0, 0)
         try:
             yield
         finally:
-            self.restart()
+            self.on_attempt_start()
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -129,11 +129,11 @@ class RunningStatistics(NoteSource):
             for name, tensor in zip(layer.buffers, layer.own, strict=True)
         }
 
-    def restart(self) -> None:
+    def on_attempt_start(self) -> None:
         self._restore_buffers()
 
     @torch.no_grad()
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         if not self._layers:
             return
         copy_each([*self._scratch, *self._scratch_counts], [*self._own, *self._own_counts])
@@ -142,18 +142,18 @@ class RunningStatistics(NoteSource):
         self._calls = {}
         self._counting = self._inside = True
 
-    def computed(self) -> None:
+    def on_forward_done(self) -> None:
         if self._inside:  # (backward may run parts of the forward pass again, which counts once)
             self._counting = False
-            self._made = _flatten(self._scratch, self._dtype), integers(_flatten(self._scratch_counts, torch.int64))
+            self._made = _flatten(self._scratch, self._dtype), to_ints(_flatten(self._scratch_counts, torch.int64))
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         made, self._made = self._made, None
         self._restore_buffers()
         if made is None:
             return b""
         values, counts = made
-        before = integers(_flatten(self._own_counts, torch.int64))
+        before = to_ints(_flatten(self._own_counts, torch.int64))
         further = iter(count - own for count, own in zip(counts, before, strict=True))
         calls = [
             next(further) if layer.count else self._calls.get(number, 0) for number, layer in enumerate(self._layers)
@@ -162,7 +162,7 @@ class RunningStatistics(NoteSource):
             return b""
         return _encoder.encode(_Note(calls, [layer.momentum for layer in self._layers], _to_bytes(values)))
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         self._next = None
         made = [_decoder.decode(note) for note in notes if note]
         if not made:
@@ -170,7 +170,7 @@ class RunningStatistics(NoteSource):
         dtype = np.float64 if self._dtype == torch.float64 else np.float32
         after = [np.frombuffer(one.values, dtype=dtype).astype(np.float64) for one in made]
         now = np.frombuffer(_to_bytes(_flatten(self._own, torch.float64)), dtype=np.float64).copy()
-        counts, known, place = list[int](), iter(integers(_flatten(self._own_counts, torch.int64))), 0
+        counts, known, place = list[int](), iter(to_ints(_flatten(self._own_counts, torch.int64))), 0
         for number, layer in enumerate(self._layers):
             part, place = slice(place, place + layer.numel), place + layer.numel
             calls = [one.calls[number] for one in made]

@@ -37,14 +37,14 @@ class SkippedMicroBatches(NoteSource):
         self._reason = reason[:MAX_REASON]
         self._record_decision(self._micro_batch, self._reason)
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         self._step, self._micro_batch, self._reason = step, micro_batch, ""
 
-    def note(self) -> bytes:
+    def make_note(self) -> bytes:
         note, self._reason = self._reason.encode(), ""
         return note
 
-    def take(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+    def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         reasons = {number: note.decode() for number, note in enumerate(notes) if note}
         listed: list[MicroBatchSkip] = []
         room = MAX_REASONS

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
-from holdfast.runtime.script_line import line_of_call, named_in_script, script_line
+from holdfast.runtime.script_line import find_call_line, find_script_line, find_variable_name
 from holdfast.runtime.state.optimizers import Optimizers
 
 #: bounds of the search for schedulers inside objects of `extra`: levels (each nested scheduler takes two), and objects
@@ -61,7 +61,7 @@ class StepGuard:
     def _on_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._stepping:
             return
-        line = script_line()
+        line = find_script_line()
         raise StepUseError(
             f"{line + ': ' if line else ''}{type(optimizer).__name__}.step() was called outside of step.apply(), which "
             "makes this step itself, with the gradients of all workers: remove the line"
@@ -77,8 +77,8 @@ class StepGuard:
         parts = {id(part) for one in missing for part in find_schedulers(vars(one).values())}
         # The script has a name for a SequentialLR, and often none for its parts.
         for scheduler in (one for one in missing if id(one) not in parts):
-            name = named_in_script(scheduler)
-            line = line_of_call(name, "step") or script_line()
+            name = find_variable_name(scheduler)
+            line = find_call_line(name, "step") or find_script_line()
             kind = type(scheduler).__name__
             raise BadInputError(
                 f"{line + ': ' if line else ''}the {kind} {name + ' ' if name else ''}drives the learning rate of a "

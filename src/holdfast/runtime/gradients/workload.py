@@ -127,7 +127,7 @@ class Workload:
         self.reshard_parameters()
         if self.experts is not None:
             self.experts.start_step()
-        self._notes.restart()
+        self._notes.on_attempt_start()
         if not summed:
             self.sums = LocalSums(step=step)
             self.update.start_step(fresh=True)
@@ -153,7 +153,7 @@ class Workload:
 
     def load_micro_batch(self, micro_batch: int) -> Any:
         """Fetch a micro-batch, and seed everything for it."""
-        self._notes.begin(self.sums.step, micro_batch)
+        self._notes.on_micro_batch_start(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
         if self.experts is not None:
@@ -177,7 +177,7 @@ class Workload:
         given = cast(object, loss)  # a script's own, whatever it says it is
         if not isinstance(given, torch.Tensor) or given.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
-        self._notes.computed()
+        self._notes.on_forward_done()
         update = self.update
         update.prepare_backward()
         if loss.requires_grad or update.needs_backward:
@@ -236,7 +236,7 @@ class Workload:
 
     def keep_note(self, micro_batch: int) -> None:
         """The script is done with a micro-batch: keep what it leaves beside its gradient."""
-        self.sums.notes[micro_batch] = self._notes.note()
+        self.sums.notes[micro_batch] = self._notes.make_note()
 
     def fingerprint(self, step: int, *, with_state: bool) -> Fingerprint:
         """Return what this worker compares with the others of its role at a step.
@@ -274,7 +274,7 @@ class Workload:
         """
         update, sums = self.update, self.sums
         update.check_before_reduction()
-        update.buckets.set_has_notes(self._notes.any(sums.notes))
+        update.buckets.set_has_notes(self._notes.has_notes(sums.notes))
         parts = self.micro_batches * self.place.layout.shard  # (each a mean over its samples)
         scale = 1.0 / (parts * self.loss_scale.factor)
         place = self.place
@@ -286,7 +286,7 @@ class Workload:
         gradients = update.reducible_gradients(self.experts)
         v = reduce_gradients(gradients, comm, scale, update.max_norm, self._local_result(), all_workers, compared)
         if not update.buckets.any_rank_has_notes():
-            self._notes.take_none()
+            self._notes.merge_none()
         elif not self._notes.gather(all_workers or comm, sums.notes):
             # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
             # gradients are not.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.tensors import integers
+from holdfast.runtime.tensors import to_ints
 
 #: of all ranks together; more is nobody's intention
 MAX_GATHERED_BYTES = 1 << 30
@@ -49,7 +49,7 @@ def _gathered(group: Communicator, mine: bytes, what: str) -> bytes:
     pending = group.start_all_gather(sizes, torch.tensor([len(mine)], dtype=torch.int64, device=group.device))
     pending.what = what
     group.wait(pending)
-    lengths = _bounded(integers(sizes), what)
+    lengths = _bounded(to_ints(sizes), what)
     room = max(lengths)
     parts = torch.empty(group.size * room, dtype=torch.uint8, device=group.device)
     pending = group.start_all_gather(parts, _tensor(mine.ljust(room, b"\0"), group))
@@ -65,7 +65,7 @@ def _told(group: Communicator, owners: int, known: bytes, what: str) -> bytes:
     length = torch.zeros(int(waiting), dtype=torch.int64, device=group.device)
     mine = torch.tensor([len(known)] * (group.size - owners) * telling, dtype=torch.int64, device=group.device)
     _tell(group, owners, length, mine, int(telling), what)
-    (size,) = _bounded(integers(length), what) if waiting else (len(known),)
+    (size,) = _bounded(to_ints(length), what) if waiting else (len(known),)
     told = torch.empty(size * waiting, dtype=torch.uint8, device=group.device)
     _tell(group, owners, told, _tensor(known * (group.size - owners) * telling, group), size * telling, what)
     return _bytes(told) if waiting else known

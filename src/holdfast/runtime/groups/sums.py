@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
-from holdfast.runtime.tensors import number_rows, numbers
+from holdfast.runtime.tensors import to_float_rows, to_floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ def _added(gathered: torch.Tensor) -> list[float]:
     total = torch.zeros(gathered.shape[1], dtype=gathered.dtype)
     for row in rows:
         total.add_(row)
-    return numbers(total)
+    return to_floats(total)
 
 
 def _told(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
@@ -86,4 +86,4 @@ def _told(group: Communicator, owners: int, total: list[float], what: str) -> li
     )
     pending.what = what
     group.wait(pending)
-    return number_rows(told.view(1, -1))[0] if waiting else total
+    return to_float_rows(told.view(1, -1))[0] if waiting else total

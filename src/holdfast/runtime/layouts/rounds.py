@@ -13,7 +13,7 @@ import torch
 
 from holdfast.runtime.groups.communicator import Communicator, Pending
 from holdfast.runtime.layouts.folding import Reduction, fold
-from holdfast.runtime.tensors import pieces
+from holdfast.runtime.tensors import split_tensor
 
 Rounds = Generator[Sequence[Pending], None, None]
 
@@ -132,7 +132,7 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
     room = rooms[0].new_empty(sum(received))
     yield [comm.start_all_to_all(room, torch.cat(lines), received, sent)]
-    for output, part in zip(outputs, pieces(room, received), strict=True):
+    for output, part in zip(outputs, split_tensor(room, received), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 
@@ -162,7 +162,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
     yield [comm.start_all_to_all(into, line, [line.numel() * taking] * comm.size, sent)]
-    for output, part in zip(outputs, pieces(into, [line.numel()] * len(outputs)), strict=True):
+    for output, part in zip(outputs, split_tensor(into, [line.numel()] * len(outputs)), strict=True):
         output.copy_(part.view(output.dtype).view(output.shape))
 
 

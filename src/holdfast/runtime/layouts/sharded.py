@@ -15,7 +15,7 @@ from holdfast.runtime.layouts.boxes import box_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.same_tokens import TokenSplit
-from holdfast.runtime.tensors import named_modules, uncompiled
+from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 
 def sum_gradients(model: torch.nn.Module) -> None:
@@ -57,9 +57,9 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         if id(parameter) in experts:
             if is_dtensor(parameter):
                 raise BadInputError(
-                    f"parameter {uncompiled(name)!r} is of experts, and is sharded: they go from worker to worker each "
-                    "in one piece; call fully_shard(module, ..., ignored_params=set(moe.experts.parameters())) on "
-                    "each module that has such a layer inside"
+                    f"parameter {strip_wrapper_prefixes(name)!r} belongs to experts and is sharded, but experts move "
+                    "between workers as a whole; call fully_shard(module, ..., "
+                    "ignored_params=set(moe.experts.parameters())) on each module that contains such a layer"
                 )
             continue
         names: tuple[str, ...] = ()
@@ -68,14 +68,15 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             mesh = untyped.device_mesh
             if not _of_replica(mesh, replica):
                 raise BadInputError(
-                    f"parameter {uncompiled(name)!r} is spread over another mesh than the job's: give "
+                    f"parameter {strip_wrapper_prefixes(name)!r} is spread over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
                 )
             names = layout_dimensions(mesh)
         if parameter.requires_grad and replica.layout.shard > 1 and SHARD not in names:
             raise BadInputError(
-                f"parameter {uncompiled(name)!r} is not sharded, and each place of the unit would train it on its own "
-                'samples alone: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, after its blocks'
+                f"parameter {strip_wrapper_prefixes(name)!r} is not sharded, so each rank of the replica group would "
+                'train it on its own samples only: call fully_shard(model, mesh=job.mesh["shard"]) on the whole model, '
+                "after its blocks"
             )
 
 
@@ -86,7 +87,7 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
         BadInputError: of one it cannot.
     """
     for name, parameter in model.named_parameters():
-        box_of(f"parameter {uncompiled(name)!r}", parameter, place)
+        box_of(f"parameter {strip_wrapper_prefixes(name)!r}", parameter, place)
 
 
 def _of_replica(mesh: Any, replica: ReplicaMesh) -> bool:
@@ -126,7 +127,7 @@ def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             continue
         for info in _mesh_infos(module):
             cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
-            said = f"module {uncompiled(name)!r}" if name else "the model"
+            said = f"module {strip_wrapper_prefixes(name)!r}" if name else "the model"
             if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, alike)):
                 raise BadInputError(
                     f"{said} is wrapped by fully_shard() over another mesh than the job's, which connects nobody here: "

@@ -12,7 +12,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import is_dtensor, local_of
 from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.layouts.boxes import box_of
-from holdfast.runtime.tensors import uncompiled
+from holdfast.runtime.tensors import strip_wrapper_prefixes
 
 _NAMED = 3
 
@@ -42,7 +42,7 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
         for start in (reset, *starts):
             model.apply(lambda module, start=start: _fill(module, start, filled, place))
     named = (*model.named_parameters(), *model.named_buffers())
-    missing = [repr(uncompiled(name)) for name, tensor in named if id(tensor) not in filled]
+    missing = [repr(strip_wrapper_prefixes(name)) for name, tensor in named if id(tensor) not in filled]
     if missing:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise BadInputError(

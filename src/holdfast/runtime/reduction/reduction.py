@@ -29,7 +29,7 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError, Peer
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.reduction.bucket import Bucket, ReceiveBuffer
 from holdfast.runtime.reduction.squares import DIGITS, GradientSummary, digits_to_number, sum_to_digits
-from holdfast.runtime.tensors import numbers
+from holdfast.runtime.tensors import to_floats
 
 BUCKET_BYTES = 25 << 20
 #: So many buckets are on their way beside the one that is added up, so that the network need not wait for that.
@@ -282,7 +282,7 @@ class GradientBuckets:
         A parameter that no rank touched has none at all, as in plain PyTorch: optimizers skip it.
         """
         for bucket in self._buckets:
-            flags = numbers(bucket.flat[bucket.numel : bucket.used - 1])
+            flags = to_floats(bucket.flat[bucket.numel : bucket.used - 1])
             for parameter, view, flag in zip(bucket.parameters, bucket.views, flags, strict=True):
                 parameter.grad = wrap_like(view, parameter) if flag else None
 

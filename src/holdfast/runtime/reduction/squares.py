@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.tensors import integers, pieces, row_norms
+from holdfast.runtime.tensors import compute_row_norms, split_tensor, to_ints
 
 #: Bits of a float64's mantissa; the exponent of the smallest one, as frexp gives it; and of the largest.
 _MANTISSA, _LEAST, _MOST = 53, -1073, 1024
@@ -53,7 +53,7 @@ class GradientSummary:
     def from_pieces(cls, elements: torch.Tensor, sizes: Sequence[int]) -> GradientSummary:
         """Return what a vector comes to of consecutive pieces with these sizes, each of which begins a block."""
         blocks = all(size % BLOCK == 0 for size in sizes[:-1])  # (then the pieces' blocks are those of the vector)
-        parts = (elements,) if blocks else pieces(elements, sizes)
+        parts = (elements,) if blocks else split_tensor(elements, sizes)
         return cls.from_blocks([block_squares(part) for part in parts], elements)
 
     @classmethod
@@ -71,9 +71,9 @@ class GradientSummary:
 def block_squares(part: torch.Tensor) -> torch.Tensor:
     """Return the squared norm of each block of a vector that begins where a block does, in float64."""
     whole = part.numel() // BLOCK * BLOCK
-    squares = row_norms(part[:whole].view(-1, BLOCK), torch.float64)
+    squares = compute_row_norms(part[:whole].view(-1, BLOCK), torch.float64)
     if whole < part.numel():
-        squares = torch.cat((squares, row_norms(part[whole:].view(1, -1), torch.float64)))
+        squares = torch.cat((squares, compute_row_norms(part[whole:].view(1, -1), torch.float64)))
     return squares.square_()
 
 
@@ -100,7 +100,7 @@ def _exact_sum(squares: torch.Tensor) -> int:
     for number in range(_MANTISSA // _BIN + 1):
         piece = (mantissas >> (number * _BIN)) & ((1 << _BIN) - 1)
         sums.index_add_(0, bins + number, piece << shifts)
-    return sum(count << (place * _BIN) for place, count in enumerate(integers(sums)) if count)
+    return sum(count << (place * _BIN) for place, count in enumerate(to_ints(sums)) if count)
 
 
 def digits_to_number(digits: Sequence[float]) -> float:

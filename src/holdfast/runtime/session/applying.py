@@ -15,7 +15,7 @@ from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.experts import SessionExperts
-from holdfast.runtime.generation.resources import Groups, Shared
+from holdfast.runtime.generation.resources import Groups, SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.hashing import state_hash
@@ -23,15 +23,15 @@ from holdfast.runtime.state.hashing import state_hash
 logger = logging.getLogger(__name__)
 
 #: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
-GiveUp = Callable[[int, int, int, BaseException], NoReturn]
+OnAfterApplyError = Callable[[int, int, int, BaseException], NoReturn]
 
 
-class Applying:
+class StepApplier:
     """Carries out steps that have passed; for the training thread."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedContext,
         workload: Workload,
         faults: Faults,
         *,
@@ -39,7 +39,7 @@ class Applying:
         saver: CheckpointSaver | None,
         snapshots: Snapshots | None,
         after_apply: Callable[[int, Commit], None] | None,
-        give_up: GiveUp,
+        on_after_apply_error: OnAfterApplyError,
         verify_state: int,
         evaluating: Evaluating,
     ) -> None:
@@ -49,7 +49,7 @@ class Applying:
             give_up: called where `after_apply` has raised: the step is applied, and not saved yet.
         """
         #: the step that was applied here last; None where the state here has come another way since
-        self.last: Passed | None = None
+        self.last_applied: Passed | None = None
         #: for so long the script has paused since the step before, in seconds
         self.paused_s = 0.0
         self._shared = shared
@@ -59,11 +59,11 @@ class Applying:
         self._saver = saver
         self._snapshots = snapshots
         self._after_apply = after_apply
-        self._give_up = give_up
+        self._on_after_apply_error = on_after_apply_error
         self._verify_state = verify_state
         self._evaluating = evaluating
 
-    def apply(self, generation: int, step: int, commit: Commit) -> bool:
+    def apply_step(self, generation: int, step: int, commit: Commit) -> bool:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
 
         Raises:
@@ -71,7 +71,7 @@ class Applying:
                 Or what `after_apply` raised: the step is applied and saved, and the job ends.
         """
         machine = self._shared.machine
-        self._await_push(generation)
+        self._await_sent_state(generation)
         if self._snapshots is not None:
             self._snapshots.wait_copied()
         with self._shared.changed:
@@ -90,29 +90,29 @@ class Applying:
         failure = self._run_after_apply(step, commit)
         self._shared.progress.at(Activity.APPLYING)
         self._workload.state.watch.record()
-        digest = state_hash(self._workload.state.capture()) if self._verifies(step) else ""
+        digest = state_hash(self._workload.state.capture()) if self._is_verified_step(step) else ""
         with self._shared.changed:
             rank = machine.generations.rank
-            self._shared.carry_out(
+            self._shared.execute(
                 machine.finish_apply(digest, self.paused_s, last_step=self._workload.loader.last_step or 0)
             )
             self.paused_s = 0.0
-            self.last = Passed(step=step, commit=commit)
+            self.last_applied = Passed(step=step, commit=commit)
         if failure is not None:
-            self._give_up(step, generation, rank, failure)
+            self._on_after_apply_error(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None
         self._shared.progress.at(Activity.SAVING)
         if self._snapshots is not None and not forward:
             self._snapshots.on_step_applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
-        self._tell_and_save(step, plan, rank, groups, commit)
+        self._report_and_save(step, plan, rank, groups, commit)
         return True
 
-    def forget(self) -> None:
+    def on_state_replaced(self) -> None:
         """The state is replaced by another that was not applied here."""
-        self.last = None
+        self.last_applied = None
         self._evaluating.forget()
 
-    def _verifies(self, step: int) -> bool:
+    def _is_verified_step(self, step: int) -> bool:
         return self._verify_state > 0 and step % self._verify_state == 0
 
     def _run_after_apply(self, step: int, commit: Commit) -> BaseException | None:
@@ -127,7 +127,9 @@ class Applying:
             return error
         return None
 
-    def _tell_and_save(self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, commit: Commit) -> None:
+    def _report_and_save(
+        self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, commit: Commit
+    ) -> None:
         """Tell the loads and save, where it is time to; all ranks do so after the same step, each its part.
 
         Args:
@@ -136,15 +138,15 @@ class Applying:
         """
         experts = self._experts
         if experts is not None and rank == 0:
-            experts.tell_loads(step=step, generation=plan.generation)
+            experts.send_loads(step=step, generation=plan.generation)
         if groups is None:
             return
-        if experts is not None and self._verifies(step) and not experts.verified(groups, plan.generation):
+        if experts is not None and self._is_verified_step(step) and not experts.verify_copies(groups, plan.generation):
             return
         if self._saver is not None and (not commit.failed or Wish.SAVE in commit.wishes):
             share = PartShare.of_member(plan, self._shared.machine.worker)
             self._saver.save_if_due(
-                self._workload.state, step, share, commit.wishes, experts.saved if experts else None
+                self._workload.state, step, share, commit.wishes, experts.rows_to_save if experts else None
             )
 
     def _save_good_state(self, step: int, plan: GenerationPlan) -> None:
@@ -153,17 +155,17 @@ class Applying:
         if self._saver is None or not step or self._saver.has_saved(step, share):
             return
         self._shared.progress.at(Activity.SAVING)
-        self._saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
+        self._saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
-    def finish(self) -> None:
+    def finish_loop(self) -> None:
         """Loop or job want no further step: what they have led to is saved, unless it is already."""
         shared, machine = self._shared, self._shared.machine
-        generation = self.leave()
+        generation = self.save_final_state()
         with shared.changed:
-            if not shared.left(generation) and isinstance(machine.task, Compute | Finish):
-                shared.carry_out(machine.finish())
+            if not shared.is_over(generation) and isinstance(machine.task, Compute | Finish):
+                shared.execute(machine.finish())
 
-    def save_left(self, unchanged: bool) -> None:
+    def save_after_left_loop(self, unchanged: bool) -> None:
         """The script has ended well, and had left its loop: save what that has led to, unless it is already.
 
         Args:
@@ -178,7 +180,7 @@ class Applying:
         self._workload.state.settings.restore()  # The loop may have been left in the middle of a step.
         why = "another worker has ended, or changed it"
         if unchanged:
-            self.leave()
+            self.save_final_state()
         else:
             why = "it was changed after the loop was left"
             saver.report_unwritten(step, PartShare.of_member(plan, machine.worker), why)
@@ -187,17 +189,17 @@ class Applying:
                 "the state of step %s is not saved: %s; job.stop(reason) saves, in place of `break`", step, why
             )
 
-    def leave(self) -> int:
+    def save_final_state(self) -> int:
         """Save what the loop has led to, unless it is already; return the generation of which it is."""
         shared, saver = self._shared, self._saver
         with shared.changed:
             generation = shared.machine.generation
         shared.progress.at(Activity.FINISHED)
         if saver is not None:
-            if not self._ends_now:
+            if not self._is_last_generation:
                 # The save of the last state may overtake that of one of the best, which would be lost.
                 shared.wait_for(generation, lambda: not saver.is_saving_best or None)
-            self._save_last(saver, generation)
+            self._save_last_state(saver, generation)
             # Otherwise the job could end between a checkpoint's writing and its acceptance.
             shared.wait_for(generation, lambda: saver.is_idle or None)
         return generation
@@ -209,16 +211,16 @@ class Applying:
             self._shared.wait_for(self._shared.machine.generation, lambda: saver.is_idle or None)
 
     @property
-    def _ends_now(self) -> bool:
+    def _is_last_generation(self) -> bool:
         """True if somebody has asked the job to end: the newest state must be saved first of all."""
         with self._shared.changed:
             plan = self._shared.machine.plan
             return plan is not None and plan.last
 
-    def _save_last(self, saver: CheckpointSaver, generation: int) -> None:
+    def _save_last_state(self, saver: CheckpointSaver, generation: int) -> None:
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(generation) or machine.plan is None or not machine.applied or machine.keeps:
+            if self._shared.is_over(generation) or machine.plan is None or not machine.applied or machine.keeps:
                 return
             if machine.is_saved_before_skips:
                 return
@@ -227,10 +229,10 @@ class Applying:
         if not saver.has_saved(step, share):
             saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
 
-    def _await_push(self, generation: int) -> None:
+    def _await_sent_state(self, generation: int) -> None:
         """Wait until what others are sent of the state is on its way: it must not change under their feet."""
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
-        if resources is not None and not resources.sent:
+        if resources is not None and not resources.has_sent:
             self._shared.progress.at(Activity.AWAITING)
-            self._shared.wait_for(generation, lambda: resources.sent)
+            self._shared.wait_for(generation, lambda: resources.has_sent)

@@ -18,7 +18,7 @@ from holdfast.protocol.plan import Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.generation.resources import Groups, Shared
+from holdfast.runtime.generation.resources import Groups, SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups import commit as commit_operation
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
@@ -26,7 +26,7 @@ from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 #: Carries a passed step out: generation, step, v; False where a Stop was faster.
 Apply = Callable[[int, int, Commit], bool]
 #: Waits for what travels beside the step, in a generation; False where a Stop was faster.
-Bring = Callable[[int], bool]
+AwaitExperts = Callable[[int], bool]
 
 
 class Attempt:
@@ -34,13 +34,13 @@ class Attempt:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedContext,
         workload: Workload,
         faults: Faults,
         apply: Apply,
         compute: Compute,
         generation: int,
-        bring: Bring = lambda _: True,
+        await_experts: AwaitExperts = lambda _: True,
         saver: CheckpointSaver | None = None,
     ) -> None:
         """Start the step from nothing, or go on from the micro-batches that are summed up already.
@@ -50,28 +50,28 @@ class Attempt:
         """
         self.step = compute.step
         #: the micro-batch that is being computed
-        self.at_hand: int | None = None
+        self.current_micro_batch: int | None = None
         #: all rounds of the step were gone through
         self.complete = False
         self._shared = shared
         self._workload = workload
         self._faults = faults
         self._apply = apply
-        self._bring = bring
+        self._await_experts = await_experts
         self._saver = saver
         self._compute = compute
         self._generation = generation
         workload.start_step(compute.step, compute.summed)
-        workload.flop.start_attempt(generation, compute.step, asked=self._counts_flop)
+        workload.flop.start_attempt(generation, compute.step, asked=self._is_counting_flop)
         #: the name of the optimizer that the step updates
         self.update = workload.update.name
-        workload.loader.expect(self._coming())
+        workload.loader.expect(self._iter_upcoming())
 
     @property
     def undone(self) -> bool:
         """True where what is computed here is of no use any more."""
         with self._shared.changed:
-            return self._broken_off or self._shared.left(self._generation)
+            return self._exchange_failed or self._shared.is_over(self._generation)
 
     def micro_batches(self) -> Iterator[int]:
         """Yield the micro-batches that are to be computed, each as it begins; then take part in the surplus rounds."""
@@ -82,30 +82,30 @@ class Attempt:
             self._faults.at("compute", self.step)
             if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.begin_micro_batch(m)):
                 return
-            if not self._agreed(micro_batch):
+            if not self._agree_on_micro_batch(micro_batch):
                 return
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             progress.at(Activity.COMPUTE, micro_batch)
-            self.at_hand, began = micro_batch, time.monotonic()
+            self.current_micro_batch, began = micro_batch, time.monotonic()
             self._faults.at_work(self.step)
             yield micro_batch
             self._faults.drag(began)
-            self.at_hand = None
-            self._tell_flop(self._workload.samples.micro_batch)
+            self.current_micro_batch = None
+            self._send_flop(self._workload.samples.micro_batch)
             self._workload.keep_note(micro_batch)
-            if self._broken_off:
+            if self._exchange_failed:
                 return
         progress.at(Activity.SCRIPT)
-        self.complete = self._serve()
+        self.complete = self._serve_surplus_rounds()
 
-    def _agreed(self, micro_batch: int) -> bool:
+    def _agree_on_micro_batch(self, micro_batch: int) -> bool:
         """Wait until all places of the unit are about to compute a micro-batch; False: none of them will."""
         shared, machine = self._shared, self._shared.machine
         with shared.changed:
             proposal = machine.proposal
         if proposal is None:  # (this worker has all of the model)
             return True
-        went = shared.together(proposal, lambda: machine.is_proposal_wanted(micro_batch))
+        went = shared.agree(proposal, lambda: machine.is_proposal_wanted(micro_batch))
         with shared.changed:
             if went:
                 machine.accept_proposal(micro_batch)
@@ -114,23 +114,23 @@ class Attempt:
         return went
 
     @property
-    def _counts_flop(self) -> bool:
+    def _is_counting_flop(self) -> bool:
         """Whether this worker is to count what a round takes in this generation."""
         with self._shared.changed:
             machine = self._shared.machine
             plan = machine.generations.plan_of(self._generation)
             return plan is not None and plan.is_counting(machine.worker)
 
-    def _tell_flop(self, samples: int) -> None:
+    def _send_flop(self, samples: int) -> None:
         """Tell what the round that is over took here, if that was counted."""
         flop = self._workload.flop.stop_round()
-        if flop is None or self._broken_off:
+        if flop is None or self._exchange_failed:
             return
         worker, generation = self._shared.machine.worker, self._generation
         tally = FlopTally(worker=worker, generation=generation, step=self.step, flop=float(flop), samples=samples)
-        self._shared.tell(tally)
+        self._shared.send(tally)
 
-    def _coming(self) -> Iterator[tuple[int, int]]:
+    def _iter_upcoming(self) -> Iterator[tuple[int, int]]:
         """Yield the micro-batches that will be loaded here, with their steps, if nothing changes."""
         compute = self._compute
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
@@ -157,7 +157,7 @@ class Attempt:
         self._workload.flop.stop_round()
         self._workload.skip(reason, micro_batch)
 
-    def decision(self, micro_batch: int) -> str:
+    def skip_reason(self, micro_batch: int) -> str:
         """Return for which reason a micro-batch was skipped when the step was done before, "" if it was not."""
         return self._workload.skipping.find_decision(self.step, micro_batch)
 
@@ -188,7 +188,7 @@ class Attempt:
         try:
             v = self._reduce_and_vote(groups)
         except (HaltedError, PeerLostError) as error:
-            self._shared.break_off(groups, self._generation, error)
+            self._shared.abandon_groups(groups, self._generation, error)
             return False
         if v is None:
             return False
@@ -196,12 +196,12 @@ class Attempt:
         return self._apply(self._generation, self.step, v)
 
     @property
-    def _broken_off(self) -> bool:
+    def _exchange_failed(self) -> bool:
         """True where an exchange of tokens was broken off: what is computed here is of no use."""
         experts = self._workload.experts
         return experts is not None and experts.void is not None
 
-    def _serve(self) -> bool:
+    def _serve_surplus_rounds(self) -> bool:
         """Take part in the rounds that other ranks have and this one has not; False where one was broken off."""
         experts, share = self._workload.experts, self._compute.micro_batches
         if experts is None:
@@ -215,8 +215,8 @@ class Attempt:
             self._shared.progress.at(Activity.COMPUTE)
             self._workload.flop.start_round()
             experts.serve_micro_batch(self.step, number)
-            self._tell_flop(0)
-            if self._broken_off:
+            self._send_flop(0)
+            if self._exchange_failed:
                 return False
         return True
 
@@ -240,21 +240,21 @@ class Attempt:
         rate = self._shared.link.look(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
-        if not (self._bring(self._generation) and self._ready(v)):
+        if not (self._await_experts(self._generation) and self._cross_ready(v)):
             return None
         self._faults.at("ready", self.step)
-        return self._agree(groups, v)
+        return self._vote(groups, v)
 
-    def _ready(self, v: Commit) -> bool:
+    def _cross_ready(self, v: Commit) -> bool:
         """Every local reduction has returned; False where a Stop was faster, or v is refused."""
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(self._generation):
+            if self._shared.is_over(self._generation):
                 return False
-            self._shared.carry_out(machine.finish_reduction(v))
+            self._shared.execute(machine.finish_reduction(v))
             return machine.phase is Phase.READY
 
-    def _agree(self, groups: Groups, v: Commit) -> Commit | None:
+    def _vote(self, groups: Groups, v: Commit) -> Commit | None:
         """Issue the commit operation, and return v with its flags; None where a Stop froze this worker before.
 
         Raises:
@@ -264,7 +264,7 @@ class Attempt:
         still_saving = self._saver is not None and self._saver.is_still_saving(self.step)
         saving = (Wish.STILL_SAVING,) if still_saving else ()
         with self._shared.changed:
-            if self._shared.left(self._generation) or not machine.begin_vote():
+            if self._shared.is_over(self._generation) or not machine.begin_vote():
                 return None
             flags, wishes = machine.generations.flags, (*machine.wishes.raised, *saving)
         self._shared.progress.at(Activity.VOTED)
@@ -274,8 +274,8 @@ class Attempt:
             v = commit_operation.finish(pending, v)
         except (HaltedError, PeerLostError):
             with self._shared.changed:
-                self._shared.carry_out(machine.abandon_vote())
+                self._shared.execute(machine.abandon_vote())
             raise
         with self._shared.changed:
-            self._shared.carry_out(machine.pass_vote(v))
+            self._shared.execute(machine.pass_vote(v))
         return v

@@ -14,7 +14,7 @@ import torch
 from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.runtime.generation.resources import Groups, Resources, Shared
+from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
 from holdfast.runtime.groups.at_once import at_once
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
@@ -86,10 +86,10 @@ class GroupBuilder:
         self._graveyard.close(timeout_s)
 
 
-class GroupBuilding:
+class BackgroundBuilds:
     """Builds the groups that a session's machine asks for, each in a thread of its own."""
 
-    def __init__(self, shared: Shared, builder: GroupBuilder) -> None:
+    def __init__(self, shared: SharedContext, builder: GroupBuilder) -> None:
         self._shared = shared
         self._builder = builder
 
@@ -109,7 +109,7 @@ class GroupBuilding:
         except HaltedError:
             return
         except PeerLostError as error:
-            self._shared.lost(resources.generation, error)
+            self._shared.report_failure(resources.generation, error)
             return
         except BaseException:  # noqa: BLE001
             # Nobody would ever learn of it in this thread: the worker would wait for its groups for ever.
@@ -124,5 +124,5 @@ class GroupBuilding:
             groups.world.tell_waits(self._shared.progress)
             groups.domain.tell_waits(self._shared.progress)
             resources.groups = groups
-            self._shared.carry_out(self._shared.machine.on_group_ready(plan.generation))
+            self._shared.execute(self._shared.machine.on_group_ready(plan.generation))
             self._shared.changed.notify_all()

@@ -18,10 +18,10 @@ from holdfast.protocol.state import CheckpointSource, SnapshotSource
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.experts import SessionExperts
-from holdfast.runtime.generation.resources import Groups, Resources, Shared
+from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.state_passing import StatePassing
+from holdfast.runtime.session.applying import StepApplier
+from holdfast.runtime.session.state_passing import StateExchange
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.receive import StateReceiver
@@ -30,16 +30,16 @@ from holdfast.runtime.state.state import StateMismatchError
 logger = logging.getLogger(__name__)
 
 
-class Entrance:
+class GenerationEntry:
     """Carries out the tasks that lead into a generation; for the training thread."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedContext,
         workload: Workload,
         faults: Faults,
-        applying: Applying,
-        passing: StatePassing,
+        applying: StepApplier,
+        passing: StateExchange,
         *,
         experts: SessionExperts | None,
         saver: CheckpointSaver | None,
@@ -55,45 +55,45 @@ class Entrance:
         self._saver = saver
         self._snapshots = snapshots
 
-    def take_up(self, task: Leading) -> None:
+    def execute(self, task: Leading) -> None:
         """Do the next part that can be done; the machine is asked again after each."""
         generation = task.plan.generation
         with self._shared.changed:
-            self._shared.resources.leave_before(generation)
+            self._shared.resources.retire_before(generation)
             resources = self._shared.resources.of(generation)
         if resources is None:
             return
         if not isinstance(task, Forward):
             self._workload.state.settings.restore()
         if isinstance(task, StashState):
-            self._put_away(task.plan)
+            self._stash_state(task.plan)
             return
         progress = self._shared.progress
         progress.at(Activity.ENTERING)
         if isinstance(task, Forward):
             progress.at(Activity.FORWARD)
             self._faults.at("forward", task.step)
-            self._applying.apply(generation, task.step, task.commit)
+            self._applying.apply_step(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):
-            self._passing.start_push(resources, task)
+            self._passing.start_sending(resources, task)
         groups = self._shared.wait_for(generation, lambda: resources.groups)
         if groups is None:
             return
         match task:
             case Load():
                 progress.at(Activity.LOADING)
-                self._load(resources, task.plan, task.source)
+                self._load_state(resources, task.plan, task.source)
             case Move():
                 progress.at(Activity.MOVING)
-                self._move(resources, task.plan, groups)
+                self._move_experts(resources, task.plan, groups)
             case Receive():
                 progress.at(Activity.RECEIVING)
-                self._receive(resources, together=task.together)
+                self._receive_state(resources, together=task.together)
             case Enter():
                 self._enter(resources)
 
-    def _put_away(self, plan: GenerationPlan) -> None:
+    def _stash_state(self, plan: GenerationPlan) -> None:
         """Another layout is to be in force: put the state into this node's memory; whatever comes of it was told."""
         if self._snapshots is None:
             raise RuntimeError("the state is to be put away, but this worker knows of no folder for it")
@@ -101,37 +101,41 @@ class Entrance:
         self._workload.state.watch.check_unchanged()
         with self._shared.changed:
             step = self._shared.machine.applied
-            over = self._shared.left(plan.generation)
+            over = self._shared.is_over(plan.generation)
         if step is not None and not over:
             self._snapshots.stash(plan, step)
         with self._shared.changed:
             self._shared.machine.generations.record_stash(plan.generation)
 
-    def _load(self, resources: Resources, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> None:
+    def _load_state(
+        self, resources: Resources, plan: GenerationPlan, source: CheckpointSource | SnapshotSource
+    ) -> None:
         generation = plan.generation
         with self._shared.changed:
-            over = self._shared.left(generation)
-        if over or not self._passing.quiet():
+            over = self._shared.is_over(generation)
+        if over or not self._passing.await_quiet():
             return
         if self._snapshots is not None:
             self._snapshots.wait_copied()
         try:
-            step = self._read(plan, source)
+            step = self._read_state(plan, source)
         except DamagedCheckpointError as error:
-            self._damaged(generation, source.name if isinstance(source, CheckpointSource) else "", str(error))
+            self._report_damaged_checkpoint(
+                generation, source.name if isinstance(source, CheckpointSource) else "", str(error)
+            )
             return
         except SnapshotLostError:
-            self._wait_for_the_end(generation)  # (what is wrong with it was told)
+            self._await_generation_end(generation)  # (what is wrong with it was told)
             return
         if self._snapshots is not None and isinstance(source, SnapshotSource):
             resources.moved_bytes += self._snapshots.moved_bytes
         if self._saver is not None:
             self._saver.on_loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:
-            self._applying.forget()
+            self._applying.on_state_replaced()
             self._shared.machine.finish_load(generation, step)
 
-    def _read(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
+    def _read_state(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
         """Read the state from a checkpoint or a snapshot; return its step."""
         rank = plan.rank(self._shared.machine.worker) or 0
         if isinstance(source, SnapshotSource):
@@ -143,36 +147,36 @@ class Entrance:
                 f"checkpoint {source.name!r} is to be loaded, but this worker has no checkpoint directory"
             )
         state, experts = self._workload.state, self._workload.experts
-        first = rank == 0 and self._applying.last is None
+        first = rank == 0 and self._applying.last_applied is None
         if experts is None or plan.expert_plan is None:
             return self._saver.load(source.name, state, first=first)
         return self._saver.load(
             source.name, state, experts, experts.planned_experts(plan.expert_plan, rank), first=first
         )
 
-    def _damaged(self, generation: int, name: str, why: str) -> None:
+    def _report_damaged_checkpoint(self, generation: int, name: str, why: str) -> None:
         logger.warning("checkpoint %s cannot be read: %s", name, why)
         worker = self._shared.machine.worker
         damaged = CheckpointDamaged(worker=worker, generation=generation, name=name, why=why[:1024])
         with self._shared.changed:
-            if not self._shared.left(generation):
-                self._shared.tell(damaged)
-        self._wait_for_the_end(generation)
+            if not self._shared.is_over(generation):
+                self._shared.send(damaged)
+        self._await_generation_end(generation)
 
-    def _move(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
+    def _move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
         if self._experts is None:
             raise RuntimeError("experts are to move, but this model has none")
         beside = plan.expert_plan is not None and plan.expert_plan.beside
         if self._snapshots is not None and not beside:  # (what travels beside a step changes nothing yet)
             self._snapshots.wait_copied()
-        if not self._experts.move(resources, plan, groups):
-            self._wait_for_the_end(resources.generation)
+        if not self._experts.move_experts(resources, plan, groups):
+            self._await_generation_end(resources.generation)
             return
         experts = self._workload.experts
         if experts is not None and experts.migration is not None:
             self._passing.start_parcels(resources, plan, experts.migration)
 
-    def _receive(self, resources: Resources, *, together: bool) -> None:
+    def _receive_state(self, resources: Resources, *, together: bool) -> None:
         generation = resources.generation
         receipt = self._shared.wait_for(
             generation, lambda: resources.receipt if resources.receipt and resources.receipt.has_ended else None
@@ -182,7 +186,7 @@ class Entrance:
         try:
             header = receipt.result()
         except ConnectionError as error:
-            self._refuse(receipt, error)
+            self._report_refused_state(receipt, error)
             return
         machine = self._shared.machine
         with self._shared.changed:
@@ -190,10 +194,10 @@ class Entrance:
             if not machine.begin_adoption(generation):
                 return
             keeps = machine.keeps
-        if together and keeps and not self._all_have_it(generation):
+        if together and keeps and not self._await_all_received(generation):
             receipt.release_tensors()  # (before the report: what comes in the next generation needs the room)
             with self._shared.changed:
-                self._shared.carry_out(machine.cancel_adoption())
+                self._shared.execute(machine.cancel_adoption())
             return
         self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
         if self._snapshots is not None:
@@ -202,24 +206,26 @@ class Entrance:
             self._workload.state.adopt(header.manifest, receipt.tensors)
         except StateMismatchError as error:
             with self._shared.changed:
-                self._shared.carry_out(machine.void_received_state())
-            self._refuse(receipt, error)
+                self._shared.execute(machine.void_received_state())
+            self._report_refused_state(receipt, error)
             return
         receipt.release_tensors()
         with self._shared.changed:
-            self._applying.forget()
-            self._shared.carry_out(machine.finish_receive(header.passed, header.step))
+            self._applying.on_state_replaced()
+            self._shared.execute(machine.finish_receive(header.passed, header.step))
         if together and not keeps:
-            self._all_have_it(generation)
+            self._await_all_received(generation)
 
-    def _all_have_it(self, generation: int) -> bool:
+    def _await_all_received(self, generation: int) -> bool:
         """Wait until all places of the unit have got their state; False: the generation is over before that."""
-        return self._shared.together(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
+        return self._shared.agree(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
-    def _refuse(self, receipt: StateReceiver, error: Exception) -> None:
+    def _report_refused_state(self, receipt: StateReceiver, error: Exception) -> None:
         generation = receipt.ticket.plan.generation
-        self._shared.lost(generation, f"state from {receipt.sender} is refused: {error}", receipt.failed_senders)
-        self._wait_for_the_end(generation)
+        self._shared.report_failure(
+            generation, f"state from {receipt.sender} is refused: {error}", receipt.failed_senders
+        )
+        self._await_generation_end(generation)
 
     def _enter(self, resources: Resources) -> None:
         receipt = resources.receipt
@@ -227,10 +233,10 @@ class Entrance:
         if receipt is not None:
             bytes_, seconds = bytes_ + receipt.nbytes, seconds + receipt.seconds
         with self._shared.changed:
-            if not self._shared.left(resources.generation):
-                self._shared.carry_out(self._shared.machine.finish_entering(received_bytes=bytes_, transfer_s=seconds))
+            if not self._shared.is_over(resources.generation):
+                self._shared.execute(self._shared.machine.finish_entering(received_bytes=bytes_, transfer_s=seconds))
 
-    def _wait_for_the_end(self, generation: int) -> None:
+    def _await_generation_end(self, generation: int) -> None:
         """Nothing more can be done in a generation: the coordinator knows, and will say Stop."""
         self._shared.progress.at(Activity.AWAITING)
         self._shared.wait_for(generation, lambda: None)

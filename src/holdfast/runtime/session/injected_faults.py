@@ -9,10 +9,10 @@ from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.state import TrainingState
 
 if TYPE_CHECKING:
-    from holdfast.runtime.generation.resources import Shared
+    from holdfast.runtime.generation.resources import SharedContext
 
 
-def take_part(faults: Faults, shared: Shared, state: TrainingState) -> None:
+def register_fault_handlers(faults: Faults, shared: SharedContext, state: TrainingState) -> None:
     """Let a session have the faults that it is told to have."""
 
     def hold() -> None:

@@ -37,15 +37,15 @@ from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import set_up_emulation
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, make_workload
 from holdfast.runtime.groups.choose import device_of
-from holdfast.runtime.in_common import in_common
+from holdfast.runtime.in_common import describe_configuration
 from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
-from holdfast.runtime.session.unit.listed import GivenLayout, check_work, listed_layouts
+from holdfast.runtime.session.unit.listed import GivenLayout, check_micro_batch, parse_layouts
 from holdfast.runtime.session.unit.spread_model import SpreadModel
-from holdfast.runtime.session.unit.unit import Met, form_unit, meet_under
+from holdfast.runtime.session.unit.unit import Joined, form_replica_group, join_replica_group
 from holdfast.runtime.snapshots.snapshots import make_snapshots
 from holdfast.runtime.state.refusals import check_function, frozen_warning, untrained_warning
 from holdfast.runtime.warming.shadow import ShadowAttempt
@@ -91,7 +91,7 @@ class Job:
                 f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
                 f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
             )
-        only, self._layouts = listed_layouts(layout)
+        only, self._layouts = parse_layouts(layout)
         self._settings = settings
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
         self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
@@ -107,19 +107,23 @@ class Job:
         #: where the model belongs
         self.device = device_of(local, self._backend)
         self._link: WorkerLink | None = None
-        self._met = Met(WHOLE, None)
+        self._joined = Joined(WHOLE, None)
         if settings and self._layouts:
             self._link = WorkerLink(settings.socket)
-            self._met = meet_under(self._link, settings.worker, self._layouts, self.device, backend=self._backend)
+            self._joined = join_replica_group(
+                self._link, settings.worker, self._layouts, self.device, backend=self._backend
+            )
         elif settings and only is not None and only.places > 1:
             self._link = WorkerLink(settings.socket)
-            self._met = Met(only, form_unit(self._link, settings.worker, only, self.device, backend=self._backend))
-        self._spread = SpreadModel(self._met.unit, self.device, self._layouts) if layout is not None else None
+            self._joined = Joined(
+                only, form_replica_group(self._link, settings.worker, only, self.device, backend=self._backend)
+            )
+        self._spread = SpreadModel(self._joined.unit, self.device, self._layouts) if layout is not None else None
 
     @property
     def layout(self) -> Layout:
         """The layout in force, for as long as this process lives; alone, and without any, one place has all."""
-        return self._met.layout
+        return self._joined.layout
 
     @property
     def rank(self) -> int:
@@ -142,7 +146,7 @@ class Job:
 
     def mesh_as(self, **dimensions: str) -> DeviceMesh:
         """Return `mesh` with other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`. "": a dimension of size 1."""
-        return self._replica.named(dimensions)
+        return self._replica.rename_dimensions(dimensions)
 
     @property
     def _replica(self) -> SpreadModel:
@@ -220,10 +224,10 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("job.protect() was called twice: a job trains one model")
-        place = self._spread.take(model) if self._spread is not None else WHOLE_REPLICA
+        place = self._spread.configure_model(model) if self._spread is not None else WHOLE_REPLICA
         order = {"seed": seed, "global_batch": global_batch, "micro_batch": micro_batch}
         options = DataOptions(collate, num_workers, prefetch_factor, pin_memory)
-        check_work(self._layouts, micro_batch)
+        check_micro_batch(self._layouts, micro_batch)
         loader = MicroBatchLoader(data, device=self.device, options=options, zygote=self._zygote, place=place, **order)
         given = ScriptObjects(model, optimizer, updates, max_grad_norm, scaler, extra, after_apply is not None)
         self._after_apply = check_function(after_apply)
@@ -232,7 +236,7 @@ class Job:
         optimizers = workload.state.optimizers
         said = (loader.difference, untrained_warning(model, optimizers), frozen_warning(optimizers))
         self._warnings = list(filter(None, said))
-        self._session = self._open(workload)
+        self._session = self._open_session(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
         """Yield steps until `count` steps are applied. Resumes at the job's step; repeats steps that a failure undid.
@@ -259,22 +263,24 @@ class Job:
         while (work := session.next_compute()) is not None:
             if isinstance(work, ShadowAttempt):
                 settings.begin_attempt()
-                step = Step(work, work.settle, shadow=True)
+                step = Step(work, work.conclude, shadow=True)
             else:
                 compute, generation = work
-                if not session.evaluated(compute.step - 1, generation):
+                if not session.run_due_evaluations(compute.step - 1, generation):
                     continue
                 if compute.step > count:
                     session.finish()
                     continue
-                self._warn(session)
+                self._log_warnings(session)
                 settings.begin_attempt()
-                step = Step(attempt := session.attempt(compute, generation), partial(session.settle, attempt))
+                step = Step(
+                    attempt := session.start_attempt(compute, generation), partial(session.conclude_attempt, attempt)
+                )
             self._step = step
             try:
                 yield step
             except GeneratorExit:
-                self._left(session)
+                self._on_loop_left(session)
                 raise
             step.check_applied()
         self._ended = True
@@ -322,7 +328,7 @@ class Job:
             raise BadInputError("call job.protect(...) before job.evaluate(...)")
         choice = BestChoice(monitor=monitor, mode=mode, keep=save_top_k)
         batch = session.workload.loader.order.micro_batch
-        session.add(ModelEvaluation(fn, data, every=every, name=name, micro_batch=batch, choice=choice))
+        session.add_evaluation(ModelEvaluation(fn, data, every=every, name=name, micro_batch=batch, choice=choice))
 
     @contextmanager
     def pause(self, reason: str = "") -> Generator[None, None, None]:
@@ -344,7 +350,7 @@ class Job:
         if self._session is not None:
             self._session.await_saved()
 
-    def _warn(self, session: Session) -> None:
+    def _log_warnings(self, session: Session) -> None:
         """Log, on rank 0, differences from plain PyTorch that a user may not expect."""
         warnings, self._warnings = self._warnings, []
         for warning in warnings if session.rank == 0 else ():
@@ -365,7 +371,7 @@ class Job:
         """
         if self._session is None:
             raise BadInputError("call job.protect(...) before job.stop(...)")
-        self._session.want(Wish.STOP, reason[:_REASON_CHARACTERS])
+        self._session.raise_wish(Wish.STOP, reason[:_REASON_CHARACTERS])
 
     def checkpoint(self) -> None:
         """Save the state after the current step, or after the next one if `step.apply()` was called.
@@ -379,9 +385,9 @@ class Job:
             raise BadInputError("call job.protect(...) before job.checkpoint()")
         if not self._checkpoint_dir:
             raise BadInputError("job.checkpoint(): there is no folder for it; give --checkpoint-dir, or checkpoint_dir")
-        self._session.want(Wish.SAVE)
+        self._session.raise_wish(Wish.SAVE)
 
-    def _left(self, session: Session) -> None:
+    def _on_loop_left(self, session: Session) -> None:
         """The loop is left before its end; whether by `break` or by an exception, the script's end will show."""
         if sys.is_finalizing():
             return
@@ -389,7 +395,7 @@ class Job:
         if self._settings is None:
             session.left_loop.save()
 
-    def _applied(self, number: int, commit: Commit) -> None:
+    def _call_after_apply(self, number: int, commit: Commit) -> None:
         """Call the script's `after_apply` with the step of its loop."""
         step = self._step
         if self._after_apply is None or step is None or step.number != number:
@@ -397,16 +403,16 @@ class Job:
         step.on_applied(commit)
         self._after_apply(step)
 
-    def _open(self, workload: Workload) -> Session:
+    def _open_session(self, workload: Workload) -> Session:
         settings = self._settings
         if self._spread is not None:
             self._spread.prepare(workload.state)
         every = self._checkpoint_every if self._checkpoint_dir else 0
-        config = in_common(workload, self.device, checkpoint_every=every)
+        config = describe_configuration(workload, self.device, checkpoint_every=every)
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
-            page = self._met.unit.proposals if self._met.unit is not None else None
+            page = self._joined.unit.proposals if self._joined.unit is not None else None
             slots = settings.spec.experts.slots
             identity = Identity(worker=settings.worker, host=settings.host, slots=slots, proposals=page)
         agent = (self._link or WorkerLink(settings.socket)) if settings else None
@@ -420,14 +426,16 @@ class Job:
             faults=faults,
             clock=SystemClock(),
             saver=make_saver(storage, settings, identity.worker, self._checkpoint_every, link.send, faults, workload),
-            snapshots=make_snapshots(settings, workload, link.send, self._met.snapshots),
+            snapshots=make_snapshots(settings, workload, link.send, self._joined.snapshots),
             verify_state=settings.spec.experiments.verify_state if settings else 0,
-            after_apply=self._applied if self._after_apply else None,
+            after_apply=self._call_after_apply if self._after_apply else None,
             progress=open_progress(settings) if settings else NoProgress(),
         )
         session.attach(config, summarize_data(workload.loader) if settings else ())
         if settings:
-            self._last_words = LastWords(session.ending, session.locate, session.keep, session.left_loop.save)
+            self._last_words = LastWords(
+                session.on_script_end, session.locate_error, session.hold_state, session.left_loop.save
+            )
             self._last_words.install()
         if guard := TrainingGuard.installed():
             guard.lift()

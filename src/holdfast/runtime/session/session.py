@@ -49,16 +49,16 @@ from holdfast.runtime.evaluation.evaluating import Evaluating
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.experts import SessionExperts
-from holdfast.runtime.generation.resources import Generations, Shared, UnitPage
+from holdfast.runtime.generation.resources import Generations, ProposalPage, SharedContext
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.session.applying import Applying
-from holdfast.runtime.session.attempt import Attempt, Bring
-from holdfast.runtime.session.building import GroupBuilder, GroupBuilding
-from holdfast.runtime.session.entering import Entrance
-from holdfast.runtime.session.injected_faults import take_part
-from holdfast.runtime.session.state_passing import StatePassing
+from holdfast.runtime.session.applying import StepApplier
+from holdfast.runtime.session.attempt import Attempt, AwaitExperts
+from holdfast.runtime.session.building import BackgroundBuilds, GroupBuilder
+from holdfast.runtime.session.entering import GenerationEntry
+from holdfast.runtime.session.injected_faults import register_fault_handlers
+from holdfast.runtime.session.state_passing import StateExchange
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.tensors import answers
+from holdfast.runtime.tensors import is_readable
 from holdfast.runtime.warming.rehearsal import Rehearsal
 from holdfast.runtime.warming.shadow import ShadowAttempt
 
@@ -85,7 +85,7 @@ class Identity:
     host: str
     slots: int = 1
     alone: bool = False
-    proposals: UnitPage | None = None
+    proposals: ProposalPage | None = None
 
 
 class Session:
@@ -128,36 +128,38 @@ class Session:
         self._changed = threading.Condition(threading.RLock())
         holding = HeldExperts(workload.experts.shape(1)) if workload.experts is not None else None
         self._machine = WorkerMachine(identity.worker, samples=workload.samples, holding=holding)
-        self._shared = shared = Shared(
+        self._shared = shared = SharedContext(
             changed=self._changed,
             machine=self._machine,
-            resources=Generations(self._post),
-            carry_out=self._carry_out,
+            resources=Generations(self._send_post),
+            execute=self._execute_instructions,
             progress=progress or NoProgress(),
             proposals=identity.proposals,
         )
-        self._building = GroupBuilding(shared, groups)
+        self._building = BackgroundBuilds(shared, groups)
         self._rehearsal = Rehearsal(shared, workload, clock)
-        self._passing = StatePassing(shared, workload.state, faults, "" if identity.alone else identity.host, snapshots)
+        self._transfers = StateExchange(
+            shared, workload.state, faults, "" if identity.alone else identity.host, snapshots
+        )
         held = SessionExperts(shared, workload.experts, workload.state, faults, clock) if workload.experts else None
-        self._bring: Bring = held.bring if held is not None else lambda _: True
+        self._await_experts: AwaitExperts = held.await_arrivals if held is not None else lambda _: True
         self._evaluating = Evaluating(shared, workload, saver, held)
-        self._applying = Applying(
+        self._applier = StepApplier(
             *(parts := (shared, workload, faults)),
             experts=held,
             saver=saver,
             snapshots=snapshots,
             after_apply=after_apply,
-            give_up=self._give_up,
+            on_after_apply_error=self._on_after_apply_error,
             verify_state=verify_state,
             evaluating=self._evaluating,
         )
-        self.finish, self.await_saved = self._applying.finish, self._applying.await_saved
-        self.left_loop = LeftLoopSaver(workload.state, self._applying.save_left)
-        self._entrance = Entrance(*parts, self._applying, self._passing, experts=held, saver=saver, snapshots=snapshots)
+        self.finish, self.await_saved = self._applier.finish, self._applier.await_saved
+        self.left_loop = LeftLoopSaver(workload.state, self._applier.save_after_left_loop)
+        self._entry = GenerationEntry(*parts, self._applier, self._transfers, experts=held, saver=saver, snapshots=snapshots)
         if saver is not None:
             saver.set_on_idle(shared.notify)
-        take_part(faults, shared, workload.state)
+        register_fault_handlers(faults, shared, workload.state)
 
     # ---- for the training thread ----
 
@@ -188,7 +190,7 @@ class Session:
         """
         experts, order = self.workload.experts, self.workload.loader.order
         self._link.start(self._on_order, self._on_lost)
-        port = self._passing.start()
+        port = self._transfers.start()
         message = msg.Attach(
             worker=self._identity.worker,
             pid=os.getpid(),
@@ -232,12 +234,12 @@ class Session:
                 return None
             if isinstance(task, Compute):
                 with self._changed:
-                    self._shared.resources.leave_before(generation)
+                    self._shared.resources.retire_before(generation)
                 progress.at(Activity.SCRIPT)
                 return task, generation
-            self._take_up(task)
+            self._execute_task(task)
 
-    def add(self, evaluation: ModelEvaluation) -> None:
+    def add_evaluation(self, evaluation: ModelEvaluation) -> None:
         """Evaluate this as well, from the next step on.
 
         Raises:
@@ -245,7 +247,7 @@ class Session:
         """
         self._evaluating.add(evaluation)
 
-    def evaluated(self, step: int, generation: int) -> bool:
+    def run_due_evaluations(self, step: int, generation: int) -> bool:
         """Do the evaluations that are due of the state of `step`; False where the generation was left meanwhile.
 
         Raises:
@@ -253,16 +255,16 @@ class Session:
         """
         begun = self._clock.monotonic()
         done = self._evaluating.at(step, generation)
-        self._applying.paused_s += self._clock.monotonic() - begun if self._evaluating.due(step) else 0.0
+        self._applier.paused_s += self._clock.monotonic() - begun if self._evaluating.due(step) else 0.0
         return done
 
-    def attempt(self, compute: Compute, generation: int) -> Attempt:
+    def start_attempt(self, compute: Compute, generation: int) -> Attempt:
         """Begin what `next_compute` has returned."""
-        parts = self._shared, self.workload, self._faults, self._applying.apply
-        self._attempt = Attempt(*parts, compute, generation, self._bring, self._saver)
+        parts = self._shared, self.workload, self._faults, self._applier.apply_step
+        self._attempt = Attempt(*parts, compute, generation, self._await_experts, self._saver)
         return self._attempt
 
-    def settle(self, attempt: Attempt) -> msg.Commit | None:
+    def conclude_attempt(self, attempt: Attempt) -> msg.Commit | None:
         """Commit an attempt, or wait until it is decided elsewhere what becomes of its step.
 
         Whatever comes before the next gradients is done by then: the decision may be that the step goes FORWARD.
@@ -270,13 +272,13 @@ class Session:
         Returns:
             v, where the step is applied here by now.
         """
-        with self._together():
+        with self._suspend_pause():
             if not (attempt.complete and attempt.commit()):
                 self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
-        last = self._applying.last
+        last = self._applier.last_applied
         return last.commit if last is not None and last.step == attempt.step else None
 
-    def want(self, wish: Wish, why: str = "") -> None:
+    def raise_wish(self, wish: Wish, why: str = "") -> None:
         """Ask all for something, with the next step that passes; in a shadow step nobody asks for anything."""
         with self._changed:
             if not self._rehearsal.under_way:
@@ -300,7 +302,7 @@ class Session:
             progress.at(activity, micro_batch)
 
     @contextlib.contextmanager
-    def _together(self) -> Generator[None, None, None]:
+    def _suspend_pause(self) -> Generator[None, None, None]:
         """What all workers do together is no pause, whatever the script has written around it."""
         self._count_pause()
         try:
@@ -316,23 +318,23 @@ class Session:
     def _count_pause(self) -> None:
         """Count how long the script has paused until now, if it does."""
         if self._paused is not None:
-            self._applying.paused_s += self._clock.monotonic() - self._paused[1]
+            self._applier.paused_s += self._clock.monotonic() - self._paused[1]
 
-    def ending(self) -> None:
+    def on_script_end(self) -> None:
         """The script has ended, by an exception or by itself: what it was about is over."""
         self._ending = True
         self.workload.flop.stop_round()
         self._shared.progress.at(Activity.ENDING)
 
-    def locate(self, error: ScriptError) -> ScriptError:
+    def locate_error(self, error: ScriptError) -> ScriptError:
         """Say at which step and micro-batch, and in which phase, the script has raised something."""
         attempt = self._attempt
         with self._changed:
             phase = self._machine.phase
-        step, micro_batch = (attempt.step, attempt.at_hand) if attempt is not None else (None, None)
+        step, micro_batch = (attempt.step, attempt.current_micro_batch) if attempt is not None else (None, None)
         return msgspec.structs.replace(error, step=step, micro_batch=micro_batch, phase=phase)
 
-    def keep(self, crashed: Crashed) -> bool:
+    def hold_state(self, crashed: Crashed) -> bool:
         """The script has ended with an exception: keep its state until this process is replaced, or the job over.
 
         Returns:
@@ -340,7 +342,7 @@ class Session:
         """
         machine, worker = self._machine, self._identity.worker
         with self._changed:
-            if crashed.error is None or not answers(self.workload.loader.device) or not machine.keep_state_only():
+            if crashed.error is None or not is_readable(self.workload.loader.device) or not machine.keep_state_only():
                 return False
             raised = msg.Raised(
                 worker=worker,
@@ -358,11 +360,11 @@ class Session:
                 task = machine.task
             if isinstance(task, Done):
                 return True
-            self._take_up(task)
+            self._execute_task(task)
 
     def close(self) -> None:
         """Let go of threads, sockets and groups. The link stays: its end would look like a death."""
-        self._passing.close()
+        self._transfers.close()
         with self._changed:
             left = self._shared.resources.all()
             self._shared.resources.close()
@@ -375,19 +377,19 @@ class Session:
         self._groups.close(CLOSE_S)
         self.workload.loader.close()
 
-    def _take_up(self, task: Task) -> None:
+    def _execute_task(self, task: Task) -> None:
         """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
         if isinstance(task, Finish):
             self._finish_early(task)
         if isinstance(task, Leading):
-            self._entrance.take_up(task)
+            self._entry.execute(task)
 
     def _finish_early(self, task: Finish) -> None:
         """The job ends before the loop does; where a script has asked for that, its last state is evaluated as well."""
-        if not task.asked or self.evaluated(self._machine.applied or 0, self._machine.generation):
+        if not task.asked or self.run_due_evaluations(self._machine.applied or 0, self._machine.generation):
             self.finish()
 
-    def _give_up(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
+    def _on_after_apply_error(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
         """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
@@ -402,16 +404,16 @@ class Session:
                 task = self._machine.task
             if isinstance(task, Done):
                 raise failure
-            self._take_up(task)
+            self._execute_task(task)
 
     # ---- orders, in the listener thread ----
 
     def _on_order(self, order: msg.Order) -> None:
         with self._changed:
-            self._carry_out(self._fed(order))
+            self._execute_instructions(self._handle_order(order))
             self._changed.notify_all()
 
-    def _fed(self, order: msg.Order) -> list[WorkerInstruction]:
+    def _handle_order(self, order: msg.Order) -> list[WorkerInstruction]:
         match order:
             case msg.Posted():
                 resources = self._shared.resources.of(order.generation)
@@ -419,7 +421,9 @@ class Session:
                     resources.board.put(order.keys)
             case msg.LookAround(generation=generation):
                 # (that takes a second where somebody cannot be reached, and this thread is to hear of a Stop)
-                look = threading.Thread(target=self._shared.look_around, args=(generation,), name="holdfast-look")
+                look = threading.Thread(
+                    target=self._shared.report_unreachable_members, args=(generation,), name="holdfast-look"
+                )
                 look.daemon = True
                 look.start()
             case msg.AcceptCheckpoint() | msg.PruneCheckpoints():
@@ -440,7 +444,7 @@ class Session:
         # An agent's death is its node's death; the training thread may be anywhere, so nothing is wound up.
         os._exit(1)
 
-    def _carry_out(self, instructions: list[WorkerInstruction]) -> None:
+    def _execute_instructions(self, instructions: list[WorkerInstruction]) -> None:
         """Do what the machine asks, in order; the lock is held."""
         for instruction in instructions:
             match instruction:
@@ -456,5 +460,5 @@ class Session:
                 case Build():
                     self._building.start(instruction.plan)
 
-    def _post(self, generation: int, keys: dict[str, bytes]) -> None:
+    def _send_post(self, generation: int, keys: dict[str, bytes]) -> None:
         self._link.send(msg.Post(worker=self._identity.worker, generation=generation, keys=keys))

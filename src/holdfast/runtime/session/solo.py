@@ -84,10 +84,10 @@ class SoloLink:
         """
         match message:
             case msg.Attach():
-                self._look_around()
+                self._find_checkpoints()
                 # Terms go on counting from those in the directory: what is written now is newer than all of it.
                 term = 1 + max((name.term for name in self._known), default=0)
-                self._plan = _plan(message, term, secrets.token_bytes(16))
+                self._plan = _make_plan(message, term, secrets.token_bytes(16))
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
                 if self._cause:
@@ -96,7 +96,7 @@ class SoloLink:
             case msg.ScriptFailed():
                 self._stop(last=True)
             case msg.Report():
-                self._begin_after(message)
+                self._begin_next_generation(message)
             case msg.VoteRefused():
                 # (an attempt of one worker begins with nothing kept: the first one was no other than the second is)
                 again, self._refused = self._refused == message.step, message.step
@@ -117,12 +117,12 @@ class SoloLink:
             case msg.CheckpointUnwritten():
                 self._orders.put(msg.PruneCheckpoints(term=message.term, names=(message.name,)))
             case msg.CheckpointKept():
-                self._kept(message)
+                self._on_checkpoint_kept(message)
             case msg.Applied():
                 self._count_skipped(message)
-                self._ask_in_time()
+                self._request_due_checkpoint()
             case msg.CheckpointDamaged() if self._plan is not None:
-                self._strike_out(message.why)
+                self._discard_newest_checkpoint(message.why)
                 self._decided = self._decide()
                 self._stop()
             case _:
@@ -141,7 +141,7 @@ class SoloLink:
             self._cause = describe_too_many_skipped(self._skipped, applied.step)
             self._stop(last=True)
 
-    def _ask_in_time(self) -> None:
+    def _request_due_checkpoint(self) -> None:
         now = self._now()
         since, lived_s = max(self._saving.saved_at, self._asked_at), now - self._begun_at
         if self._in_time and now - since >= saving_period_s(self._saving, lived_s, PeriodBounds()):
@@ -159,7 +159,7 @@ class SoloLink:
         self._plan = msgspec.structs.replace(plan, last=plan.last or last)
         self._orders.put(msg.Stop(term=plan.term, generation=plan.generation))
 
-    def _begin_after(self, report: msg.Report) -> None:
+    def _begin_next_generation(self, report: msg.Report) -> None:
         """Begin the next generation from a report: the worker may have applied further steps before the Stop."""
         plan, decision = self._plan, self._decided
         assert plan is not None
@@ -174,7 +174,7 @@ class SoloLink:
         self._decided = None
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
-    def _look_around(self) -> None:
+    def _find_checkpoints(self) -> None:
         """Find the checkpoints of an earlier run."""
         if self._storage is None:
             return
@@ -187,12 +187,12 @@ class SoloLink:
             ) from None
         self._damaged = damaged
 
-    def _strike_out(self, why: str) -> None:
+    def _discard_newest_checkpoint(self, why: str) -> None:
         """The newest checkpoint cannot be read, although its files are whole."""
         self._known.pop()
         self._damaged.append(why)
 
-    def _kept(self, kept: msg.CheckpointKept) -> None:
+    def _on_checkpoint_kept(self, kept: msg.CheckpointKept) -> None:
         """A checkpoint counts: remove those that it supersedes. An older one may be sealed after a newer one."""
         self._orders.put(
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
@@ -219,14 +219,14 @@ class SoloLink:
         return msg.Decision(kind=msg.DecisionKind.START, applied=0)
 
 
-def _plan(attach: msg.Attach, term: int, secret: bytes) -> msg.GenerationPlan:
+def _make_plan(attach: msg.Attach, term: int, secret: bytes) -> msg.GenerationPlan:
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
     return msg.GenerationPlan(
-        term=term, generation=1, members=(member,), expert_plan=_all_here(attach.expert_shape), secret=secret
+        term=term, generation=1, members=(member,), expert_plan=_place_all_experts(attach.expert_shape), secret=secret
     )
 
 
-def _all_here(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
+def _place_all_experts(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
     if shape is None:
         return None
     return msg.ExpertPlan(

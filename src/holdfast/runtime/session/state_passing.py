@@ -11,7 +11,7 @@ from holdfast.control.link.wire import Wire
 from holdfast.coordination.worker.tasks import Enter, Move
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.generation.resources import Resources, Shared
+from holdfast.runtime.generation.resources import Resources, SharedContext
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.state.parcels import ParcelContents, Parcels
 from holdfast.runtime.state.receive import StateInbox, StateReceiver
@@ -20,12 +20,12 @@ from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import PARCEL, Offer, Ticket
 
 
-class StatePassing:
+class StateExchange:
     """Sends and receives the state of one worker."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedContext,
         state: TrainingState,
         faults: Faults,
         host: str,
@@ -54,17 +54,17 @@ class StatePassing:
             self._inbox.close()
 
     def _make_inbox(self, host: str) -> StateInbox:
-        return StateInbox(host, admit=self._admit, open_receiver=self._open_receipt, make_wire=self._wire)
+        return StateInbox(host, admit=self._admit, open_receiver=self._open_receipt, make_wire=self._make_wire)
 
-    def _wire(self, connection: socket.socket) -> Wire:
+    def _make_wire(self, connection: socket.socket) -> Wire:
         """Return what a connection is written and read by; what goes over it is told of to the agent."""
         return Wire(connection, self._shared.progress.moved)
 
-    def quiet(self) -> bool:
+    def await_quiet(self) -> bool:
         """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
         return self._latest is None or self._latest.wait_inactive()
 
-    def start_push(self, resources: Resources, task: Move | Enter) -> None:
+    def start_sending(self, resources: Resources, task: Move | Enter) -> None:
         """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
         if not task.send_to or resources.push is not None:
             return
@@ -72,7 +72,7 @@ class StatePassing:
         view, step = self._state.capture(), self._shared.machine.step
         machine = self._shared.machine
         with self._shared.changed:
-            if self._shared.left(resources.generation) or machine.applied is None:
+            if self._shared.is_over(resources.generation) or machine.applied is None:
                 return
             # (what it is to call must not lead back to the resources: a circle would keep the state for minutes)
             resources.push = StateSender(
@@ -82,9 +82,9 @@ class StatePassing:
                 view=view,
                 step=machine.applied,
                 passed=machine.history,
-                on_end=partial(self._push_ended, resources.generation),
+                on_end=partial(self._on_send_ended, resources.generation),
                 midway=lambda: self._faults.at_side("transfer", step),
-                make_wire=self._wire,
+                make_wire=self._make_wire,
             )
             resources.push.start()
 
@@ -92,31 +92,31 @@ class StatePassing:
         """Send and take, in the background, what travels beside the first step of a generation; apply waits."""
         machine, step = self._shared.machine, self._shared.machine.step
         with self._shared.changed:
-            if self._shared.left(resources.generation) or machine.applied is None:
+            if self._shared.is_over(resources.generation) or machine.applied is None:
                 return
             resources.parcels = parcels = Parcels(
                 cargo,
                 plan=plan,
                 worker=machine.worker,
                 step=machine.applied,
-                on_error=partial(self._push_ended, resources.generation),
+                on_error=partial(self._on_send_ended, resources.generation),
                 notify=self._shared.notify,
                 midway=lambda: self._faults.at_side("moving", step),
-                make_wire=self._wire,
+                make_wire=self._make_wire,
             )
             self._shared.changed.notify_all()
         parcels.start()
         if not (cargo.receivers or cargo.senders):
             self._faults.at("moving", step)
 
-    def _push_ended(self, generation: int, error: str, receiver: str) -> None:
+    def _on_send_ended(self, generation: int, error: str, receiver: str) -> None:
         if error:
-            self._shared.lost(generation, error, (receiver,))
+            self._shared.report_failure(generation, error, (receiver,))
         self._shared.notify()
 
     # ---- in the inbox's threads ----
 
-    def _prepare(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+    def _prepare_buffers(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
         warming = self._shared.machine.warming
         with self._shared.changed:
             # (a shadow step ends with its micro-batch; until then it computes with what is to be overwritten)
@@ -130,7 +130,7 @@ class StatePassing:
         machine, generation = self._shared.machine, offer.generation
         if offer.kind == PARCEL:
             with self._shared.changed:
-                parcels = self._shared.changed.wait_for(lambda: self._parcels(generation), timeout=wait_s)
+                parcels = self._shared.changed.wait_for(lambda: self._find_parcels(generation), timeout=wait_s)
                 return parcels.make_ticket(offer.sender) if parcels else None
         with self._shared.changed:
             self._shared.changed.wait_for(lambda: machine.generations.plan_of(generation) is not None, timeout=wait_s)
@@ -145,7 +145,7 @@ class StatePassing:
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
             if ticket.kind == PARCEL:
-                parcels = self._parcels(generation)
+                parcels = self._find_parcels(generation)
                 return parcels.open_receiver(ticket) if parcels is not None else None
             if not machine.accept_push(generation):
                 return None
@@ -156,7 +156,7 @@ class StatePassing:
                 step = machine.step
                 resources.receipt = self._latest = StateReceiver(
                     ticket=ticket,
-                    prepare=partial(self._prepare, aside=machine.keeps),
+                    prepare=partial(self._prepare_buffers, aside=machine.keeps),
                     on_end=self._shared.notify,
                     midway=lambda: self._faults.at_side("receiving", step),
                     after=self._latest,
@@ -164,9 +164,9 @@ class StatePassing:
             self._shared.changed.notify_all()
             return resources.receipt
 
-    def _parcels(self, generation: int) -> Parcels | None:
+    def _find_parcels(self, generation: int) -> Parcels | None:
         """Return what travels in a generation that this worker is in, once that is known here; the lock is held."""
-        if self._shared.left(generation):
+        if self._shared.is_over(generation):
             return None
         resources = self._shared.resources.of(generation)
         return resources.parcels if resources is not None else None

@@ -30,7 +30,7 @@ class StepWork(Protocol):
 
     def skip(self, reason: str, micro_batch: int) -> None: ...
 
-    def decision(self, micro_batch: int) -> str: ...
+    def skip_reason(self, micro_batch: int) -> str: ...
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None: ...
 
@@ -47,7 +47,7 @@ class Step:
     A standby warms up with steps that have `shadow` set: each is undone, as by a failure.
     """
 
-    def __init__(self, attempt: StepWork, settle: Callable[[], Commit | None], *, shadow: bool = False) -> None:
+    def __init__(self, attempt: StepWork, conclude: Callable[[], Commit | None], *, shadow: bool = False) -> None:
         """Begin before the first micro-batch.
 
         Args:
@@ -65,7 +65,7 @@ class Step:
         self.applied = False
         self.shadow = shadow
         self._attempt = attempt
-        self._settle = settle
+        self._conclude = conclude
         self._open: int | None = None
         self._begun = False
         #: whether the script is inside the body of that loop
@@ -83,12 +83,12 @@ class Step:
         self._begun = True
         for micro_batch in self._attempt.micro_batches():
             batch = self._attempt.load(micro_batch)
-            if reason := self._attempt.decision(micro_batch):
+            if reason := self._attempt.skip_reason(micro_batch):
                 self._attempt.skip(reason, micro_batch)  # As when the step was done before.
                 continue
             self._open, self._looping = micro_batch, True
             yield batch
-            if self._at_hand:
+            if self._has_open_micro_batch:
                 raise StepUseError(
                     f"step {self.number}: a micro-batch had no step.backward(loss): each needs exactly one; to leave "
                     "a micro-batch out on purpose, call step.skip(reason) instead"
@@ -179,7 +179,7 @@ class Step:
             BadInputError: an `extra` was changed outside of `apply()`.
             Exception: an exception of `after_apply`; the step is applied, and the job ends.
         """
-        if self._ended or self._at_hand:
+        if self._ended or self._has_open_micro_batch:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")
         self._ended = True
         self._attempt.check_extra()
@@ -187,14 +187,14 @@ class Step:
             raise StepUseError(
                 f"step {self.number}: apply() before the micro-batches were used up; do not break the loop"
             )
-        v = self._settle()
+        v = self._conclude()
         if v is None:
             return False
         self.on_applied(v)
         return True
 
     @property
-    def _at_hand(self) -> bool:
+    def _has_open_micro_batch(self) -> bool:
         """Whether the current micro-batch still needs its `backward`."""
         return self._open is not None
 

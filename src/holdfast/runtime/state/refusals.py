@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.state.optimizers import Optimizers, parameters_of, required_arguments
-from holdfast.runtime.tensors import named_modules, uncompiled
+from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 F = TypeVar("F")
 
@@ -169,7 +169,9 @@ def frozen_warning(optimizers: Optimizers) -> str:
 def untrained_warning(model: torch.nn.Module, optimizers: Optimizers) -> str:
     """Return a warning of parameters that require a gradient and are in no optimizer, "" where there are none."""
     trained = {id(parameter) for parameter in optimizers.parameters}
-    named = [uncompiled(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
+    named = [
+        strip_wrapper_prefixes(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained
+    ]
     if not named:
         return ""
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""

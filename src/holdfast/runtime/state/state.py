@@ -29,7 +29,7 @@ from holdfast.runtime.state.extra_watch import ExtraWatch
 from holdfast.runtime.state.memory import ReusableMemory
 from holdfast.runtime.state.optimizers import Optimizers, unknown_parameter_message
 from holdfast.runtime.state.step_settings import StepSettings
-from holdfast.runtime.tensors import has_extra_state, named_modules, uncompiled
+from holdfast.runtime.tensors import has_extra_state, named_modules, strip_wrapper_prefixes
 
 MAX_TENSORS = 1 << 20
 
@@ -138,7 +138,7 @@ class TrainingState:
                 raise BadInputError(f"module {name!r} has extra state: pass an object that saves it as extra={{...}}")
         self._apart = {id(parameter) for parameter in apart}
         named = model.named_parameters()
-        self._parameters = {uncompiled(name): p for name, p in named if id(p) not in self._apart}
+        self._parameters = {strip_wrapper_prefixes(name): p for name, p in named if id(p) not in self._apart}
         self._set_buffers = dict(buffers or {})
         #: what optimizers had, and have not any more: its memory is there
         self._recycled: list[torch.Tensor] = []
@@ -366,7 +366,7 @@ class TrainingState:
         return ""
 
     def _state_buffers(self) -> dict[str, torch.Tensor]:
-        return {uncompiled(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
+        return {strip_wrapper_prefixes(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
 
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
@@ -381,8 +381,8 @@ class TrainingState:
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in known:
                 raise BadInputError(
-                    f"parameter {uncompiled(name)!r} is not the one that job.protect() was given: whatever replaces "
-                    "parameters (fully_shard, parallelize_module) is to be called before the optimizer is made"
+                    f"parameter {strip_wrapper_prefixes(name)!r} is not the one that job.protect() was given: whatever "
+                    "replaces parameters (fully_shard, parallelize_module) is to be called before the optimizer is made"
                 )
 
     def _known_ids(self) -> set[int]:

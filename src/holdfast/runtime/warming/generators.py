@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runtime.tensors import fork_randomness
+from holdfast.runtime.tensors import fork_rng
 
 
 class KeptGenerators:
@@ -20,7 +20,7 @@ class KeptGenerators:
     def keep(self) -> None:
         """Keep them as they are now."""
         untyped: Any = np.random
-        self._kept.enter_context(fork_randomness())
+        self._kept.enter_context(fork_rng())
         self._kept.callback(random.setstate, random.getstate())
         self._kept.callback(untyped.set_state, untyped.get_state())
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.clock import Clock
-from holdfast.runtime.generation.resources import Shared
+from holdfast.runtime.generation.resources import SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.warming.generators import KeptGenerators
@@ -28,7 +28,7 @@ SHADOW_STEPS = 2
 class Rehearsal:
     """Shadow steps, in a world of one; for the training thread. The state is void from the first one on."""
 
-    def __init__(self, shared: Shared, workload: Workload, clock: Clock) -> None:
+    def __init__(self, shared: SharedContext, workload: Workload, clock: Clock) -> None:
         """Have none under way."""
         self._shared = shared
         self._workload = workload
@@ -61,7 +61,7 @@ class Rehearsal:
         self._throw_away()
         with self._shared.changed:
             seconds = self._clock.monotonic() - self._began
-            self._shared.carry_out(warming.finish(seconds, self._error))
+            self._shared.execute(warming.finish(seconds, self._error))
             self._shared.changed.notify_all()
         logger.info("%d shadow steps in %.2f s%s", self._gone, seconds, f": {self._error}" if self._error else "")
         return None

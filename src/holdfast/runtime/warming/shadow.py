@@ -9,7 +9,7 @@ import torch
 
 from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 from holdfast.protocol.messages.progress import Activity
-from holdfast.runtime.generation.resources import Shared
+from holdfast.runtime.generation.resources import SharedContext
 from holdfast.runtime.gradients.workload import Workload
 
 #: The first of them makes what is made lazily, gradients among it; the second one adds to these, as all others do.
@@ -19,7 +19,7 @@ MICRO_BATCHES = 2
 class ShadowAttempt:
     """One shadow step, in place of an `Attempt`; for the training thread."""
 
-    def __init__(self, shared: Shared, workload: Workload, step: int, over: Callable[[], None]) -> None:
+    def __init__(self, shared: SharedContext, workload: Workload, step: int, over: Callable[[], None]) -> None:
         """Begin it.
 
         Args:
@@ -48,7 +48,7 @@ class ShadowAttempt:
         for micro_batch in self._micro_batches:
             # (its unit goes through all of them in step: none begins before all have agreed on the one before)
             proposal = Proposal(0, self.step, micro_batch, ProposalKind.SHADOW)
-            if self.undone or not self._shared.together(proposal, lambda: not self.undone):
+            if self.undone or not self._shared.agree(proposal, lambda: not self.undone):
                 return
             self._shared.progress.at(Activity.WARMING)
             yield micro_batch
@@ -67,7 +67,7 @@ class ShadowAttempt:
         """Leave a micro-batch out."""
         self._workload.skip(reason, micro_batch)
 
-    def decision(self, micro_batch: int) -> str:
+    def skip_reason(self, micro_batch: int) -> str:
         """Return "": nothing is decided in a step that nobody counts."""
         return ""
 
@@ -82,7 +82,7 @@ class ShadowAttempt:
         """
         self._workload.state.watch.check_unchanged()
 
-    def settle(self) -> None:
+    def conclude(self) -> None:
         """The script wants it applied: it is gone through to its end, and undone."""
         if not self.undone:
             self._over()

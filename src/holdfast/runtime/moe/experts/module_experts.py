@@ -15,7 +15,7 @@ from torch import nn
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.experts.stack import ExpertStack, expert_generator
-from holdfast.runtime.tensors import call_with, fork_randomness, integers, pieces, seed_all
+from holdfast.runtime.tensors import call_with_parameters, fork_rng, seed_all, split_tensor, to_ints
 
 #: Makes one expert of (dim, hidden): a module that turns `(n, D)` into `(n, D)`, row by row.
 ExpertFactory = Callable[[int, int], nn.Module]
@@ -64,18 +64,20 @@ class ModuleExperts(ExpertStack):
         """
         with torch.autocast(tokens_AD.device.type, enabled=False):
             weights = {name: weight.to(tokens_AD.dtype) for name, weight in self.weights().items()}
-            ends = integers(row_ends_R)
+            ends = to_ints(row_ends_R)
             sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
             done = [
                 self._compute_expert(row, part_nD, weights)
-                for row, part_nD in enumerate(pieces(tokens_AD, sizes))
+                for row, part_nD in enumerate(split_tensor(tokens_AD, sizes))
                 if part_nD.shape[0]
             ]
         return torch.cat(done) if done else tokens_AD * 0.0
 
     def _compute_expert(self, row: int, tokens_nD: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         (template,) = self._template
-        out_nD = call_with(template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD)
+        out_nD = call_with_parameters(
+            template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD
+        )
         if not isinstance(out_nD, torch.Tensor) or out_nD.shape != tokens_nD.shape:
             kind = tuple(out_nD.shape) if isinstance(out_nD, torch.Tensor) else type(out_nD).__name__
             raise BadInputError(
@@ -86,7 +88,7 @@ class ModuleExperts(ExpertStack):
 
 
 def _make_expert(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
-    with fork_randomness():
+    with fork_rng():
         seed_all(expert_generator(seed=seed, layer=layer, expert=expert).initial_seed())
         made = factory(dim, hidden)
     if not isinstance(cast(object, made), nn.Module):

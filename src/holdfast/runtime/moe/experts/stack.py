@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.tensors import apply, integers, pieces
+from holdfast.runtime.tensors import apply_function, split_tensor, to_ints
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -192,8 +192,8 @@ def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
 def multiply_grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
     """Multiply the tokens of each row by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
     if tokens_AX.shape[0] and _supports_grouped_mm(weights_RXY):
-        return apply(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
-    return _multiply_one_by_one(tokens_AX, weights_RXY, integers(row_ends_R))
+        return apply_function(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
+    return _multiply_one_by_one(tokens_AX, weights_RXY, to_ints(row_ends_R))
 
 
 def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
@@ -208,7 +208,7 @@ def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, end
     The weights then still get zero gradients.
     """
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    parts = zip(pieces(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)
+    parts = zip(split_tensor(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)
     return torch.cat([tokens_nX @ weight_XY for tokens_nX, weight_XY in parts])
 
 

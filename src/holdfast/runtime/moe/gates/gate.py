@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.moe.gates.balancing import BalancingBias
-from holdfast.runtime.options import check_real, check_whole
+from holdfast.runtime.options import check_integers, check_numbers
 
 #: Added to a sum of scores before a division, because all scores may be zero (DeepSeek-V3).
 _TINY = 1e-20
@@ -89,8 +89,8 @@ class TopKGate(nn.Module):
 
     def _check(self, bias_rate: float) -> None:
         experts, top_k = self.experts, self.top_k
-        check_whole(experts=experts, top_k=top_k, groups=self.groups)
-        check_whole(groups_kept=self.groups_kept, group_best=self.group_best)
+        check_integers(experts=experts, top_k=top_k, groups=self.groups)
+        check_integers(groups_kept=self.groups_kept, group_best=self.group_best)
         if experts < 1 or not 1 <= top_k <= experts or self.score not in ("softmax", "sigmoid"):
             raise BadInputError(
                 f"TopKGate(experts={experts}, top_k={top_k}, score={self.score!r}): there must be at least 1 expert, "
@@ -107,7 +107,7 @@ class TopKGate(nn.Module):
         if self.groups_kept < self.groups and not 1 <= self.group_best <= size:
             raise BadInputError(f"group_best is {self.group_best}: groups have {size} experts, give 1 to {size}")
         numbers = {"scale": self.scale, "aux_loss": self.aux_loss, "z_loss": self.z_loss, "bias_rate": bias_rate}
-        check_real(**numbers)
+        check_numbers(**numbers)
         for name, number in numbers.items():
             if not 0 <= number < math.inf or (name == "scale" and not number):
                 raise BadInputError(f"{name} is {number}: it must be 0 or more, and the scale above 0")

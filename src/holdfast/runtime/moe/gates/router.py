@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.randomness import stream_seed
-from holdfast.runtime.options import check_real
+from holdfast.runtime.options import check_numbers
 
 
 class Router(nn.Module):
@@ -26,7 +26,7 @@ class Router(nn.Module):
         Raises:
             BadInputError: the jitter is not a number from 0 to below 1.
         """
-        check_real(jitter=jitter)
+        check_numbers(jitter=jitter)
         if not 0 <= jitter < 1:
             raise BadInputError(f"jitter is {jitter}: it must be 0 (none) or more, and below 1")
         super().__init__()

@@ -18,7 +18,7 @@ from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.reduction.squares import GradientSummary
-from holdfast.runtime.tensors import integers, pieces
+from holdfast.runtime.tensors import to_ints, split_tensor
 
 
 class RoutingChoices:
@@ -47,7 +47,7 @@ class RoutingChoices:
             # Sent as float64, which is exact up to 2**53, like all counts in the step result.
             total = torch.tensor(finish_sums(start_sums(comm, mine, "routing choices")), dtype=torch.int64)
             sizes = [experts for _, experts in self._biases.values()]
-            self._totals = dict(zip(self._biases, pieces(total, sizes), strict=True))
+            self._totals = dict(zip(self._biases, split_tensor(total, sizes), strict=True))
         return GradientSummary()
 
     def all_gather(self, comm: Communicator, factor: float) -> None:
@@ -61,4 +61,4 @@ class RoutingChoices:
 
     def _local_counts(self, layer: int) -> list[int]:
         counted_E = self._state.choices.get(layer)
-        return integers(counted_E) if counted_E is not None else [0] * self._biases[layer][1]
+        return to_ints(counted_E) if counted_E is not None else [0] * self._biases[layer][1]

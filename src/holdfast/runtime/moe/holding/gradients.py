@@ -22,7 +22,7 @@ from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.reduction.bucket import sum_versions
 from holdfast.runtime.reduction.reduction import reallocate_on_failure
 from holdfast.runtime.reduction.squares import GradientSummary
-from holdfast.runtime.tensors import copy_each, pieces
+from holdfast.runtime.tensors import copy_each, split_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,7 +271,7 @@ class ExpertGradients:
 
     def _received_parts(self, traffic: _AllToAll, peer: int, lengths: list[int]) -> list[torch.Tensor]:
         start = sum(traffic.receive_splits[:peer])
-        return list(pieces(traffic.receive[start : start + sum(lengths)], lengths))
+        return list(split_tensor(traffic.receive[start : start + sum(lengths)], lengths))
 
     def _versions_by_host(self, rank: int) -> dict[ShardGroupKey, list[torch.Tensor]]:
         """Return all hosts' versions of this rank's shards, in rank order."""
@@ -297,5 +297,5 @@ class ExpertGradients:
             for group, shard in zip(common, shards, strict=True):
                 places = [self._reduced_gradient(item)[group.shard(item, peer)] for item in group.items]
                 landing += places
-                arrived += pieces(shard, [place.numel() for place in places])
+                arrived += split_tensor(shard, [place.numel() for place in places])
         return landing, arrived

@@ -22,7 +22,7 @@ from holdfast.runtime.moe.holding.shards import ExpertShards, LayerSpec, RowSpec
 from holdfast.runtime.moe.hosts import Placement, count_replicas, experts_of_rank
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.tree import dtype_of
-from holdfast.runtime.tensors import integer_rows
+from holdfast.runtime.tensors import to_int_rows
 
 #: bytes that a rank sends in one all-to-all, approximately
 WAVE_BYTES = 256 << 20
@@ -160,7 +160,7 @@ def _agree_on_specs(comm: Communicator, shards: ExpertShards, held: Placement) -
     device = shards.layers[0].experts.device if shards.layers else torch.device("cpu")
     gathered = torch.empty(2 * comm.size, dtype=torch.int64, device=device)
     comm.wait(comm.start_all_gather(gathered, torch.tensor([len(mine), zlib.crc32(mine)], device=device)))
-    reported = [(size, checksum) for size, checksum in integer_rows(gathered.view(-1, 2))]
+    reported = [(size, checksum) for size, checksum in to_int_rows(gathered.view(-1, 2))]
     holders = [rank for rank in range(comm.size) if any(ranks[rank] for ranks in held)]
     if len({reported[rank] for rank in holders}) > 1:
         raise ValueError(f"the ranks {holders} keep different kinds of state for their experts")

@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.state.memory import host_bytes
-from holdfast.runtime.tensors import integers
+from holdfast.runtime.tensors import to_ints
 
 _ABSENT = -1
 
@@ -47,6 +47,6 @@ def verify_replicas(comm: Communicator, shards: ExpertShards) -> None:
     comm.wait(comm.start_all_gather(gathered, own.to(device)))
     table = gathered.view(comm.size, len(pairs)).cpu()
     for place, (layer, expert) in enumerate(pairs):
-        versions = {rank: value for rank, value in enumerate(integers(table[:, place])) if value != _ABSENT}
+        versions = {rank: value for rank, value in enumerate(to_ints(table[:, place])) if value != _ABSENT}
         if len(set(versions.values())) > 1:
             raise ReplicasDifferError(f"expert {expert} of MoE layer {layer} differs between ranks: {versions}")

@@ -18,7 +18,7 @@ import triton
 from holdfast.planning import Interval, dispatch_schedule
 from holdfast.runtime.moe.kernels import triton_jit as jit
 from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
-from holdfast.runtime.tensors import from_array, integer_rows
+from holdfast.runtime.tensors import from_array, to_int_rows
 
 #: Elements that one program moves at a time: 64 bytes a thread in bfloat16, four of the widest loads.
 _TILE = 4096
@@ -34,7 +34,7 @@ class TritonKernels(TokenKernels):
     def plan(self, question: DispatchInputs) -> Movement:
         """See `TokenKernels.plan`."""
         sent_EN, received_EN = _schedule_shares(question)
-        totals = integer_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
+        totals = to_int_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
         send, receive = tuple(totals[0]), tuple(totals[1])
         by_expert_A = torch.argsort(question.assigned_A, stable=True)
         send_order, unsend = _order_segments(sent_EN.T, _segment_starts(sent_EN).T, sum(send), by_expert_A)

@@ -32,7 +32,7 @@ from holdfast.runtime.moe.layer import token_exchange as exchange
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.moe.layer.same_tokens import TokenSplit, check_no_dtensor
 from holdfast.runtime.moe.layer.token_exchange import Channel, Route
-from holdfast.runtime.options import check_real
+from holdfast.runtime.options import check_numbers
 
 #: dtypes by their numbers in the header; 0 is a rank without own tokens
 _DTYPES = (None, torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -96,7 +96,7 @@ class ExpertLayer(nn.Module):
             BadInputError: the dispatch is unknown, or the capacity is not above 0.
         """
         super().__init__()
-        check_real(capacity_factor=0.0 if capacity_factor is None else capacity_factor)
+        check_numbers(capacity_factor=0.0 if capacity_factor is None else capacity_factor)
         if capacity_factor is not None and not 0 < capacity_factor < math.inf:
             raise BadInputError(
                 f"capacity_factor is {capacity_factor}: it must be above 0 (1 is an expert's even share of a "

@@ -17,7 +17,7 @@ from holdfast.runtime.moe.gates.router import Router, jitter_stream
 from holdfast.runtime.moe.gates.routing import Routing
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.same_tokens import check_no_dtensor
-from holdfast.runtime.options import check_whole
+from holdfast.runtime.options import check_integers
 
 #: layers of one seed
 _MOST_LAYERS = 1 << 32
@@ -135,7 +135,7 @@ def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, 
     Raises:
         BadInputError: a size is out of range.
     """
-    check_whole(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
+    check_integers(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
     if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
         raise BadInputError(
             f"MoE(dim={dim}, hidden={hidden}, experts={experts}, top_k={top_k}): all must be at least 1, and top_k at "
@@ -151,7 +151,7 @@ def _check_seed(seed: int | None, layer: int) -> tuple[int, int]:
         BadInputError: the layer number is out of range.
     """
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    check_whole(seed=seed, layer=layer)
+    check_integers(seed=seed, layer=layer)
     if not 0 <= layer < _MOST_LAYERS:
         raise BadInputError(f"layer is {layer}: it must be 0 or more, and below {_MOST_LAYERS}")
     return int(seed), int(layer)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import is_dtensor
-from holdfast.runtime.tensors import apply, numbers
+from holdfast.runtime.tensors import apply_function, to_floats
 
 #: difference of one token between local ranks that counts as rounding, relative to the largest number
 _ROUNDING = 0.05
@@ -70,7 +70,7 @@ class TokenSplit:
         if differ or bool((counts != counts[0]).any()):
             raise BadInputError(
                 "an MoE layer is given other tokens on each local rank along tensor "
-                f"({', '.join(str(int(count)) for count in numbers(counts))} of them): its tokens must be the same on "
+                f"({', '.join(str(int(count)) for count in to_floats(counts))} of them): its tokens must be the same on "
                 "all of these ranks, complete and not cut along their sequence; gather them before the layer"
             )
 
@@ -81,11 +81,11 @@ class TokenSplit:
 
     def split(self, tokens_TD: torch.Tensor, weights_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this local rank's share, `(P, D)` and `(P, K)`; in backward, all get the gradients of all tokens."""
-        return cast("tuple[torch.Tensor, torch.Tensor]", apply(_Split, tokens_TD, weights_TK, self))
+        return cast("tuple[torch.Tensor, torch.Tensor]", apply_function(_Split, tokens_TD, weights_TK, self))
 
     def join(self, mixed_PD: torch.Tensor, tokens: int) -> torch.Tensor:
         """Gather the results of all shares, `(T, D)`; in backward, each local rank gets the gradient of its share."""
-        return apply(_Join, mixed_PD, self, tokens)
+        return apply_function(_Join, mixed_PD, self, tokens)
 
     def gather_shares(self, share_PX: torch.Tensor, tokens: int) -> torch.Tensor:
         """Gather the shares of all local ranks, `(T, X)`."""

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.moe.kernels.interface import Movement, TokenKernels
 from holdfast.runtime.moe.layer.rounds import StepState
-from holdfast.runtime.tensors import apply
+from holdfast.runtime.tensors import apply_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,9 +147,9 @@ class _FromExperts(torch.autograd.Function):
 
 def to_experts(tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
     """Return the rows for this rank's experts, `(A, D)`, sorted by stacked row; differentiable once."""
-    return apply(_ToExperts, tokens_TD, route)
+    return apply_function(_ToExperts, tokens_TD, route)
 
 
 def from_experts(done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype) -> torch.Tensor:
     """Return the weighted outputs `(T, D)` of tokens sent by `to_experts`, in a dtype; differentiable once."""
-    return apply(_FromExperts, done_AD, weights_TK, route, dtype)
+    return apply_function(_FromExperts, done_AD, weights_TK, route, dtype)

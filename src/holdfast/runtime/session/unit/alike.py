@@ -22,7 +22,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
-def check_alike(state: TrainingState, groups: Iterable[Communicator]) -> None:
+def check_replicated(state: TrainingState, groups: Iterable[Communicator]) -> None:
     """Compare with the other places what this one has a whole copy of; all of them must call it.
 
     Args:
@@ -34,13 +34,15 @@ def check_alike(state: TrainingState, groups: Iterable[Communicator]) -> None:
     """
     mine: dict[str, bytes] = {}
     for group in groups:
-        mine = mine or _hashes(state)
+        mine = mine or _hash_replicated(state)
         whole = hashlib.blake2b(_encoder.encode(mine), digest_size=16).digest()
         if len(set(gather_bytes(group, whole, "what is alike"))) > 1:
-            _complain([_decoder.decode(one) for one in gather_bytes(group, _encoder.encode(mine), "what is alike")])
+            _raise_difference(
+                [_decoder.decode(one) for one in gather_bytes(group, _encoder.encode(mine), "what is alike")]
+            )
 
 
-def _hashes(state: TrainingState) -> dict[str, bytes]:
+def _hash_replicated(state: TrainingState) -> dict[str, bytes]:
     """Return hashes of all tensors that are not spread, by name."""
     view = state.capture()
     named = enumerate(zip(stored_names(view.manifest), view.tensors, strict=True))
@@ -48,7 +50,7 @@ def _hashes(state: TrainingState) -> dict[str, bytes]:
     return {name: hashlib.blake2b(host_bytes(tensor), digest_size=16).digest() for name, tensor in alike}
 
 
-def _complain(known: list[dict[str, bytes]]) -> None:
+def _raise_difference(known: list[dict[str, bytes]]) -> None:
     names = dict.fromkeys(name for one in known for name in one)
     name = next((name for name in names if len({one.get(name) for one in known}) > 1), "")
     raise BadInputError(

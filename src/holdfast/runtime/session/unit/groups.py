@@ -41,7 +41,7 @@ def build_groups(
     """
     deadline = time.monotonic() + timeout_s
     board.post(key_of(place, _HELLO), b"")
-    _await(board, layout.places, timeout_s)
+    _await_all_ranks(board, layout.places, timeout_s)
     built: dict[str, Communicator] = {}
     graveyard = Graveyard()
     for dimension in DIMENSIONS:
@@ -69,7 +69,7 @@ def build_groups(
     return built
 
 
-def _await(board: Board, places: int, timeout_s: float) -> None:
+def _await_all_ranks(board: Board, places: int, timeout_s: float) -> None:
     """Wait until all places are there to build groups."""
     keys = [key_of(place, _HELLO) for place in range(places)]
     try:

@@ -15,7 +15,7 @@ MOST_NODES = 1_000_000
 GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
 
 
-def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
+def parse_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
     """Return the only layout that is given, and all of them where these are several.
 
     Raises:
@@ -24,11 +24,11 @@ def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
     if given is None:
         return None, ()
     if isinstance(given, Layout):
-        return _checked(given, given), ()
+        return _check_layout(given, given), ()
     if isinstance(given, Mapping):
-        found = _by_nodes(cast("Mapping[object, object]", given))
+        found = _parse_by_nodes(cast("Mapping[object, object]", given))
     elif isinstance(cast(object, given), list | tuple) and (not given or any(type(one) is Layout for one in given)):
-        found = tuple(ListedLayout(layout=_checked(one, given)) for one in cast("Sequence[object]", given))
+        found = tuple(ListedLayout(layout=_check_layout(one, given)) for one in cast("Sequence[object]", given))
     else:
         raise BadInputError(
             f"holdfast.init(layout={given!r}) is a {type(given).__name__}: give holdfast.Layout(shard=N), a list of "
@@ -44,7 +44,7 @@ def listed_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
     return (layouts[0], ()) if len(set(layouts)) == 1 else (None, found)
 
 
-def check_work(layouts: Layouts, micro_batch: int) -> None:
+def check_micro_batch(layouts: Layouts, micro_batch: int) -> None:
     """See whether a job can be trained under all layouts that it lists.
 
     Raises:
@@ -58,7 +58,7 @@ def check_work(layouts: Layouts, micro_batch: int) -> None:
             )
 
 
-def _by_nodes(given: Mapping[object, object]) -> Layouts:
+def _parse_by_nodes(given: Mapping[object, object]) -> Layouts:
     for nodes in given:
         if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise BadInputError(
@@ -72,10 +72,10 @@ def _by_nodes(given: Mapping[object, object]) -> Layouts:
             "an entry for 1"
         )
     pairs = sorted(cast("Mapping[int, object]", given).items())
-    return tuple(ListedLayout(layout=_checked(one, given), nodes=nodes) for nodes, one in pairs)
+    return tuple(ListedLayout(layout=_check_layout(one, given), nodes=nodes) for nodes, one in pairs)
 
 
-def _checked(one: object, given: object) -> Layout:
+def _check_layout(one: object, given: object) -> Layout:
     if not isinstance(one, Layout):
         raise BadInputError(
             f"holdfast.init(layout={given!r}) has a {type(one).__name__} in it: give holdfast.Layout(shard=N)"

@@ -12,8 +12,8 @@ from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.plan import Role
 from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.session.unit.alike import check_alike
-from holdfast.runtime.session.unit.unit import Unit
+from holdfast.runtime.session.unit.alike import check_replicated
+from holdfast.runtime.session.unit.unit import ReplicaGroup
 from holdfast.runtime.state.refusals import check_wrappers
 from holdfast.runtime.state.state import TrainingState
 from holdfast.runtime.warming.spread_steps import foresee_steps
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class SpreadModel:
     """What torch is shown of the unit: one replica, and nothing of the others."""
 
-    def __init__(self, unit: Unit | None, device: torch.device, layouts: Layouts = ()) -> None:
+    def __init__(self, unit: ReplicaGroup | None, device: torch.device, layouts: Layouts = ()) -> None:
         """Make the mesh; without a unit, that of one place: a layout's sizes count as 1.
 
         Args:
@@ -46,11 +46,11 @@ class SpreadModel:
         """The mesh, with the dimensions "shard" and "tensor"."""
         return self._replica.mesh
 
-    def named(self, dimensions: Mapping[str, str]) -> DeviceMesh:
+    def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
         """Return the same places under other names (`ReplicaMesh.named`)."""
         return self._replica.named(dimensions)
 
-    def take(self, model: object) -> ReplicaPosition:
+    def configure_model(self, model: object) -> ReplicaPosition:
         """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing,
         and places with the same samples share the experts' tokens out.
 
@@ -76,5 +76,5 @@ class SpreadModel:
         Raises:
             BadInputError: places of the unit have different copies of something that is not spread over them.
         """
-        check_alike(state, self._groups.values())
+        check_replicated(state, self._groups.values())
         foresee_steps(state.optimizers)

@@ -32,11 +32,11 @@ from holdfast.runtime.session.unit.groups import BUILD_S, build_groups
 logger = logging.getLogger(__name__)
 
 #: who waits so long for another place says for which
-_SAY_AFTER_S = 10.0
+_WARN_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class ReplicaGroup:
     """What a place has of its unit, for as long as its process lives.
 
     name: of this unit and no earlier one. groups: by the dimension's name; one that this place would be alone in is
@@ -50,35 +50,39 @@ class Unit:
     proposals: Proposals
 
 
-class Met(NamedTuple):
+class Joined(NamedTuple):
     """What a worker comes out of `holdfast.init()` with: the layout in force, its unit, None where it is alone in it.
 
     `snapshots`: the agent's folder for the state, where another layout may be in force later.
     """
 
     layout: Layout
-    unit: Unit | None
+    unit: ReplicaGroup | None
     snapshots: str = ""
 
 
-def meet_under(
+def join_replica_group(
     link: WorkerLink, worker: str, layouts: Layouts, device: torch.device, *, backend: Backend = AUTO
-) -> Met:
+) -> Joined:
     """Meet the other places of this worker's unit under that of these layouts which is in force; blocks.
 
     Raises:
         BadInputError, HoldfastError: as `form_unit`.
     """
     meeting = _Meeting()
-    link.meet(meeting.hear, meeting.lost)
+    link.meet(meeting.on_answer, meeting.on_agent_lost)
     link.send(JoinUnit(worker=worker, layouts=layouts))
-    formed = meeting.formed()
+    formed = meeting.await_formed()
     layout = formed.layout
-    unit = _built(link, meeting, formed, worker, layout, device, backend, BUILD_S) if layout.places > 1 else None
-    return Met(layout, unit, formed.snapshots)
+    unit = (
+        _build_replica_group(link, meeting, formed, worker, layout, device, backend, BUILD_S)
+        if layout.places > 1
+        else None
+    )
+    return Joined(layout, unit, formed.snapshots)
 
 
-def form_unit(
+def form_replica_group(
     link: WorkerLink,
     worker: str,
     layout: Layout,
@@ -86,7 +90,7 @@ def form_unit(
     *,
     backend: Backend = AUTO,
     build_timeout_s: float = BUILD_S,
-) -> Unit:
+) -> ReplicaGroup:
     """Meet the other places of this worker's unit, through its agent, and build the unit's groups; blocks.
 
     How long a place may take to come is for the agent to say, which ends one that does not.
@@ -100,12 +104,12 @@ def form_unit(
         HoldfastError: the agent is gone, or a place is stuck on its way; the message says which.
     """
     meeting = _Meeting()
-    link.meet(meeting.hear, meeting.lost)
+    link.meet(meeting.on_answer, meeting.on_agent_lost)
     link.send(JoinUnit(worker=worker, layout=layout))
-    return _built(link, meeting, meeting.formed(), worker, layout, device, backend, build_timeout_s)
+    return _build_replica_group(link, meeting, meeting.await_formed(), worker, layout, device, backend, build_timeout_s)
 
 
-def _built(
+def _build_replica_group(
     link: WorkerLink,
     meeting: _Meeting,
     formed: UnitFormed,
@@ -114,16 +118,16 @@ def _built(
     device: torch.device,
     backend: Backend,
     build_timeout_s: float,
-) -> Unit:
+) -> ReplicaGroup:
     """Build the groups of a unit that is formed."""
     place = formed.workers.index(worker)
     try:
         proposals = Proposals(formed.page, place=place, places=layout.places)
     except OSError as error:
         raise HoldfastError(f"the memory for a unit's proposals cannot be opened: {error}") from None
-    board = meeting.board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
+    board = meeting.open_board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
     groups = build_groups(board, layout, place, device, backend=backend, timeout_s=build_timeout_s)
-    return Unit(name=formed.unit, layout=layout, place=place, groups=groups, proposals=proposals)
+    return ReplicaGroup(name=formed.unit, layout=layout, place=place, groups=groups, proposals=proposals)
 
 
 class _Meeting:
@@ -139,7 +143,7 @@ class _Meeting:
         self._early: list[UnitPosted] = []
         self._board: Board | None = None
 
-    def hear(self, answer: UnitAnswer) -> None:
+    def on_answer(self, answer: UnitAnswer) -> None:
         """The agent says something."""
         with self._changed:
             match answer:
@@ -151,10 +155,10 @@ class _Meeting:
                     self._formed = answer
                 case UnitPosted():
                     self._early.append(answer)
-                    self._put()
+                    self._deliver_posted()
             self._changed.notify_all()
 
-    def lost(self) -> None:
+    def on_agent_lost(self) -> None:
         """The agent is gone."""
         with self._changed:
             self._lost = True
@@ -162,34 +166,34 @@ class _Meeting:
                 self._board.close()
             self._changed.notify_all()
 
-    def formed(self) -> UnitFormed:
+    def await_formed(self) -> UnitFormed:
         """Wait until the unit is formed."""
         with self._changed:
-            if not self._changed.wait_for(self._over, _SAY_AFTER_S):
+            if not self._changed.wait_for(self._is_decided, _WARN_AFTER_S):
                 missing = ", ".join(map(str, self._missing)) or "its agent"
                 logger.warning("holdfast.init() waits for others of this unit: worker %s of this node", missing)
-                self._changed.wait_for(self._over)
+                self._changed.wait_for(self._is_decided)
             if self._refused:
                 raise BadInputError(self._refused)
             if self._formed is None:
                 raise HoldfastError("the agent is gone, through which a unit's places meet")
             return self._formed
 
-    def board(self, post: Callable[[dict[str, bytes]], None]) -> Board:
+    def open_board(self, post: Callable[[dict[str, bytes]], None]) -> Board:
         """Return the board of the unit's rendezvous, with what has come already."""
         with self._changed:
             self._board = Board(0, post)
             if self._lost:
                 self._board.close()
-            self._put()
+            self._deliver_posted()
             return self._board
 
-    def _put(self) -> None:
+    def _deliver_posted(self) -> None:
         if self._board is not None and self._formed is not None:
             for posted in self._early:
                 if posted.unit == self._formed.unit:
                     self._board.put(posted.keys)
             self._early.clear()
 
-    def _over(self) -> bool:
+    def _is_decided(self) -> bool:
         return self._formed is not None or bool(self._refused) or self._lost
