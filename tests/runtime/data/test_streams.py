@@ -124,8 +124,8 @@ def calm(data: Any, steps: int) -> list[list[Any]]:
         notes: list[bytes] = []
         for part in range(M):
             batches[-1].append(fetched(worker, step, part))
-            notes.append(worker.note())
-        worker.take(notes, [b""])
+            notes.append(worker.make_note())
+        worker.merge(notes, [b""])
         worker.apply()
     return batches
 
@@ -166,9 +166,9 @@ def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: rand
                 assert worker.fetch(step + 1, part, worker.wanted(step + 1, part)).batch == expected[step][part]
             for _ in range(story.choice([1, 1, 2])):  # (the second time as after a failure)
                 assert fetched(worker, step, part) == expected[step - 1][part]
-            notes.append(worker.note())
+            notes.append(worker.make_note())
         for worker in workers:
-            worker.take(notes, [b""])
+            worker.merge(notes, [b""])
             worker.apply()
         if story.random() < 0.2:
             saved = (step, passed_on(story.choice(workers).state_dict()))

@@ -1,7 +1,6 @@
-"""The resources of a worker for one generation: its group, its connections for state, its experts.
+"""The resources of a worker for one generation: its groups, its state transfers, its experts.
 
-`Generations.of` creates the `Resources` of a generation on demand. `Generations.interrupt` breaks off every wait in it
-and never blocks; `Resources.leave` retires its groups, from the thread that used them. `Shared` is the state that the
-parts of a session have in common, guarded by one condition. `SessionExperts` moves experts when a generation is
-entered.
+`Generations.of` creates the `Resources` of a generation on demand. `Generations.interrupt` interrupts every wait in it
+and never blocks; `Resources.retire` retires its groups, from the thread that used them. `SharedContext` holds what the
+parts of a session share, guarded by one condition. `SessionExperts` moves experts when a generation is entered.
 """

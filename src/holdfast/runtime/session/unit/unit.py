@@ -67,7 +67,7 @@ def join_replica_group(
     """Meet the other places of this worker's unit under that of these layouts which is in force; blocks.
 
     Raises:
-        BadInputError, HoldfastError: as `form_unit`.
+        BadInputError, HoldfastError: as `form_replica_group`.
     """
     meeting = _Meeting()
     link.meet(meeting.on_answer, meeting.on_agent_lost)
