@@ -156,7 +156,9 @@ class Session:
         )
         self.finish, self.await_saved = self._applier.finish, self._applier.await_saved
         self.left_loop = LeftLoopSaver(workload.state, self._applier.save_after_left_loop)
-        self._entry = GenerationEntry(*parts, self._applier, self._transfers, experts=held, saver=saver, snapshots=snapshots)
+        self._entry = GenerationEntry(
+            *parts, self._applier, self._transfers, experts=held, saver=saver, snapshots=snapshots
+        )
         if saver is not None:
             saver.set_on_idle(shared.notify)
         register_fault_handlers(faults, shared, workload.state)

@@ -366,7 +366,10 @@ class TrainingState:
         return ""
 
     def _state_buffers(self) -> dict[str, torch.Tensor]:
-        return {strip_wrapper_prefixes(name): self._set_buffers.get(name, buffer) for name, buffer in self.model.named_buffers()}
+        return {
+            strip_wrapper_prefixes(name): self._set_buffers.get(name, buffer)
+            for name, buffer in self.model.named_buffers()
+        }
 
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))

@@ -56,7 +56,9 @@ class Emulation:
         started = self.now()
         watch = _BackwardTimer(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])
         # The backward pass reaches the output of the experts first.
-        out_AD = apply_function(_AtBackward, compute(apply_function(_AtBackward, tokens_AD, watch.stop), *more), watch.start)
+        out_AD = apply_function(
+            _AtBackward, compute(apply_function(_AtBackward, tokens_AD, watch.stop), *more), watch.start
+        )
         self.sleep_until_elapsed(started, self.seconds_per_token * tokens_AD.shape[0])
         return out_AD
 

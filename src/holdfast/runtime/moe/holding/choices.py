@@ -18,7 +18,7 @@ from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.layer.expert_layer import ExpertLayer
 from holdfast.runtime.moe.layer.rounds import StepState
 from holdfast.runtime.reduction.squares import GradientSummary
-from holdfast.runtime.tensors import to_ints, split_tensor
+from holdfast.runtime.tensors import split_tensor, to_ints
 
 
 class RoutingChoices:
