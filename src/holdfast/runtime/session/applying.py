@@ -227,7 +227,7 @@ class StepApplier:
             step, share = machine.applied, PartShare.of_member(machine.plan, machine.worker)
         self._workload.state.watch.check_unchanged()
         if not saver.has_saved(step, share):
-            saver.save(self._workload.state, step, share, self._experts.saved if self._experts else None)
+            saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def _await_sent_state(self, generation: int) -> None:
         """Wait until what others are sent of the state is on its way: it must not change under their feet."""

@@ -154,7 +154,7 @@ class Session:
             verify_state=verify_state,
             evaluating=self._evaluating,
         )
-        self.finish, self.await_saved = self._applier.finish, self._applier.await_saved
+        self.finish, self.await_saved = self._applier.finish_loop, self._applier.await_saved
         self.left_loop = LeftLoopSaver(workload.state, self._applier.save_after_left_loop)
         self._entry = GenerationEntry(
             *parts, self._applier, self._transfers, experts=held, saver=saver, snapshots=snapshots

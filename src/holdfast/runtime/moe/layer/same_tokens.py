@@ -70,8 +70,8 @@ class TokenSplit:
         if differ or bool((counts != counts[0]).any()):
             raise BadInputError(
                 "an MoE layer is given other tokens on each local rank along tensor "
-                f"({', '.join(str(int(count)) for count in to_floats(counts))} of them): its tokens must be the same on "
-                "all of these ranks, complete and not cut along their sequence; gather them before the layer"
+                f"({', '.join(str(int(count)) for count in to_floats(counts))} of them): its tokens must be the same "
+                "on all of these ranks, complete and not cut along their sequence; gather them before the layer"
             )
 
     def own_slice(self, tokens: int) -> slice:
