@@ -40,8 +40,8 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
         (("n1", "n1"), (), BadInputError, "'n1' is named twice"),
         (("n1", "n2"), ("s0", "s0"), BadInputError, "'s0' is named twice"),
         (("n1",), ("n2",), BadInputError, "node n2 is in use: it has a place of its own; name a standby"),
-        (("n1", "n2"), ("n2", "n1"), BadInputError, "node n2 is to leave: it cannot take a place"),
-        (("n1",), ("n1",), BadInputError, "node n1 is to leave: it cannot take a place"),
+        (("n1", "n2"), ("n2", "n1"), BadInputError, "node n2 will leave: it cannot take over ranks"),
+        (("n1",), ("n1",), BadInputError, "node n1 will leave: it cannot take over ranks"),
         (("n1",), ("s0", "s1"), BadInputError, "2 targets are named for node n1"),
         (("n1",), ("s9",), UnreachableError, "no node 's9': the standbys are s0, s1"),
         (("s0",), (), BadInputError, "node s0 is a standby: it has no place to give"),
@@ -63,14 +63,14 @@ def test_without_a_standby_it_is_said_that_there_is_none_and_what_would_do(nodes
 def test_the_job_is_over() -> None:
     job = beside("s0")
     job.machine.parts.ending.failed("for a test")
-    with pytest.raises(RefusedError, match="the job is failed: nobody need leave it"):
+    with pytest.raises(RefusedError, match="the job is failed: nodes need not leave it"):
         job.feed(MoveNodes(("n1",)))
 
 
 def test_who_is_asked_for_one_that_moves_already_names_another() -> None:
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
-    with pytest.raises(BadInputError, match="standby s0 is to take the place of node n1: name another"):
+    with pytest.raises(BadInputError, match="standby s0 will replace node n1: name another"):
         job.feed(MoveNodes(("n2",), ("s0",)))
     job.feed(MoveNodes(("n2",), ("s1",)))
     assert {one.node: one.to for one in job.machine.record.leaving} == {"n1": "s0", "n2": "s1"}

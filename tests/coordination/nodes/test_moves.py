@@ -348,7 +348,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
             job.feed(MoveNodes(nodes, to))
     assert job.machine.record.leaving == ()
     job.feed(MoveNodes(("n1",), ("s0",)))
-    with pytest.raises(BadInputError, match="standby s0 is to take the place of node n1"):
+    with pytest.raises(BadInputError, match="standby s0 will replace node n1"):
         job.feed(MoveNodes(("n2",), ("s0",)))
 
 

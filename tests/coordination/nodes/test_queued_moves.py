@@ -218,7 +218,7 @@ def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
 def test_who_gives_its_place_away_may_be_named_by_the_next_one() -> None:
     job = beside("s0")
     job.feed(MoveNodes(("n1",)))
-    with pytest.raises(BadInputError, match="standby s0 is to take the place of node n1: name another"):
+    with pytest.raises(BadInputError, match="standby s0 will replace node n1: name another"):
         job.feed(MoveNodes(("n2",), ("s0",)))
     job.feed(MoveNodes(("n2",), ("n1",)))
     goes(job, "s0", 2)

@@ -16,17 +16,17 @@ from holdfast.protocol.messages.agent import Refused
 
 
 class Absences:
-    """The nodes that are expected back, and since when they are away."""
+    """The disconnected nodes that are expected back, and since when they are away."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        #: the nodes that are expected with the same workers, and since when (the transaction's time, in seconds)
+        #: The nodes that are expected with the same workers, and since when, in seconds of the transaction's clock.
         self._returning: dict[str, float] = {}
         #: the nodes that are expected with new workers, and since when
         self._replacing: dict[str, float] = {}
-        #: those of `_replacing` whose first arrival users do not know of yet
+        #: The nodes of `_replacing` that were never reported as joined.
         self._unannounced: set[str] = set()
-        #: nodes that are connected again, and whose new workers have not all attached
+        #: Reconnected nodes with new workers that have not all attached.
         self._starting: set[str] = set()
         #: when a node last came back with the same workers
         self._last_return = 0.0
@@ -35,7 +35,7 @@ class Absences:
 
     @property
     def promised(self) -> Set[str]:
-        """The nodes whose workers may still come back with their part of the state."""
+        """The nodes with workers that may still come back with their part of the state."""
         return self._returning.keys()
 
     @property
@@ -70,21 +70,21 @@ class Absences:
             self._replacing[name] = transaction.now
 
     def on_node_connected(self) -> None:
-        """A node has connected. If it is the first one, all others have a lease from now."""
+        """Record that a node has connected. After the first one, all others have a lease from now."""
         if not self._any_connected:
             self._any_connected = True
             self.pause_over()
 
     def is_expected(self, name: str) -> bool:
-        """Whether a node is expected back."""
+        """Return whether a node is expected back."""
         return name in self._returning or name in self._replacing
 
     def is_known(self, name: str) -> bool:
-        """Whether a node is expected back, and users know that it has joined before."""
+        """Return whether a node is expected back, and users know that it has joined before."""
         return self.is_expected(name) and name not in self._unannounced
 
     def on_node_returned(self, node: Node) -> None:
-        """A node is connected, and its whole Hello was handled."""
+        """Record that a node is connected, and its whole Hello was handled."""
         if self._returning.pop(node.name, None) is not None:
             self._last_return = self._transaction.now
         self._unannounced.discard(node.name)
@@ -93,21 +93,21 @@ class Absences:
             self._starting.add(node.name)
 
     def on_worker_attached(self, node: Node) -> bool:
-        """A worker of a node has attached; return whether the node was expected with new workers."""
+        """Record that a worker has attached; return whether its node was expected with new workers."""
         expected = node.name in self._starting or node.name in self._replacing
         if node.complete:
             self._starting.discard(node.name)
         return expected
 
     def lost(self, name: str) -> None:
-        """A node has left the job: do not expect it."""
+        """Stop expecting a node, because it has left the job."""
         self._starting.discard(name)
         self._unannounced.discard(name)
         self._returning.pop(name, None)
         self._replacing.pop(name, None)
 
     def pause_over(self) -> None:
-        """This process was paused: give every node its full time again."""
+        """Give every node its full time again, because this process was paused."""
         for away in (self._returning, self._replacing):
             away.update(dict.fromkeys(away, self._transaction.now))
 
@@ -123,10 +123,10 @@ class Absences:
         node is overdue either: giving them up would end a job that still trains. If the job `ends`, they are overdue.
 
         Args:
-            lease_s: Seconds that a node may be away.
-            needed: Nodes without which state is lost.
-            needed_s: Seconds that a needed node has to come back with new workers.
-            ends: Whether the job is about to end.
+            lease_s: the seconds that a node may be away.
+            needed: the nodes without which state is lost.
+            needed_s: the seconds that a needed node has to come back with new workers.
+            ends: whether the job is about to end.
         """
         before = self._transaction.now - lease_s
         gives_up = (self._any_connected or ends) and self._last_return < before

@@ -1,13 +1,13 @@
-"""Nodes that leave in good order: asked to go, they train on to a step's end, and go once nothing is lost with them.
+"""Draining: nodes leave at a step boundary, once no state is lost with them.
 
-A standby that takes the place joins beside the node first, while all train: by a swap, like any newcomer. Nobody waits
-for its state, and where it is lost on the way nothing is: the node is a member still. Once it is there, the node goes.
+If a standby replaces the node, it joins next to it first, during training, like any newcomer. Its state is transferred
+meanwhile, and a failure loses nothing, because the node is still a member. Then the node leaves.
 
-Leaving is no failure. The others are stopped and go on without them as after a loss (DESIGN.md 3), but all have
-reported: whoever leaves counts until it is decided that what it has is with others, too. From that decision on it is
-owed: it keeps what it has, its report counts where the others fail, and it is taken back where it is needed. Only where
-a step has passed without it after the decided one has everybody the state that it leads to (whoever took its place,
-too): then it goes, or is a standby from there on. So a failure beside it is no worse than it would have been before.
+Leaving is not a failure. The others are stopped and continue without the node as after a loss (DESIGN.md 3), but all
+have reported. The node counts until a decision says that all its state is also elsewhere. From then on it is retained:
+it keeps its state, its report counts after a failure of the others, and it is taken back if it is needed. Once a step
+after the decided one has passed without the node, all members have their state, including its replacement. Then the
+node is released, or becomes a standby. So a failure during draining costs no more than one before it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import MAX_NODES_KEPT, Departure
 
 DRAINED, MOVED = "drained", "moved"
-#: where a node could not go, although it was stopped for that, it is tried again after so many steps
+#: After a failed try to release a node, the next one follows after this many steps.
 RETRY_STEPS = 10
-#: of those that have left, so many are remembered
+#: At most this many drained nodes are remembered.
 _KEPT = MAX_NODES_KEPT
 
 
 class Departures:
-    """Who is to go, who goes now, and who has gone."""
+    """Drains and moves nodes: requested, in progress and done."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class Departures:
         self._standbys = standbys
         self._replacing = replacing
         self._costs = costs
-        #: what is told of those that were given a time, once they have left, by node
+        #: Details for the event when a node with a deadline has left, by node.
         self._noted: dict[str, str] = {}
-        #: the step before which nobody is stopped again for a node that could not go
+        #: Before this step, members are not stopped again for a node that could not leave.
         self._not_before = 0
 
-    # ---- what users ask for ----
+    # ---- requests of users ----
 
     def ask(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> None:
-        """Have these nodes leave; those that leave already, or have left, are asked in vain.
+        """Drain these nodes; nodes that already leave or have left are skipped.
 
         Args:
-            stays: each gives its place to a standby, once one is warm, and is a standby itself from then on.
-            to: to these, in order; the others to any.
+            stays: each node waits for a warm standby that takes over its ranks, and becomes a standby itself.
+            to: the standbys for the first nodes, in order; the other nodes get any.
 
         Raises:
-            BadInputError, UnreachableError, RefusedError: as `check`.
+            BadInputError, UnreachableError, RefusedError: as in `check`.
         """
         transaction, new = self._transaction, self.check(names, to, stays=stays)
         if not new:
@@ -94,16 +94,16 @@ class Departures:
         self._not_before = 0
 
     def check(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> list[str]:
-        """Return those of these nodes that do not leave already, and have not left; the arguments are those of `ask`.
+        """Check a request, with the arguments of `request`; return the nodes that are not leaving yet.
 
         Raises:
-            BadInputError: a node is named twice, or none is; or a target is none.
-            UnreachableError: there is no such node.
-            RefusedError: the job is over, or could not go on as it is without them; the message says what would do.
+            BadInputError: no node is named, or one is named twice, or a target is not a standby.
+            UnreachableError: a node does not exist.
+            RefusedError: the job is over, or could not continue without the nodes; the message has the remedy.
         """
         transaction, record = self._transaction, self._transaction.record
         if not names:
-            raise BadInputError("no node is named: say which is to leave")
+            raise BadInputError("no node is named: name the nodes that should leave")
         for given in (names, to):
             twice = next((name for place, name in enumerate(given) if name in given[:place]), None)
             if twice is not None:
@@ -118,7 +118,7 @@ class Departures:
                 known = ", ".join(sorted(transaction.members.nodes)) or "none"
                 raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
         if record.outcome:
-            raise RefusedError(f"the job is {record.outcome}: nobody need leave it")
+            raise RefusedError(f"the job is {record.outcome}: nodes need not leave it")
         before = {one.node for one in record.leaving if stays or not one.stays}
         new = [name for name in names if name not in before and name not in gone]
         if new and stays:
@@ -128,10 +128,10 @@ class Departures:
         return new
 
     def noticed(self, name: str, grace_s: float) -> str:
-        """A node ends in so many seconds, whatever the others do: have it leave before.
+        """Drain a node that will end in `grace_s` seconds in any case.
 
         Returns:
-            Why that cannot be, "" where it can: then it stays to its end, and is lost.
+            Why it cannot leave before, or "". Then it stays until its end, and is lost.
         """
         transaction, record = self._transaction, self._transaction.record
         others = tuple(one for one in record.leaving if one.node != name)
@@ -146,14 +146,15 @@ class Departures:
         self._not_before = 0
         plan = record.plan
         if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
-            self.begin(plan)  # (at the end of the step it would be gone)
+            # The next step boundary would be too late.
+            self.begin(plan)
         return ""
 
     def recalled(self, name: str) -> str:
-        """The pool wants a node back: have it leave in good order, although the others may keep fewer copies then.
+        """Drain a node that the pool recalls, even if fewer copies of the state remain.
 
         Returns:
-            Why that cannot be now, "" where it can.
+            Why it cannot leave now, or "".
         """
         record, now = self._transaction.record, self._transaction.now
         others = tuple(one for one in record.leaving if one.node != name)
@@ -168,7 +169,7 @@ class Departures:
         return ""
 
     def readmit(self, name: str) -> bool:
-        """A node may come again; return whether it had left for good."""
+        """Allow a node to join again; return whether it had been drained."""
         drained = self._transaction.record.drained
         rest = tuple(one for one in drained if one.node != name)
         if len(rest) < len(drained):
@@ -176,7 +177,7 @@ class Departures:
         return len(rest) < len(drained)
 
     def undrain(self, name: str) -> bool:
-        """Let a node come back that has left; return whether it had been drained.
+        """Allow a drained node to join again; return whether it had been drained.
 
         Raises:
             RefusedError: it has not left yet.
@@ -186,18 +187,19 @@ class Departures:
         return self.readmit(name)
 
     def bars(self, name: str) -> bool:
-        """Tell whether a node has left for good, as far as anybody has said."""
+        """Return whether a node was drained and may not join."""
         return any(one.node == name for one in self._transaction.record.drained)
 
     # ---- leaving ----
 
     def going(self, workers: Iterable[str], plan: GenerationPlan | None = None) -> list[str]:
-        """Return those of these workers whose nodes leave once they can, or have left and are owed.
+        """Return the workers of nodes that leave as soon as possible, or are retained.
 
-        A node that is to give its place to a standby waits for one that is warm, and for that to have joined.
+        A node that is moved waits until a warm standby has joined.
 
         Args:
-            plan: in force, and to be left for them alone; None: it is left anyway, so whoever is about to join does.
+            plan: the plan in force, if it will be interrupted only for these nodes. None: it is interrupted anyway, so
+                a standby that is still joining counts, too.
         """
         if not (leaving := self._transaction.record.leaving):
             return []
@@ -210,10 +212,10 @@ class Departures:
         return [worker for worker in workers if node_of(worker) in here]
 
     def enter_beside(self, *, whoever: bool = False) -> None:
-        """Let standbys join that are warm and are to take the places of nodes, which go once these are there.
+        """Promote warm standbys to join next to the nodes that they replace.
 
         Args:
-            whoever: also where there is little time for that.
+            whoever: also if there is little time for that.
         """
         waiting = [
             one for one in self._transaction.record.leaving if not one.owed and not self._replacing.is_beside(one)
@@ -226,17 +228,17 @@ class Departures:
             self._not_before = 0
 
     def followed(self) -> None:
-        """Of those that were to leave and are lost instead, the standbys that were to take the places do."""
+        """Give a lost draining node's ranks to the standby that joined to replace it."""
         for one in self._transaction.record.leaving:
             if one.node not in self._transaction.members.nodes and self._replacing.is_beside(one):
                 self._replacing.has_come(one)
 
     def in_time(self, one: Departure) -> bool:
-        """Tell whether a node that ends at a given time can wait until a standby is warm that takes its place."""
+        """Return whether a node with a deadline can wait until a standby has warmed up to replace it."""
         return bool(one.until) and not one.closes and self._replaced_in_s() <= one.until - self._transaction.now
 
     def _replaced_in_s(self) -> float:
-        """Return in how many seconds a standby that is cold can have taken a place, as far as is known."""
+        """Return the estimated seconds until a cold standby can have replaced a node."""
         if not self._config.spec.recovery.uses_standbys:
             return math.inf
         warm_s = (self._standbys.warm_in_s(name) for name in self._transaction.members.standbys)
@@ -244,7 +246,7 @@ class Departures:
         return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
 
     def _note(self, one: Departure, *, replaced: bool) -> None:
-        """A node that ends at a given time leaves: keep what is told of it."""
+        """Keep the details for the event when a node with a deadline has left."""
         grace_s, left_s = one.until - one.since, one.until - self._transaction.now
         how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
         cold_s = self._replaced_in_s()
@@ -254,17 +256,17 @@ class Departures:
         self._noted[one.node] = how
 
     def let_go(self) -> None:
-        """Let those go that are members of nothing, and have nothing that others are about to read."""
+        """Release the draining nodes that are in no plan and hold no stashed state."""
         for one in self._transaction.record.leaving:
             if not (self._transaction.planned_on(one.node) or one.node in self._transaction.record.stash_nodes):
                 self._settle(one)
 
     def look(self, plan: GenerationPlan, written: int) -> None:
-        """Release the draining nodes whose retained state is no longer needed, while the others train by this plan.
+        """Release the draining nodes if their retained state is unneeded, while the others train by this plan.
 
         A retained worker that has not applied the newest step keeps that step from being committed. If it is the last
         step, no later one proves that all members have it, and members that save wait for the commit before they
-        finish. So a checkpoint of the step that is written in full releases the node, too.
+        finish. So a fully written checkpoint of the step releases the node, too.
 
         Args:
             written: the newest step of which all parts of a checkpoint are written.
@@ -279,20 +281,21 @@ class Departures:
                 transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
 
     def begin(self, plan: GenerationPlan) -> None:
-        """A step was committed just now, so that least is done twice: stop the members where some of them can go.
+        """Stop the members at a step boundary if some nodes can leave, so that little work is repeated.
 
         Args:
-            plan: in force; nothing is about to change it.
+            plan: the plan in force, which nothing is about to change.
         """
         if (decision := self._transaction.record.decision) is not None and self._ledger.committed <= decision.applied:
-            return  # (that all have the state which the plan begins with was heard of in the midst of the next step)
+            # The commit belongs to the plan's initial state. Members are already in the midst of the next step.
+            return
         if leavers := self.go_next(plan):
             staying = {one.node for one in self._transaction.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
             self._stopping.begin(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
     def go_next(self, plan: GenerationPlan) -> list[str]:
-        """Return the members of the plan in force that can go, and do at the end of the step."""
+        """Return the members of the plan in force that can leave at the end of the step."""
         if self._ledger.committed < self._not_before:
             return []
         leavers = self.going(plan.workers, plan)
@@ -302,19 +305,19 @@ class Departures:
         return leavers if self.can_go(leavers, here) else []
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
-        """Tell whether those of these workers that stay, and standbys that follow the leavers, have room for all."""
+        """Return whether the remaining workers and the replacing standbys have slots for all experts."""
         rest = [worker for worker in (*workers, *self._replacing.heirs(leavers)) if worker not in leavers]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def stay(self) -> None:
-        """Those that are to leave have what nobody else has: they stay for now."""
+        """Postpone the draining: the nodes have the only copy of some state."""
         self._not_before = self._ledger.committed + RETRY_STEPS
 
     def go(self, leavers: Collection[str], step: int) -> list[str]:
-        """The plan to come, which begins with the state of `step`, does without these workers: they are owed.
+        """Retain these workers, because the next plan begins without them from the state of `step`.
 
         Returns:
-            The workers of standbys that take their places in it.
+            The workers of standbys that take over their ranks.
         """
         transaction, names = self._transaction, set(map(node_of, leavers))
         leaving = [one for one in transaction.record.leaving if one.node in names]
@@ -338,7 +341,7 @@ class Departures:
         return taking
 
     def taken_back(self, workers: Iterable[str]) -> None:
-        """These are the members of the plan to come: those of them that were owed are members like any others."""
+        """Make retained workers regular members again if they are in the next plan."""
         names = set(map(node_of, workers))
         for one in self._transaction.record.leaving:
             if one.owed and one.node in names:
@@ -346,21 +349,19 @@ class Departures:
                 self._write(msgspec.structs.replace(one, owed=(), step=0))
 
     def all_over(self) -> None:
-        """Nobody needs the state that anybody has."""
+        """Release all retained nodes without waiting: their state is unneeded."""
         for one in self._transaction.record.leaving:
             if one.owed:
                 self._settle(one)
 
     def owes(self, name: str) -> bool:
-        """Tell whether a node has left, and counts still."""
+        """Return whether a node is retained."""
         return any(one.owed and one.node == name for one in self._transaction.record.leaving)
 
     def failed(self, failure: Failure) -> bool:
-        """Take in a failure of a node that is owed: it is not needed, as it seems; False: it is of another."""
-        transaction, found = (
-            self._transaction,
-            [one for one in self._transaction.record.leaving if one.node == failure.node and one.owed],
-        )
+        """Handle the failure of a retained node, which is probably not needed; return False for any other node."""
+        transaction = self._transaction
+        found = [one for one in transaction.record.leaving if one.node == failure.node and one.owed]
         if not found:
             return False
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail or str(failure.kind)
@@ -379,12 +380,9 @@ class Departures:
         self._transaction.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
 
     def _settle(self, one: Departure, why: str = "") -> None:
-        """A node goes for good, or is a standby from here on."""
-        transaction, node, record = (
-            self._transaction,
-            self._transaction.members.nodes.get(one.node),
-            self._transaction.record,
-        )
+        """Complete a departure: the node leaves permanently, or becomes a standby."""
+        transaction, record = self._transaction, self._transaction.record
+        node = transaction.members.nodes.get(one.node)
         was_standby = node is not None and node.standby
         followed = self._replacing.is_beside(one) and not was_standby
         transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
@@ -399,29 +397,32 @@ class Departures:
             return
         gone, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
         why = why or self._noted.pop(one.node, "")
-        if not one.until:  # (else it may come again, and its place is one to fill)
+        # A node with a deadline may come back, and its ranks may be filled.
+        if not one.until:
             transaction.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
         if node is not None:
             left = "has left" if one.until else "is drained"
             transaction.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
             self.forget(node)
-        else:  # (it left while nobody coordinated, and need not come back)
+        else:
+            # It left while no coordinator ran, and need not come back.
             self._absences.lost(one.node)
         if not was_standby and (one.owed or node is not None):
             transaction.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
-        """A node goes: forget it, and say so; return the workers that are gone with it."""
+        """Remove a node that leaves, and emit that; return its workers."""
         workers = self.forget(node)
         owed = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
         if owed is not None:
             self._settle(owed, detail or f"it has left: {reason}")
-        elif not node.standby:  # (else it was never of the job)
+        elif not node.standby:
+            # A standby was never part of the job.
             self._transaction.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
         return workers
 
     def forget(self, node: Node) -> tuple[str, ...]:
-        """A node is there no more; return its workers."""
+        """Remove a node; return its workers."""
         self._absences.lost(node.name)
         for worker in (workers := self._transaction.members.remove(node.name)):
             self._ledger.forget(worker)
@@ -429,23 +430,28 @@ class Departures:
         return workers
 
     def set_aside(self, name: str) -> None:
-        """Make a node that has no place a standby, because another node has the place for which it came."""
+        """Make a node without ranks a standby, because another node has the ranks for which it came."""
         node = self._transaction.members.nodes[name]
         self._absences.lost(name)
         if node.told or node.returning:
             self._transaction.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
         self._standbys.returned(node, warm=False)
 
-    # ---- whether it can be ----
+    # ---- checks ----
 
     def _rest(self, names: Collection[str], without: Collection[str] = ()) -> list[str]:
-        """Return the workers that there are once these nodes have left; `without`: those whose places nobody takes."""
+        """Return the workers that remain after these nodes have left.
+
+        Args:
+            names: the nodes that leave.
+            without: the nodes among them that are not replaced.
+        """
         workers = (info.id for info in self._transaction.members.workers())
         taking = self._taking([name for name in names if name not in without])
         return [worker for worker in workers if node_of(worker) not in names] + taking
 
     def _cannot(self, rest: list[str]) -> str:
-        """Return why the job could not go on with these workers alone; "" where it could."""
+        """Return why the job could not continue with only these workers, or ""."""
         transaction, record, config = self._transaction, self._transaction.record, self._config
         if not rest:
             return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
@@ -455,7 +461,7 @@ class Departures:
         return ""
 
     def _why_not(self, names: Collection[str]) -> str:
-        """Return why the job could not go on, as it is, without these nodes; "" where it could."""
+        """Return why the job could not continue with its guarantees without these nodes, or ""."""
         transaction, record, config, rest = self._transaction, self._transaction.record, self._config, self._rest(names)
         if why := self._cannot(rest):
             return why
@@ -464,7 +470,8 @@ class Departures:
             return ""
         asked, nodes = plan.expert_plan.asked, len({node_of(worker) for worker in rest})
         if plan.expert_plan.given < asked:
-            return ""  # (no worse than it is)
+            # The guarantee is already broken.
+            return ""
         slots = slots_of(transaction.members, rest, shape)
         if nodes < asked or slots < asked * shape.experts:
             lacking = asked * shape.experts - slots
@@ -476,7 +483,7 @@ class Departures:
         return ""
 
     def _taking(self, names: Collection[str]) -> list[str]:
-        """Return the workers of the standbys that would take these nodes' places now."""
+        """Return the workers of the standbys that would replace these nodes now."""
         known, since = {one.node: one for one in self._transaction.record.leaving}, self._transaction.now
         found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
         nodes = self._transaction.members.nodes

@@ -1,4 +1,4 @@
-"""Whoever leaves hands on what only it has: its experts are moved to others first, while all train."""
+"""Expert handoff: experts that only draining nodes hold are copied to other nodes first, during training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
 
 
 class HandingOn:
-    """Asked where nothing is about to change the plan in force."""
+    """Computes the placement of an expert handoff. It is called while nothing is about to change the plan."""
 
     def __init__(
         self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, departures: Departures
@@ -30,9 +30,9 @@ class HandingOn:
         self._departures = departures
 
     def look(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return the placement in which others have what only those have that are to leave; None: nobody waits for it.
+        """Return a placement that copies experts held only by draining nodes, or None if nothing must be copied.
 
-        Where the others have no room for it a standby that is to take the place joins beside whoever leaves, first.
+        If the others have no slots for them, the standby that replaces the node joins first.
         """
         leavers = self._departures.going(plan.workers, plan)
         if not leavers or not only_with(self._transaction.record, plan, leavers):
@@ -53,7 +53,7 @@ class HandingOn:
 
 
 def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
-    """Return a placement that has every expert, whoever held it; None: there is no room."""
+    """Return a placement with every expert, or None if the slots do not suffice."""
     for solve in (keep, place):
         found = solve(question)
         if found is None or isinstance(found, Shortage):
@@ -66,9 +66,9 @@ def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
 def _beside_the_leavers(
     plan: GenerationPlan, before: ExpertPlan, stayers: Sequence[str], experts: ExpertPlan, shape: ExpertShape
 ) -> ExpertPlan:
-    """Return the placement of all: whoever leaves keeps what it has, the source of what moves.
+    """Return the placement of all members. Draining nodes keep their experts, as the source of the copies.
 
-    Where a pool wants more nodes back than the threshold allows, something lives on fewer nodes from here on.
+    If a pool recalls more nodes than the fault threshold allows, some experts are on fewer nodes from then on.
     """
     placed = dict(zip(stayers, experts.placement, strict=True))
     rows = zip(plan.workers, before.placement, strict=True)

@@ -1,4 +1,4 @@
-"""Probes of pairs of nodes: each of the two is asked to connect to the other's listener, and says how that went."""
+"""Probes of pairs of nodes: each node is asked to connect to the other one's listener, and reports the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A node with a listener for probes, and the connection of its agent."""
+    """A node with a probe listener, and the connection of its agent."""
 
     node: str
     connection: int
@@ -20,25 +20,25 @@ class Endpoint:
 
 @dataclass(slots=True)
 class PairProbe:
-    """A probe of two nodes; it has failed if one of them could not connect to the other, or did not answer in time."""
+    """A probe of two nodes. It fails if one of them cannot connect to the other, or does not answer in time."""
 
     number: int
     one: Endpoint
     other: Endpoint
     since: float
-    #: the connections that have not answered
+    #: The connections that have not answered.
     awaited: set[int]
-    #: which node could not connect, and why; "" if both could
+    #: The node that could not connect, with the reason; "" if both could.
     error: str = ""
 
 
 class PairProbes:
-    """The probes that are under way."""
+    """The probes in progress."""
 
     def __init__(self, transaction: Transaction, timeout_s: float) -> None:
         self._transaction = transaction
         self.timeout_s = timeout_s
-        #: by number, the oldest first
+        #: By number, the oldest first.
         self._under_way: dict[int, PairProbe] = {}
         self._number = 0
 
@@ -58,7 +58,7 @@ class PairProbes:
         self._under_way.pop(probe.number, None)
 
     def on_probed(self, connection: int, answer: AddressProbed) -> PairProbe | None:
-        """Handle an answer; return its probe if this ends it: by an error, or because both have connected."""
+        """Handle an answer; return its probe if it has ended: by an error, or because both have connected."""
         probe = self._under_way.get(answer.number)
         if probe is None or connection not in probe.awaited:
             return None
@@ -72,7 +72,7 @@ class PairProbes:
         return probe
 
     def tick(self) -> list[PairProbe]:
-        """Return the probes that took too long; they have failed."""
+        """Return the probes that took too long, as failed."""
         late: list[PairProbe] = []
         for probe in self._under_way.values():
             if self._transaction.now - probe.since <= self.timeout_s:
@@ -84,6 +84,6 @@ class PairProbes:
         return late
 
     def pause_over(self) -> None:
-        """Give all probes their full time again, after the coordinator itself was away."""
+        """Give all probes their full time again, because this process was paused."""
         for probe in self._under_way.values():
             probe.since = self._transaction.now

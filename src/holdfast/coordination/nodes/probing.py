@@ -1,8 +1,8 @@
-"""Probes newcomers before they are let in: a member connects to the newcomer, and the newcomer to the member.
+"""Probes of newcomers before admission: a member connects to the newcomer, and the newcomer to the member.
 
-A failed probe is repeated by a member on another node, if there is one. If it fails again the newcomer is refused: it
-never becomes part of a plan. What a newcomer says meanwhile is kept, and handled once it is let in. Nodes that come
-before a job trains are let in at once, and probed by `start_probes`.
+A failed probe is repeated by a member on another node, if there is one. If it fails again, the newcomer is refused: it
+never becomes part of a plan. Its messages in the meantime are kept, and handled after admission. Nodes that connect
+before a job trains are admitted at once, and probed by `start_probes`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.protocol.names import PROTOCOL
 
 #: A node is refused after this many failed probes, of different other nodes if there are several.
 TRIES = 2
-#: A newcomer that says more before it is let in comes again.
+#: A newcomer with more messages before admission must reconnect.
 MAX_BACKLOG = 1024
 #: Newcomers that were probed are remembered by their sessions, at most this many.
 _KEPT = 4096
 
 
 class ProbeVerdict(Enum):
-    """What becomes of a newcomer."""
+    """The result for a newcomer."""
 
     ADMITTED = auto()
     REFUSED = auto()
@@ -33,27 +33,28 @@ class ProbeVerdict(Enum):
 
 @dataclass(slots=True)
 class Newcomer:
-    """A connection whose agent has said Hello and is being probed."""
+    """A connection with an agent that has sent Hello and is being probed."""
 
     connection: int
     hello: Hello
-    #: what its agent has said since
+    #: The messages of its agent since Hello.
     backlog: list[AgentMessage] = field(default_factory=list[AgentMessage])
-    #: the failed probes: by which members, and what went wrong
+    #: The errors of failed probes, by member.
     failed: dict[str, str] = field(default_factory=dict[str, str])
     tries: int = 0
-    #: the probe under way, and of which member
+    #: The current probe.
     probe: PairProbe | None = None
+    #: The member of the current probe.
     member: str = ""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where members connect to it."""
+        """The endpoint to which members connect."""
         return Endpoint(self.hello.node, self.connection, self.hello.address, self.hello.probe_port)
 
     @property
     def why(self) -> str:
-        """Why it is refused: what failed, and what to do."""
+        """Why it is refused: the errors, and the remedy."""
         return why_unreachable(self.hello.node, "the members", self.failed)
 
 
@@ -64,13 +65,13 @@ class Probing:
         self._transaction = transaction
         self._probes = probes
         self._newcomers: dict[int, Newcomer] = {}
-        #: how often a member was chosen
+        #: How often a member was selected.
         self._chosen = 0
-        #: (node, session) of the newcomers that were let in
+        #: (node, session) of admitted newcomers.
         self._proven: dict[tuple[str, str], None] = {}
 
     def begin(self, connection: int, hello: Hello) -> bool:
-        """Begin to probe a newcomer; return False if there is no need, or no member that can."""
+        """Begin to probe a newcomer; return False if no probe is needed or possible."""
         self._forget_lost(hello)
         newcomer = Newcomer(connection, hello)
         foreign = hello.protocol != PROTOCOL or hello.job != self._transaction.record.job
@@ -81,14 +82,14 @@ class Probing:
         return True
 
     def _forget_lost(self, hello: Hello) -> None:
-        """An agent has lost its connection and comes again, before the end of the lost one is known here."""
+        """Forget older connections of an agent that reconnects before their end is noticed."""
         for connection, other in list(self._newcomers.items()):
             if (other.hello.node, other.hello.session) == (hello.node, hello.session):
                 self.forget(connection)
                 self._transaction.close(connection)
 
     def keep(self, connection: int, message: AgentMessage) -> bool:
-        """Keep what a newcomer says until it is let in; False if the connection is of no newcomer."""
+        """Store a message of a newcomer until its admission; return False for any other connection."""
         newcomer = self._newcomers.get(connection)
         if newcomer is None:
             return False
@@ -99,13 +100,13 @@ class Probing:
         return True
 
     def forget(self, connection: int) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         newcomer = self._newcomers.pop(connection, None)
         if newcomer is not None and newcomer.probe is not None:
             self._probes.cancel(newcomer.probe)
 
     def on_probed(self, probe: PairProbe) -> tuple[Newcomer, ProbeVerdict] | None:
-        """Handle the end of a probe; return the newcomer and what becomes of it, None as long as that is open."""
+        """Handle the end of a probe; return the newcomer and its result, or None if it is still open."""
         newcomer = self._newcomers.get(probe.one.connection)
         if newcomer is None or newcomer.probe is not probe:
             return None
@@ -118,10 +119,10 @@ class Probing:
         return None if self._probe(newcomer) else self._conclude(newcomer, ProbeVerdict.ADMITTED)
 
     def tick(self) -> list[tuple[Newcomer, ProbeVerdict]]:
-        """Probe newcomers again whose member has left meanwhile: that is not a failed probe.
+        """Repeat the probes of members that have left meanwhile: they do not count as failed.
 
         Returns:
-            The newcomers that are let in, because no member can probe them any more.
+            The newcomers that are admitted, because no member is left to probe them.
         """
         admitted: list[tuple[Newcomer, ProbeVerdict]] = []
         for newcomer in list(self._newcomers.values()):
@@ -133,7 +134,7 @@ class Probing:
         return admitted
 
     def end(self) -> list[tuple[Newcomer, ProbeVerdict]]:
-        """Admit all newcomers: the job is over, and they must hear of that."""
+        """Admit all newcomers, because the job is over and they must be told."""
         return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
 
     def _conclude(self, newcomer: Newcomer, outcome: ProbeVerdict) -> tuple[Newcomer, ProbeVerdict]:
@@ -145,7 +146,7 @@ class Probing:
         return newcomer, outcome
 
     def _probe(self, newcomer: Newcomer) -> bool:
-        """Have a member and a newcomer connect to each other; False if no member can."""
+        """Probe a newcomer with a member; return False if no member can."""
         member = self._select_member(newcomer)
         if member is None:
             return False
@@ -154,7 +155,7 @@ class Probing:
         return True
 
     def _select_member(self, newcomer: Newcomer) -> Node | None:
-        """Return the next member that has not failed with a newcomer; if all have, the one that did."""
+        """Return the next member that has not failed with a newcomer; if all have, one of them."""
         plan, nodes = self._transaction.record.plan, self._transaction.members.nodes
         names = dict.fromkeys(member.node for member in plan.members) if plan is not None else {}
         members = [nodes[name] for name in names if name in nodes and name != newcomer.hello.node]
@@ -165,15 +166,16 @@ class Probing:
 
 
 def endpoint_of(node: Node) -> Endpoint:
-    """Return where others connect to a node."""
+    """Return the endpoint of a node."""
     return Endpoint(node.name, node.connection, node.address, node.probe_port)
 
 
 def why_unreachable(node: str, others: str, failed: dict[str, str]) -> str:
-    """Say why a node is refused, and what to do.
+    """Return why a node is refused, with the remedy.
 
     Args:
-        others: which nodes. failed: what went wrong, by their names.
+        others: the other nodes, in words.
+        failed: the errors, by the nodes' names.
     """
     tried = "; ".join(f"{error} ({name})" for name, error in failed.items())
     return (

@@ -1,7 +1,7 @@
-"""Whether the record that a coordinator began with is older than the job, for example restored from a backup.
+"""Detection of a record that is older than the job, for example after it was restored from a backup.
 
-Agents report the newest generation that was announced to them. Whatever they heard was in the record first, so a record
-that does not have it is older. Acting on such a record would stop or expel workers that train in a newer generation.
+Agents report the newest generation that was sent to them. It was in the record before, so a record without it is older.
+Acting on such a record would stop or expel workers that train in a newer generation.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from holdfast.protocol.messages.agent import Hello
 
 
 class RecordAge:
-    """Compares the record with what agents report, until all members of the plan that it began with confirm it.
+    """Compares the record with agents' reports, until all members of its initial plan confirm it.
 
-    From then on the record is known to be current. An agent that claims otherwise is wrong, and must not end a healthy
-    job's coordinator. A generation that this coordinator has begun itself confirms nothing: it may be a second one of
+    From then on the record is known to be current. An agent that reports otherwise is wrong, and must not end a healthy
+    job's coordinator. A generation that this coordinator has begun confirms nothing: there may be an older one with
     that number.
     """
 
@@ -24,34 +24,34 @@ class RecordAge:
         self._begun = 0.0
         record = transaction.record
         self._plan = record.plan
-        #: the newest generation before this coordinator
+        #: The newest generation before this coordinator.
         self._generation = record.generation
-        #: a job that begins with this coordinator has no older record
+        #: A job that begins with this coordinator has no older record.
         self._confirmed = not record.identity
 
     def begin(self) -> None:
-        """Note that this coordinator begins now."""
+        """Record the start of this coordinator."""
         self._begun = self._transaction.now
 
     @property
     def awaits_agents(self) -> bool:
-        """Whether no first generation may begin yet: agents may come back and know of one that the record has lost."""
+        """Whether the first generation must wait, because agents may reconnect with news of a lost one."""
         unproven = not self._confirmed and self._plan is None
         return unproven and self._transaction.now < self._begun + self._lease_s
 
     def confirm(self) -> None:
-        """Note that the record is current if all members of the plan that it began with stand in its generation."""
+        """Accept the record as current once all members of its initial plan have entered."""
         if not self._confirmed and self._plan is not None and self._transaction.record.plan is self._plan:
             self._confirmed = self._transaction.members.entered(self._plan)
 
     def newer_than_record(self, hello: Hello) -> str:
-        """Return what an agent knows of this job that the record does not, in words, or "" if the record has it all."""
+        """Return what an agent knows and the record lacks, in words; "" if the record is complete."""
         record, heard = self._transaction.record, hello.heard
         if heard.identity != record.identity:
-            # A backup has the job's identity. A store that was lost knows nothing of any generation.
+            # A backup has the job's identity. A lost store knows no generation.
             known, newer = 0, record.generation == 0 and heard.generation > 0
         else:
-            # After a loss, generations are numbered a second time: the coordinators' terms tell them apart.
+            # After a loss, generation numbers are used a second time. The coordinators' terms tell them apart.
             known = record.generation if heard.term == record.term else self._generation
             newer = heard.generation > known and not self._confirmed
         if not newer:
@@ -59,9 +59,9 @@ class RecordAge:
         return f"node {hello.node} is in generation {heard.generation}, and the store ends with generation {known}"
 
     def raise_term(self, hello: Hello) -> bool:
-        """Go on with a higher term if an agent of this job has heard of one; return whether it was raised.
+        """Continue with a higher term if an agent of this job knows one; return whether it was raised.
 
-        Another coordinator leads, and this one ends at the write, or a coordinator of that term had an older store.
+        Either another coordinator leads, and the write ends this one, or a coordinator of that term had an older store.
         """
         if hello.heard.identity != self._transaction.record.identity:
             return False

@@ -1,8 +1,8 @@
-"""Whose place a standby takes, and when the others wait for one.
+"""The replacement of nodes: which standby takes over which ranks, and when the others wait for one.
 
-A standby that is warm takes the place of a node that is lost at once: the same rank, share and experts. Where the job
-cannot go on without (too few slots for its experts, `wait`, nobody left), a cold one does too: that it comes up then
-lies beside everything else that has to be done. Where a place is empty, a standby that becomes warm joins.
+A warm standby takes over the ranks of a lost node at once: the same ranks, share and experts. If the job cannot
+continue otherwise (too few expert slots, `wait`, no node left), a cold standby is used, too. Its start-up then overlaps
+with all other work. If ranks are unfilled, a standby joins once it is warm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.protocol.record import Departure
 
 
 class Replacing:
-    """The places that are empty, and who takes them."""
+    """The unfilled ranks, and the standbys that take them over."""
 
     def __init__(
         self,
@@ -42,27 +42,27 @@ class Replacing:
         self._standbys = standbys
         self._newcomers = newcomers
         self._costs = costs
-        #: why the places that are empty are filled, or not; "" where no place is
+        #: Why the unfilled ranks are filled or not; "" without unfilled ranks.
         self.why = ""
-        #: who takes whose place in the next generation, and why it is this one, by node
+        #: For each standby: the node that it replaces in the next generation, and why it was chosen.
         self._stand_ins: dict[str, tuple[str, str]] = {}
 
     @property
     def workers(self) -> list[str]:
-        """The workers that take others' places in the next generation."""
+        """The workers of standbys that replace nodes in the next generation."""
         nodes = self._transaction.members.nodes
         return [worker for name in self._stand_ins if self._stands_in(name) for worker in nodes[name].workers]
 
     def over(self) -> dict[str, tuple[str, str]]:
-        """The next generation is decided: return who takes whose place in it, and why it is this one."""
+        """Return the replacements of the next generation, which is decided now, and clear them."""
         stand_ins, self._stand_ins = self._stand_ins, {}
         return {name: whose for name, whose in stand_ins.items() if self._stands_in(name)}
 
     def pass_on(self, successors: Mapping[str, str]) -> None:
-        """Assign leavers to other standbys, if the ones that joined for them are lost or leave themselves.
+        """Assign draining nodes to other standbys, if their joined standbys are lost or leave themselves.
 
         Args:
-            successors: the nodes that are lost or leave, with the standby that takes the place of each.
+            successors: the nodes that are lost or leave, with the standby that replaces each.
         """
         leaving = self._transaction.record.leaving
         if any(one.beside in successors for one in leaving):
@@ -70,7 +70,7 @@ class Replacing:
             self._transaction.change(leaving=tuple(changed))
 
     def fill(self, plan: GenerationPlan) -> None:
-        """The members of a plan that are left have spoken: let standbys take the places of the others."""
+        """Assign standbys to the lost nodes of a plan, once all other members have reported."""
         members, self.why = self._transaction.members, ""
         choice = self._weigh(plan)
         if not members.standbys or not self._config.spec.recovery.uses_standbys or not choice.at_once:
@@ -85,7 +85,7 @@ class Replacing:
             self.pass_on({name: standby})
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
-        """Say whether standbys take the places that are empty now, and keep why."""
+        """Decide whether standbys replace the lost nodes now, and keep the reason."""
         empty, recovery = self._empty(plan), self._config.spec.recovery
         if not empty or recovery.on_node_failure != "auto":
             return Replacement(at_once=True, why="")
@@ -103,41 +103,42 @@ class Replacing:
         return choice
 
     def unfollowed(self, names: Collection[str]) -> list[Departure]:
-        """Return those of the nodes that are about to leave beside which no other has joined, to follow them."""
+        """Return the nodes about to leave that no standby has joined to replace."""
         leaving = self._transaction.record.leaving
         return [one for one in leaving if one.node in names and not one.owed and not self.is_beside(one)]
 
     def heirs(self, leavers: Iterable[str]) -> list[str]:
-        """Return the workers of warm standbys that would take the places of these workers' nodes, if they left now."""
+        """Return the workers of warm standbys that would replace these workers' nodes now."""
         taken = self.targets(self.unfollowed(set(map(node_of, leavers)))).values()
         return [worker for name, _ in taken for worker in self._transaction.members.nodes[name].workers]
 
     def goes_beside(self, one: Departure) -> bool:
-        """Tell whether the standby that takes a node's place can join first, and there is time for that."""
+        """Return whether a node's replacement can join next to it first, and there is time for that."""
         spec, costs = self._config.spec, self._costs
         if spec.experiments.static_experts or spec.recovery.restarts_all:
-            return False  # (there nobody joins beside the others)
+            # Then nodes join only in a restart of all workers.
+            return False
         takes_s = sum(map(costs.of, (Cost.BUILD, Cost.TRANSFER, Cost.SWAP, Cost.DECISION))) + 3 * costs.step_s
         return not one.until or takes_s <= one.until - self._transaction.now
 
     def is_beside(self, one: Departure, plan: GenerationPlan | None = None) -> bool:
-        """Tell whether the standby that takes a node's place is there to join; with a plan: it has joined."""
+        """Return whether a node's replacement is ready to join next to it; with a plan: whether it has joined."""
         node = self._transaction.members.nodes.get(one.beside)
         if node is None or node.aside or any(other.node == one.beside for other in self._transaction.record.leaving):
             return False
         return plan is None or all(plan.rank(worker) is not None for worker in node.workers)
 
     def beside_of(self, one: Departure) -> tuple[bool, bool]:
-        """Tell whether the standby that takes a node's place is about to join beside it, and whether it has joined."""
+        """Return whether a node's replacement is about to join next to it, and whether it has joined."""
         joined = self.is_beside(one, self._transaction.record.plan)
         return self.is_beside(one) and not joined, joined
 
     def has_come(self, one: Departure) -> None:
-        """A standby that has joined beside a node takes its place with the next generation."""
+        """Assign a joined standby to its node's ranks in the next generation."""
         self._stand_ins[one.beside] = one.node, self._why_it(one, one.beside)
 
     def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
-        """Return which warm standbys would take the places of nodes that leave, by node, and why it is these."""
+        """Return the warm standby that would replace each leaving node, with the reason of the choice."""
         named = {one.to for one in self._transaction.record.leaving if one.to}
         free = dict.fromkeys(name for name in self._transaction.members.standbys if self._standbys.ready(name))
         found: dict[str, tuple[str, str]] = {}
@@ -155,20 +156,20 @@ class Replacing:
         return found
 
     def _why_it(self, one: Departure, name: str) -> str:
-        """Say why this one takes the place of a node that leaves."""
+        """Return why this standby replaces a leaving node."""
         if one.to == name:
             return "it was asked for"
         gone = f"standby {one.to}, which was asked for, cannot have it; " if one.to else ""
         return (gone + self._whence(one.node, name)).removesuffix("; ")
 
     def _may_come(self, name: str) -> bool:
-        """Tell whether a node may be a warm standby some time: it waits, or gives its own place away before."""
+        """Return whether a node may become a warm standby: it is a standby, or is moved before."""
         return self._standbys.may_come(name) or any(
             one.node == name and one.stays for one in self._transaction.record.leaving
         )
 
     def waits_for(self, one: Departure) -> str:
-        """Return what a node waits for that gives its place away, while nobody is warm who could take it."""
+        """Return the reason for which a moved node waits, while no suitable standby is warm."""
         if one.to and self._may_come(one.to):
             return f"standby {one.to} to be warm"
         before = [other.node for other in self._transaction.record.leaving if other.stays and other.node != one.node]
@@ -177,7 +178,7 @@ class Replacing:
         return f"a standby to be warm ({one.to}, which was asked for, cannot be)" if one.to else "a standby to be warm"
 
     def in_vain(self, one: Departure) -> str:
-        """Return why no standby will ever take the place of a node, and what to do; "" where one may."""
+        """Return why no standby will ever replace a node, with the remedy; "" if one may."""
         here = self._transaction.members.standbys
         whys = [self._standbys.in_vain(name) for name in here]
         if not whys or not all(whys) or self._standbys.awaited or self._becoming():
@@ -185,12 +186,12 @@ class Replacing:
         return f"{'; '.join(whys)}: {_remedy([one.node], 'another')}"
 
     def _becoming(self) -> list[str]:
-        """Return the nodes that are standbys as soon as those train that have come for their places."""
+        """Return the nodes that become standbys as soon as their replacements train."""
         leaving = self._transaction.record.leaving
         return [one.node for one in leaving if one.stays and (one.owed or self.is_beside(one))]
 
     def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
-        """These nodes leave: let standbys that are warm take their places; return all workers that take any."""
+        """Assign warm standbys to these leaving nodes; return the workers of all replacements."""
         for name, (standby, why) in self.targets(leaving).items():
             self.promote(standby)
             self._stand_ins[standby] = name, why
@@ -198,11 +199,11 @@ class Replacing:
 
     @property
     def slow(self) -> set[str]:
-        """The nodes that were slow lately: they take places where nobody else can."""
+        """The nodes that were slow recently: they replace others only as a last resort."""
         return {one.node for one in self._transaction.record.slow if one.until > self._transaction.now}
 
     def waits(self, plan: GenerationPlan) -> int:
-        """Return how many nodes the others wait for before they go on; one that has just come until it can train."""
+        """Return the number of nodes to wait for before continuing; nodes with starting workers count as missing."""
         if not self._config.spec.recovery.waits_for_nodes:
             return 0
         coming = {node.name for node in self._transaction.members.regular if node.coming}
@@ -210,14 +211,14 @@ class Replacing:
 
     @property
     def needed(self) -> int:
-        """How many nodes a job begins with; one that waits for lost nodes begins again with as many as it had."""
+        """The number of nodes at the start. A job that waits for lost nodes restarts with its previous number."""
         record, spec = self._transaction.record, self._config.spec
         if not record.generation or self._transaction.begins_again:
             return spec.nodes_to_begin
         return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1
 
     def take_over(self) -> None:
-        """Nobody is left, or too few are: whoever is here goes on with the job."""
+        """Promote standbys to continue the job if too few nodes are left."""
         members, record = self._transaction.members, self._transaction.record
         if not record.generation or not self._config.spec.recovery.uses_standbys:
             return
@@ -227,12 +228,12 @@ class Replacing:
             here = [node for node in members.standbys.values() if node.complete]
             if not here:
                 return
-            # (without a checkpoint the job begins anew, from an initial state that is whole: who was warmed has none)
+            # Without a checkpoint the job restarts from an intact initial state, which standbys lose by their warm-up.
             here.sort(key=lambda node: not (members.complete_nodes or record.checkpoints or self._whole(node)))
             self.promote(here[0].name)
 
     def grow(self, plan: GenerationPlan) -> None:
-        """Where the job has fewer nodes than it had, let warm standbys join."""
+        """Promote warm standbys if the job has fewer nodes than before."""
         members = self._transaction.members
         if not members.standbys or not self._config.spec.recovery.uses_standbys:
             return
@@ -243,32 +244,32 @@ class Replacing:
             for name in reversed(list(self._transaction.record.places))
             if name not in here and name not in members.nodes
         ]
-        lost += [""] * missing  # (of those that have named no place)
+        # The other missing nodes have no known rack or zone.
+        lost += [""] * missing
         for name in lost[:missing]:
             found = self._choose(name, [name for name in members.standbys if self._standbys.ready(name)])
             if found is None:
                 return
             self.promote(found)
 
-    # ---- inside ----
+    # ---- internal ----
 
     def _whole(self, node: Node) -> bool:
-        """Tell whether the initial state of all workers of a node is whole."""
+        """Return whether all workers of a node have an intact initial state."""
         return len(self._standbys.fresh(node.workers)) == len(node.workers)
 
     def _empty(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
-        """Return the nodes of a plan that are gone and that nobody replaces yet, in rank order.
+        """Return the lost nodes of a plan without a replacement, in rank order.
 
-        Nodes that have come meanwhile fill places, too; those of nodes that were drained are none.
+        Nodes that have connected since also count as replacements. Drained nodes need none.
 
         Args:
-            without: these are here, and count as gone.
+            without: connected nodes that count as lost.
         """
         transaction, members = self._transaction, self._transaction.members
         beside = transaction.record.replacements_among(workers_by_node(plan).keys() | members.nodes.keys())
         drained = {one.node for one in transaction.record.drained} | beside.keys()
-        # A standby that is lost beside the node that it came for had no place yet: it does not leave one, even if it
-        # was about to leave itself.
+        # A standby that is lost before it replaced its node had no ranks yet, even if it was about to leave itself.
         drained |= {one.beside for one in transaction.record.leaving if not one.owed and one.node in members.nodes}
         if transaction.record.held is not None:
             drained.update(transaction.record.held.to_leave)  # The pool has given their places to others.
@@ -281,12 +282,12 @@ class Replacing:
         return lost[: max(0, len(places) - here)]
 
     def _stands_in(self, name: str) -> bool:
-        """Tell whether a node that was given a place has it still: not where it was lost, and has only come again."""
+        """Return whether a chosen standby still replaces its node: not if it was lost and has only reconnected."""
         node = self._transaction.members.nodes.get(name)
         return node is not None and not node.aside and not node.coming
 
     def _candidates(self) -> list[str]:
-        """Return the standbys that may take a place now, in the order in which they came."""
+        """Return the standbys that may replace a node now, in the order in which they connected."""
         standbys = self._transaction.members.standbys
         warm = [name for name in standbys if self._standbys.ready(name)]
         if warm or not (self._config.spec.recovery.waits_for_nodes or lacks_slots(self._transaction, self._config)):
@@ -294,9 +295,10 @@ class Replacing:
         return [name for name, node in standbys.items() if node.complete]
 
     def _choose(self, lost: str, candidates: Collection[str]) -> str | None:
-        """Return who takes the place of a node; None: nobody can.
+        """Return the standby that replaces a node, or None.
 
-        One of its rack comes first, then one of its zone; of a rack, one that is in its zone, too.
+        A standby of the same rack is preferred, then one of the same zone. Of one rack, a standby of the same zone is
+        preferred.
         """
         if not candidates:
             return None
@@ -305,7 +307,7 @@ class Replacing:
         return max(candidates, key=lambda name: self._near(lost, name))
 
     def _near(self, lost: str, name: str) -> tuple[bool, bool]:
-        """Tell whether a node is in the rack, and in the zone, of another one."""
+        """Return whether a node is in the rack, and in the zone, of another one."""
         rack, zone = self._transaction.members.place_of(lost)
         its_rack, its_zone = self._transaction.members.place_of(name)
         return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone
@@ -314,21 +316,21 @@ class Replacing:
         return _whence(*self._transaction.members.place_of(lost), *self._near(lost, name))
 
     def promote(self, name: str) -> None:
-        """A standby is a node like any other from here on: it joins, or has a place."""
+        """Make a standby a regular node, which joins or replaces a node."""
         node = self._standbys.promote(name)
         self._newcomers.attached(node, is_new=True)
 
-    # ---- whether it can be ----
+    # ---- checks ----
 
     def check_targets(self, names: Sequence[str], to: Sequence[str]) -> None:
-        """See whether these nodes have places to give, and whether those take any.
+        """Check the nodes of a move, and the standbys that were named.
 
         Raises:
-            BadInputError, UnreachableError, RefusedError: as `Departures.ask`.
+            BadInputError, UnreachableError, RefusedError: as in `Draining.request`.
         """
         nodes, standbys = self._transaction.members.nodes, self._transaction.members.standbys
         if len(to) > len(names):
-            raise BadInputError(f"{len(to)} targets are named for {named(names)}: name one for each at the most")
+            raise BadInputError(f"{len(to)} targets are named for {named(names)}: name at most one for each")
         waiting = next((name for name in names if name in standbys), None)
         if waiting is not None:
             raise BadInputError(f"node {waiting} is a standby: it has no place to give")
@@ -339,27 +341,27 @@ class Replacing:
                 )
         for name in to:
             if name in names:
-                raise BadInputError(f"node {name} is to leave: it cannot take a place; name a standby")
+                raise BadInputError(f"node {name} will leave: it cannot take over ranks; name a standby")
             if name not in nodes:
                 known = ", ".join(sorted(standbys)) or "none"
                 raise UnreachableError(f"there is no node {name!r}: the standbys are {known}")
             taken = next((one.node for one in self._transaction.record.leaving if name in (one.to, one.beside)), None)
             if taken is not None and taken not in names:
-                raise BadInputError(f"standby {name} is to take the place of node {taken}: name another")
+                raise BadInputError(f"standby {name} will replace node {taken}: name another")
             if not (name in standbys or taken is not None or self._may_come(name)):
                 raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
             if name in standbys and (why := self._standbys.in_vain(name)):
                 raise RefusedError(f"{why}: name another, or start one (holdfast agent --standby)")
 
     def check_room(self, names: Sequence[str]) -> None:
-        """See whether there can be a standby for each place that is given: now, or once earlier moves are done.
+        """Check that there can be a standby for each moved node: now, or after earlier moves.
 
         Raises:
-            RefusedError: there never can, as it is.
+            RefusedError: there cannot be enough.
         """
         standbys = self._transaction.members.standbys
         whys = [why for name in standbys if (why := self._standbys.in_vain(name))]
-        # (each move that waits takes one and makes one; where they are started by `holdfast run`, it starts others)
+        # Each waiting move uses one standby and creates one. `holdfast run` starts missing standbys itself.
         usable = len(standbys) - len(whys)
         room = max(usable + len(self._becoming()), self._config.spec.recovery.standbys - len(whys))
         if room >= len(names):
@@ -373,12 +375,12 @@ class Replacing:
 
 
 def _remedy(names: Sequence[str], which: str) -> str:
-    """Say what to do where there are too few standbys for these nodes' places."""
+    """Return what to do if there are too few standbys for these nodes."""
     return f"start {which} (holdfast agent --standby), or let it leave (holdfast drain {' '.join(names)})"
 
 
 def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
-    """Say whether who takes a place is in the rack and zone that the other has named; "" where it has named none."""
+    """Return whether a standby is in the named rack and zone of the other node; "" if none was named."""
     if rack and in_rack:
         return f"it is in rack {rack}, too"
     if zone and in_zone:
@@ -388,5 +390,5 @@ def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return how these nodes are called, one or several."""
+    """Return a name for one or several nodes."""
     return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

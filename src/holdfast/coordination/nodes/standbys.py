@@ -1,7 +1,7 @@
-"""Standbys: nodes that wait, warm, to take another's place. They count in no world until they do.
+"""Standbys: warm nodes that wait to replace another one. Until then they are in no world.
 
-Neither at a job's start: it waits for its nodes as it would without any. They are told to warm up once the others train
-(before that nobody knows whether the script does), and what befalls one meanwhile is told, and nobody's failure.
+They do not count at a job's start either. Their warm-up begins once the others train, because only then the script is
+known to work. Problems of a standby are reported, but do not count as failures of the job.
 """
 
 from __future__ import annotations
@@ -28,55 +28,57 @@ from holdfast.protocol.messages.worker import Warmed
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import MAX_NODES_KEPT, Standby
 
-#: so often one is told to warm up, by agent
+#: A standby is ordered to warm up at most this many times, for each start of its agent.
 MAX_TRIES = 3
-#: of those that have come, so many are remembered, and of their workers
+#: At most this many standbys are remembered.
 _KEPT = MAX_NODES_KEPT
+#: At most this many of their workers are remembered.
 _KEPT_WORKERS = 16 * _KEPT
 
 
 @dataclass(slots=True)
 class _WarmUp:
-    """How far the workers of one standby have come, as this coordinator was told."""
+    """The progress of one standby's workers, as reported to this coordinator."""
 
-    #: what it took each of them that is warm
+    #: The seconds that each warm worker needed.
     warm: dict[str, float] = field(default_factory=dict[str, float])
-    #: those that were told to warm up and have not answered, and since when the try is under way
+    #: Workers that were ordered to warm up and have not answered.
     asked: set[str] = field(default_factory=set[str])
+    #: When the current try began.
     since: float = 0.0
-    #: the try under way has failed, and it was told why
+    #: Whether the failure of the current try was reported.
     told: bool = False
-    #: no other try begins before (0: at once): of one that has failed in a script the process is about to end
+    #: The earliest time of the next try; 0 for now. After a script error, the process is about to end.
     not_before: float = 0.0
-    #: it does not fit, and was told to end
+    #: Whether it does not match the job and was ordered to end.
     refused: bool = False
 
 
 class Standbys:
-    """Who waits, who of them is warm, and what has kept the others from it."""
+    """The standbys: which are warm, and why the others are not."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
         self._transaction = transaction
         self._config = config
         self._costs = costs
         self._warm_ups: dict[str, _WarmUp] = {}
-        #: the workers that have begun to warm up, perhaps: what they have is nobody's initial state any more
+        #: Workers that have possibly begun to warm up, which destroys their initial state.
         self._void: dict[str, None] = {}
-        #: those that an earlier coordinator knew, and that have not come to this one: for a lease from its first tick
+        #: Standbys that an earlier coordinator knew and that have not connected yet; for a lease from the first tick.
         self._awaited = {one.node for one in transaction.record.standbys if not one.promoted}
         self._awaited_since: float | None = None
 
-    # ---- who comes ----
+    # ---- arrivals ----
 
     def waits(self, hello: Hello) -> bool:
-        """Tell whether an agent that comes is to wait: it was started for that, and has taken nobody's place yet."""
+        """Return whether a connecting agent is a standby: it was started as one and has not replaced a node yet."""
         known = self._entry(hello.node)
         is_known = known is not None and known.agent_pid == hello.agent_pid
         waits = not known.promoted if known is not None and is_known else hello.standby
         return waits and not self._transaction.planned_on(hello.node)
 
     def came(self, node: Node) -> None:
-        """A standby was let in; one that comes again has as many tries left as before."""
+        """Add a standby that was admitted. One that reconnects keeps its number of tries."""
         self._warm_ups[node.name] = _WarmUp()
         self._awaited.discard(node.name)
         known = self._entry(node.name)
@@ -84,12 +86,12 @@ class Standbys:
             self._write(Standby(node=node.name, agent_pid=node.agent_pid))
 
     def ready(self, name: str) -> bool:
-        """Tell whether a node is a standby whose workers are all warm."""
+        """Return whether a node is a standby and all its workers are warm."""
         node = self._transaction.members.standbys.get(name)
         return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
 
     def warm_in_s(self, name: str) -> float:
-        """Return in how many seconds a standby is warm, as far as is known; infinite where it is not to be."""
+        """Return the estimated seconds until a standby is warm; infinite if it never will be."""
         node, entry = self._transaction.members.standbys.get(name), self._entry(name)
         if node is None or self.ready(name):
             return 0.0 if node is not None else math.inf
@@ -100,7 +102,7 @@ class Standbys:
         return max(start_s + warm_s - (self._transaction.now - warm_up.since if warm_up.asked else 0.0), 0.0)
 
     def in_vain(self, name: str) -> str:
-        """Return why a standby that is here will never be warm, "" where it is or may be."""
+        """Return why a connected standby will never be warm, or ""."""
         node, entry = self._transaction.members.standbys[name], self._entry(name)
         warm_up = self._warm_ups[name]
         if warm_up.refused:
@@ -110,20 +112,20 @@ class Standbys:
         return f"standby {node.name} has failed to warm up {entry.tries} times (holdfast logs --node {node.name})"
 
     def may_come(self, name: str) -> bool:
-        """Tell whether a standby is warm, may be some time, or is about to tell a new coordinator of itself."""
+        """Return whether a standby is warm, may become warm, or may still reconnect to this coordinator."""
         return not self.in_vain(name) if name in self._transaction.members.standbys else name in self._awaited
 
     @property
     def awaited(self) -> bool:
-        """Whether some may still tell a new coordinator of themselves."""
+        """Whether standbys may still reconnect to this coordinator."""
         return bool(self._awaited)
 
     def fresh(self, workers: Iterable[str]) -> list[str]:
-        """Return those of these workers, which were in no generation, whose initial state is whole."""
+        """Return the workers with an intact initial state, of workers that were in no generation."""
         return [worker for worker in workers if worker not in self._void]
 
     def promote(self, name: str) -> Node:
-        """A standby is a node like any other from here on, whoever coordinates."""
+        """Make a standby a regular node, in the record, too."""
         entry = self._entry(name)
         if entry is not None:
             self._write(msgspec.structs.replace(entry, promoted=True, ready=False))
@@ -131,10 +133,10 @@ class Standbys:
         return self._transaction.members.promote(name)
 
     def returned(self, node: Node, *, warm: bool = True) -> None:
-        """A node has left the world in good order, and waits from here on; what its workers have is void.
+        """Make a node that has left the world a standby. The state of its workers is void.
 
         Args:
-            warm: they have trained; else they are other processes, which have not.
+            warm: whether they have trained; otherwise they are new processes.
         """
         transaction, raised = self._transaction, [info.id for info in node.workers.values() if info.raised]
         trained = {worker: 0.0 for worker in node.workers if warm and worker not in raised}
@@ -153,7 +155,7 @@ class Standbys:
     # ---- warming up ----
 
     def look(self, plan: GenerationPlan) -> None:
-        """The others train by this plan: have those warmed up that are cold."""
+        """Order cold standbys to warm up while the others train."""
         transaction = self._transaction
         for node in list(transaction.members.standbys.values()):
             warm_up, entry = self._warm_ups[node.name], self._entry(node.name)
@@ -170,14 +172,14 @@ class Standbys:
                 transaction.order(worker, Warm(term=transaction.record.term))
 
     def fits(self, node: Node) -> bool:
-        """Tell whether a standby fits beside the others; one that came before them was not looked at."""
+        """Return whether a standby matches the job. Earlier, the job may have had no configuration."""
         found = (misfit(self._transaction, node, info.attach) for info in node.workers.values())
         if why := next(filter(None, found), ""):
             self.unfit(node, why)
         return not why
 
     def tick(self) -> None:
-        """Time has passed: for some it is over, for others it is time to try again."""
+        """Expel standbys with overdue warm-ups, and allow the next tries."""
         now, limit_s = self._transaction.now, self._config.warm_timeout_s
         if self._awaited_since is None:
             self._awaited_since = now
@@ -191,7 +193,7 @@ class Standbys:
                 self._expel(node, f"its warm-up has taken longer than {limit_s:g} s")
 
     def warmed(self, node: Node, message: Warmed) -> None:
-        """A worker has gone through its shadow steps, or could not; what one says that waits no more is of no use."""
+        """Handle the end of a worker's warm-up, if its node is still a standby."""
         self._spoilt([message.worker])
         if not node.standby:
             return
@@ -209,10 +211,10 @@ class Standbys:
             self._costs.measured(Cost.WARM_UP, warm_s)
             self._transaction.emit(StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=warm_s)
 
-    # ---- what befalls one ----
+    # ---- failures ----
 
     def take(self, node: Node, message: AgentMessage) -> bool:
-        """Take in how a standby, or a worker of it, has ended; False: the message is not of that kind."""
+        """Handle the end of a standby or of its worker; return False for any other message."""
         if not node.standby or self._transaction.record.outcome:
             return False
         if isinstance(message, WorkerDown):
@@ -233,13 +235,13 @@ class Standbys:
         return False
 
     def raised(self, node: Node, worker: str, why: str) -> None:
-        """The script of a worker that waits had raised before it did: another process takes its place."""
+        """Replace a process if its script raised an error before it became a standby."""
         self._replace(node, worker)
         self._lost(node, worker)
         self._cold(node, worker, why)
 
     def _lost(self, node: Node, worker: str) -> None:
-        """A process is gone, and others with it that are one replica with it: they are not warm any more."""
+        """Forget the warm-ups of a lost process and of the others in its replica group."""
         for one in (worker, *self._transaction.break_unit(worker)):
             self._void.pop(one, None)
             self._warm_ups[node.name].warm.pop(one, None)
@@ -249,13 +251,14 @@ class Standbys:
         self._transaction.send(node.connection, Replace(worker=worker))
 
     def failed(self, failure: Failure) -> bool:
-        """Take in a failure of a standby; False: it is of another node."""
+        """Handle the failure of a standby; return False for any other node."""
         node = self._transaction.members.standbys.get(failure.node)
         if node is None:
             return False
         why = failure.evidence.detail or str(failure.kind)
         if failure.kind is FailureKind.EXCEPTION and not failure.worker:
-            self._refuse(node, why)  # (it says nonsense, and would say it again)
+            # It sent an implausible report, and would send it again.
+            self._refuse(node, why)
         elif failure.kind is FailureKind.HANG:
             self._expel(node, why)
         else:
@@ -265,25 +268,25 @@ class Standbys:
         return True
 
     def _refuse(self, node: Node, why: str) -> None:
-        """A standby is of no use: its agent is told to end."""
+        """Order a useless standby to end."""
         self._transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         self.unfit(node, why)
 
     def unfit(self, node: Node, why: str) -> None:
-        """A standby could take nobody's place, and was told to end."""
+        """Report a standby that does not match the job and was ordered to end."""
         warm_up = self._warm_ups[node.name]
         if not warm_up.refused:
             warm_up.refused = warm_up.told = True
             self._tell(node, why, again=False)
 
     def _expel(self, node: Node, why: str) -> None:
-        """Have a standby come again with fresh workers."""
+        """Make a standby reconnect with fresh workers."""
         self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         self._transaction.close(node.connection)
         self._gone(node, why)
 
     def _gone(self, node: Node, why: str) -> None:
-        """A standby is there no more; it may come again."""
+        """Remove a standby; it may connect again."""
         for worker in self._transaction.members.remove(node.name):
             self._void.pop(worker, None)
         warm_up = self._warm_ups.pop(node.name)
@@ -292,7 +295,7 @@ class Standbys:
         self._not_ready(node.name)
 
     def _cold(self, node: Node, worker: str, why: str) -> None:
-        """A worker of a standby is not warm: say so, once for each try."""
+        """Report that a standby's worker is not warm, once for each try."""
         warm_up = self._warm_ups[node.name]
         told, under_way = warm_up.told, worker in warm_up.asked
         was_ready = self._not_ready(node.name)
@@ -303,7 +306,7 @@ class Standbys:
             self._tell(node, why)
 
     def _not_ready(self, name: str) -> bool:
-        """A standby is not warm (any more); return whether it was."""
+        """Record that a standby is not warm; return whether it was."""
         entry = self._entry(name)
         if entry is None or not entry.ready:
             return False
@@ -320,7 +323,7 @@ class Standbys:
         )
 
     def _spoilt(self, workers: Iterable[str]) -> None:
-        """These warm up, perhaps, or have: what they have is nobody's initial state any more."""
+        """Record that these workers have no initial state, because they warm up, or have."""
         self._void.update(dict.fromkeys(workers))
         for worker in list(itertools.islice(self._void, max(0, len(self._void) - _KEPT_WORKERS))):
             del self._void[worker]

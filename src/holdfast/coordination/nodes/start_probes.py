@@ -1,12 +1,13 @@
-"""Probes the nodes with which a job begins, or begins again from a checkpoint, while their workers start.
+"""Probes of the nodes with which a job starts or restarts, while their workers start.
 
-Each node that comes, and the two that came last before it on other hosts, connect to each other. So each node is tried
-by two others, in both directions, with two probes for each node. A node that fails with two others is refused before
-the generation begins, if those have reached some node; the one with the most failures first. A node that has failed and
-has reached none tries a third one. If there is none, it is not known which node is wrong: they try again. If that fails
-too, the job begins without the ones that came last, if it needs fewer nodes; else it waits, and says why, until a try
-succeeds or another node shows which one is wrong. A link that fails between two nodes that both reach others is left to
-the rules for failures.
+Each node that connects is probed with the two last ones before it on other hosts. So each node is tried by two others,
+in both directions, with two probes per node. A node that failed with two others is refused before the generation
+begins, if those two have reached some node; the one with the most failures is refused first.
+
+A failed node that has reached none tries a third one. Without a third one, the faulty node is unknown, and they try
+again. If that also fails, the job begins without the last of them, if it needs fewer nodes. Otherwise it waits and
+reports why, until a try succeeds or another node shows which one is faulty. If two nodes cannot reach each other but
+both reach others, the rules for failures apply.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from holdfast.coordination.nodes.pair_probes import PairProbe, PairProbes
 from holdfast.coordination.nodes.probing import TRIES, endpoint_of, why_unreachable
 from holdfast.coordination.turn import Transaction
 
-#: Each node is probed by this many that came before it.
+#: Each node is probed by this many earlier nodes.
 NEIGHBOURS = 2
-#: They are looked for among this many nodes: the others may be on the same host.
+#: They are searched among this many nodes: the others may be on the same host.
 _LOOK_BACK = 64
-#: A node that has failed with this many tries no others.
+#: After this many failures, a node tries no others.
 _MOST_FAILURES = 6
 
 
 class StartProbes:
-    """What is known of which nodes reach each other, by the connections of their agents."""
+    """The results of probes between nodes, by the connections of their agents."""
 
     def __init__(self, transaction: Transaction, probes: PairProbes) -> None:
         self._transaction = transaction
@@ -36,23 +37,24 @@ class StartProbes:
         self._under_way: dict[int, PairProbe] = {}
         self._reached: defaultdict[int, set[int]] = defaultdict(set)
         self._failed: defaultdict[int, dict[int, str]] = defaultdict(dict)
-        #: the nodes that the last call of `judge` has refused
+        #: The nodes that the last call of `judge` refused.
         self._refused: set[int] = set()
-        #: probes have ended that `judge` does not know of
+        #: Whether probes have ended since the last call of `judge`.
         self._has_news = False
-        #: of the nodes that have failed, with no third one to tell which is wrong: how often, and since when
+        #: How often the failed nodes have tried, without a third one that shows which is faulty.
         self._rounds = 0
+        #: When the last of these tries began.
         self._unclear_since = 0.0
-        #: what has failed between them, and what to do; else ""
+        #: The errors between unclear nodes, with the remedy; "" for none.
         self.unclear = ""
 
     @property
     def are_open(self) -> bool:
-        """Whether it is not known yet which nodes may begin."""
+        """Whether it is unknown yet which nodes may begin."""
         return bool(self._under_way) or self._has_news or self._rounds > 0
 
     def begin(self, node: Node) -> None:
-        """Probe a node that has come before the job trains, with the ones that came last before it."""
+        """Probe a node that connects before the job trains, with the last nodes before it."""
         if self._transaction.record.plan is not None or not _listens(node):
             return
         if len(self._reached) > 2 * len(self._transaction.members.nodes) + _LOOK_BACK:
@@ -74,7 +76,7 @@ class StartProbes:
         self._has_news = self._has_news or bool(self._failed) or self._rounds > 0
 
     def tick(self) -> None:
-        """Forget probes of nodes that have left; all, once the job trains."""
+        """Forget probes of nodes that have left, and all probes once the job trains."""
         members = self._transaction.members
         trains = self._transaction.record.plan is not None
         for probe in list(self._under_way.values()):
@@ -93,10 +95,10 @@ class StartProbes:
             self._has_news = True
 
     def judge(self, spare: int) -> list[tuple[Node, str]]:
-        """Return the nodes to refuse, and why, once all probes have ended; begin others if some nodes are unclear.
+        """Return the nodes to refuse, with reasons, once all probes have ended; start others if nodes are unclear.
 
         Args:
-            spare: without how many nodes the job could begin; negative if it needs more than there are.
+            spare: the number of surplus nodes; negative if there are too few.
         """
         if self._under_way or not self._has_news:
             return []
@@ -123,11 +125,11 @@ class StartProbes:
         return refused
 
     def _unclear_nodes(self) -> list[int]:
-        """Return the nodes that have failed and have reached none, in the order in which they came."""
+        """Return the nodes that have failed and have reached none, in the order in which they connected."""
         return sorted((one for one in self._failed if not self._reached.get(one)), key=self._place)
 
     def _last_to_come(self, unclear: list[int]) -> list[int]:
-        """Return the nodes without which no two of the others are known to have failed."""
+        """Return the last nodes, so that among the remaining ones no pair has failed."""
         last: dict[int, None] = {}
         for one in reversed(unclear):
             if self._failed[one].keys() - last.keys():
@@ -135,7 +137,7 @@ class StartProbes:
         return list(last)
 
     def _accusers(self, one: int) -> int:
-        """Return how many nodes have failed with another, and have reached some node."""
+        """Return the number of nodes that have failed with this one, and have reached another one."""
         return sum(bool(self._reached.get(other)) for other in self._failed[one])
 
     def _rank(self, one: int) -> tuple[int, int, int]:
@@ -148,7 +150,7 @@ class StartProbes:
         return refused
 
     def _asks_third(self, unclear: list[int]) -> bool:
-        """Probe nodes with others that they have not tried; return False if there are none."""
+        """Probe nodes with others that they have not tried; return False if all were tried."""
         asked = set[int]()
         for one in unclear:
             if one not in asked and len(self._failed[one]) < _MOST_FAILURES and (third := self._third(one)) is not None:
@@ -157,14 +159,14 @@ class StartProbes:
         return bool(self._under_way)
 
     def _third(self, one: int) -> Node | None:
-        """Return a node that another has not tried."""
+        """Return a node that another one has not tried."""
         node, tried = self._node(one), self._failed[one].keys()
         newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)
         others = (other for other in newest if other.connection not in tried | self._refused and _can_try(node, other))
         return next(others, None)
 
     def _try_again(self) -> None:
-        """Let the unclear nodes try once more what has failed."""
+        """Repeat the failed probes of the unclear nodes."""
         for one in self._unclear_nodes():
             for other in list(self._failed.get(one, ())):
                 self._drop_failure(one, other)
@@ -195,7 +197,7 @@ class StartProbes:
 
     def _node(self, connection: int) -> Node:
         node = self._transaction.members.on(connection)
-        assert node is not None  # The departed are forgotten before anything is judged.
+        assert node is not None  # Departed nodes are forgotten before.
         return node
 
     def _place(self, connection: int) -> int:
@@ -217,5 +219,5 @@ def _listens(node: Node) -> bool:
 
 
 def _can_try(node: Node, other: Node) -> bool:
-    """Whether a connection between two nodes would show anything: not if both are on one host."""
+    """Return whether a probe of two nodes is meaningful: not if both are on one host."""
     return _listens(other) and other.address != node.address
