@@ -60,7 +60,7 @@ def test_whoever_knows_the_key_reads_a_part_as_it_is(keeper: Keeper) -> None:
 
 
 def test_others_learn_nothing(keeper: Keeper) -> None:
-    with pytest.raises(OSError, match="could not show who it is"):
+    with pytest.raises(OSError, match="could not prove its identity"):
         RemotePart(keeper, b"x" * 32, part(), "job")
     with socket.create_connection((keeper.host, keeper.port), timeout=DEADLINE_S) as stranger:
         stranger.sendall(MAGIC + b"n" * 32)
@@ -73,7 +73,7 @@ def test_others_learn_nothing(keeper: Keeper) -> None:
 
 
 def test_a_part_that_is_not_there_is_none(keeper: Keeper) -> None:
-    with pytest.raises(OSError, match="not there"):
+    with pytest.raises(OSError, match="no longer has it"):
         RemotePart(keeper, KEY, part(1), "job")
 
 

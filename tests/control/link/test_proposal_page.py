@@ -129,7 +129,7 @@ def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
 
 def test_a_page_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "page").write_bytes(b"x")
-    with pytest.raises(OSError, match="is no page for 2 places"):
+    with pytest.raises(OSError, match="is not a page for 2 workers"):
         Proposals(str(tmp_path / "page"), place=0, places=2)
     with pytest.raises(FileNotFoundError):
         Proposals(str(tmp_path / "none"), place=0, places=2)

@@ -246,7 +246,7 @@ def test_the_explorer_finds_a_withdrawal_that_is_not_atomic(monkeypatch: pytest.
         if table.agreed():
             return False
         with table._lock:
-            table._words[table._mine] = 0
+            table._words[table._own_slot] = 0
         table._number = 0
         return True
 

@@ -87,7 +87,7 @@ def test_one_that_was_cut_short_or_is_of_another_job_is_removed_and_said(tmp_pat
 def test_where_there_is_no_room_it_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=files.SPARE_BYTES + 99))
-    with pytest.raises(OSError, match="no room for 100 bytes: 99 may be taken"):
+    with pytest.raises(OSError, match="no room for 100 bytes: 99 are free for use"):
         PartFile(tmp_path, 100)
     assert list(tmp_path.iterdir()) == []
     file = PartFile(tmp_path, 99)
@@ -102,10 +102,10 @@ def test_a_folder_that_others_may_open_is_refused(tmp_path: Path) -> None:
     make_folder(mine)
     assert mine.stat().st_mode & 0o777 == 0o700
     mine.chmod(0o755)
-    with pytest.raises(OSError, match="nobody else may open"):
+    with pytest.raises(OSError, match="no other user may open"):
         make_folder(mine)
     (tmp_path / "link").symlink_to(tmp_path / "deep")
-    with pytest.raises(OSError, match="nobody else may open"):
+    with pytest.raises(OSError, match="no other user may open"):
         make_folder(tmp_path / "link")
 
 

@@ -24,5 +24,5 @@ def test_without_the_variable_nobody_has_started_us() -> None:
 
 @pytest.mark.parametrize("text", ["", "node-1/0/x", "{}", '{"spec": {}, "socket": "s", "worker": "w", "colour": 1}'])
 def test_what_no_agent_has_set_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match="HOLDFAST_WORKER is for agents to set"):
+    with pytest.raises(BadInputError, match="HOLDFAST_WORKER is set by agents only"):
         WorkerSettings.from_environment({WORKER: text})

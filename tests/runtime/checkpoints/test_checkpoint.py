@@ -309,7 +309,7 @@ def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path
         store.obey(PruneCheckpoints(term=1, names=(ORIGIN.checkpoint_name(1).folder,)))
         assert removes.wait(DEADLINE_S)
         assert lines.get(timeout=DEADLINE_S).startswith(
-            f"{tmp_path} has not answered for 0.05 s, asked to list or remove"
+            f"{tmp_path} has not answered for 0.05 s to a request to list or remove"
         )
         store.write(PartToWrite(name=ORIGIN.checkpoint_name(2), worker="n/0/a", files={"a": lambda: [b"x"]}))
         assert told.next(CheckpointUnwritten).step == 2
@@ -446,10 +446,12 @@ def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCapt
         saver.on_order(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
     said = [record.getMessage() for record in caplog.records]
-    assert [next(words for words in ("failed", "is not kept", "not removed") if words in line) for line in said] == [
+    assert [
+        next(words for words in ("failed", "is not sealed", "not be removed") if words in line) for line in said
+    ] == [
         "failed",
-        "is not kept",
-        "not removed",
+        "is not sealed",
+        "not be removed",
     ]
     told.next(CheckpointUnwritten)
     assert told.messages.empty()

@@ -229,8 +229,8 @@ def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkey
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
     )
     reasons = [
-        "/dev/shm has no room for 64 bytes: 60 may be taken",
-        "/dev/shm has no room for 64 bytes: 7 may be taken",
+        "/dev/shm has no room for 64 bytes: 60 are free for use",
+        "/dev/shm has no room for 64 bytes: 7 are free for use",
     ]
     refusals = iter([*reasons, "it is read-only"])
 

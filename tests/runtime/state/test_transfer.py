@@ -452,7 +452,7 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
         assert connection.recv(1) == b""
     side.inbox.close()
     assert len(caplog.messages) == 2
-    assert "a sender at 127.0.0.1 is turned away" in caplog.messages[0]
+    assert "a sender at 127.0.0.1 is rejected" in caplog.messages[0]
     assert f"{MAX_STRANGERS} more like this" in caplog.messages[1]
 
 

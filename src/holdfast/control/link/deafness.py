@@ -1,4 +1,4 @@
-"""A process whose network is silent, as by a broken link: fault injection that needs no rights."""
+"""Fault injection: silence the network of a process as a broken link would. It needs no privileges."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import socket
 import stat
 import struct
 
-#: Linux: a program of the classic packet filter, through which whatever comes for the socket has to go
+#: socket option of Linux: a classic packet filter through which all incoming data passes
 _SO_ATTACH_FILTER = 26
 _RETURN = 0x06
 
 
 def go_deaf() -> int:
-    """Let nothing come in any more, on any TCP socket that this process has; return how many these are.
+    """Block all incoming data on every TCP socket of this process, and return the number of these sockets.
 
-    Nobody is told: what peers send is not even acknowledged, connections to listeners come to nothing, and no socket
-    sees an end. What this process sends still goes out: it is for the caller to keep silent.
+    Peers get no sign of it: their data is not acknowledged, connections to listeners time out, and no socket sees an
+    end. Outgoing data still goes out, so the caller must stop sending.
     """
     code = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))  # one instruction: keep 0 bytes
     program = struct.pack("HP", 1, ctypes.addressof(code))
@@ -26,7 +26,7 @@ def go_deaf() -> int:
 
 
 def _attach(descriptor: int, program: bytes) -> bool:
-    with contextlib.suppress(OSError):  # (others are closed meanwhile)
+    with contextlib.suppress(OSError):  # other threads may close theirs meanwhile
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as copy:
                 if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):

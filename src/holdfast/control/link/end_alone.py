@@ -1,4 +1,7 @@
-"""How a script that trains alone ends where it raises something: as under an agent, as far as that can be."""
+"""The end of a script that trains without an agent and raised an exception.
+
+It is as close as possible to the end under an agent.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,26 @@ from holdfast.errors import HoldfastError
 
 
 class EndAlone:
-    """Python's hook for uncaught exceptions, `sys.excepthook`, without an agent; it prints as the one before.
+    """The hook for uncaught exceptions (`sys.excepthook`) without an agent. It calls the hook that it replaces.
 
-    An error of ours ends the process with its own exit code (Python's would be 1 for all), and what is being saved
-    becomes a checkpoint before Python lets go of its threads.
+    An error of holdfast ends the process with the error's own exit code, not with Python's 1. A checkpoint that is
+    being saved is finished before Python abandons its threads.
     """
 
     def __init__(self, await_saved: Callable[[], None]) -> None:
-        """Not installed yet. `await_saved`: returns once nothing is being saved any more."""
+        """Create the hook, and do not install it yet.
+
+        Args:
+            await_saved: returns once no save is in progress.
+        """
         self._await_saved = await_saved
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print, wait, and end.
+        """Print the error, wait for the save, and end.
 
         Raises:
-            SystemExit: in place of an error of ours; Python ends with its code.
+            SystemExit: instead of an error of holdfast, with its exit code.
         """
         self._before(kind, error, trace)
         self._await_saved()
@@ -33,7 +40,7 @@ class EndAlone:
             raise SystemExit(error.exit_code)
 
     def install(self) -> None:
-        """Be the process's hook, in place of one of an earlier job."""
+        """Become the hook of the process, instead of the hook of an earlier job."""
         if isinstance(self._before, EndAlone):
             self._before = self._before._before
         sys.excepthook = self

@@ -1,7 +1,7 @@
-"""How a zygote (control.agent.zygote) is asked for processes, and how one is started.
+"""The requests to a zygote (control.agent.zygote) for processes, and the start of a zygote.
 
-An agent asks for workers, a worker for its loader workers. Whoever asks keeps the connection: when it ends, so do the
-processes that were asked for over it.
+An agent requests workers, and a worker requests its loader workers. The requester keeps the connection open: when it
+ends, the zygote ends the processes that were requested over it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.control.processes import ChildProcess, describe_exit
 from holdfast.environment import for_workers
 from holdfast.protocol.names import Text
 
-#: what a worker needs; the runtime's own modules come last and may be missing
+#: modules that a worker needs; the runtime's own modules come last and may be missing
 PRELOAD = (
     "numpy",
     "torch",
@@ -40,28 +40,30 @@ _CHUNK = 1 << 12
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A requester's first words. With their first byte come its stdout and stderr, as descriptors: its processes' too.
+    """The first message of a requester.
 
-    A third descriptor is for the first process that it asks for, and for nobody else.
+    With its first byte come the stdout and stderr for its processes, as descriptors.
+
+    A third descriptor, if any, is for the first process that it requests, and for no other.
     """
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork a process that runs a script: a worker.
-
-    env: what its environment has beyond the zygote's. output: file or pipe for stdout, "" for the requester's; errors:
-    for stderr, "" for the same. as_module: the name under which the script is found, "" where it is just a file.
-    module: where not "", no script is run but this module's `main(descriptor)`, with the requester's third one.
-    """
+    """Fork a process that runs a script (a worker), or a module."""
 
     request: int
     script: Text = ""
     args: tuple[Text, ...] = ()
+    #: environment variables in addition to the zygote's
     env: dict[str, Text] = {}
     cwd: Text = "/"
+    #: file or pipe for stdout, or "" for the requester's
     output: Text = ""
+    #: file or pipe for stderr, or "" for the requester's
     errors: Text = ""
+    #: name under which the script is found as a module, or "" if it is a file
     as_module: Text = ""
+    #: if not "": run `main(descriptor)` of this module, with the requester's third descriptor, instead of a script
     module: Text = ""
 
 
@@ -73,7 +75,7 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to Fork where the system has no process left to give."""
+    """The answer to Fork if the system cannot create another process."""
 
     request: int
     why: str
@@ -97,14 +99,14 @@ def start_zygote(
     abandoned: str = "",
     preload: Sequence[str] = PRELOAD,
 ) -> ChildProcess:
-    """Start a zygote that listens at once; requests wait there until its imports are done.
+    """Start a zygote that listens at once. Requests wait until its imports are done.
 
     Args:
-        socket_path: where it listens; the folder must be private.
+        socket_path: its socket; the folder must be private.
         environment: the whole environment of the zygote, and so of the workers.
-        remove: a folder that it removes when whoever holds its stdin has gone.
-        abandoned: with `remove`, the pattern of folders that it removes then, too, if their lock is free.
-        preload: names of modules to import.
+        remove: a folder that it removes when its stdin is closed.
+        abandoned: with `remove`, the pattern of other folders that it removes then too, if their lock is free.
+        preload: names of the modules to import.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(socket_path)
@@ -116,30 +118,30 @@ def start_zygote(
 
 
 class ForkedProcess:
-    """A process that a zygote forks for this one, and kills when this one ends, or closes it."""
+    """A process that a zygote forks for this one, and kills when this one ends or calls `close`."""
 
     def __init__(self, socket_path: str, module: str, channel: socket.socket) -> None:
-        """Ask for it; it comes once the zygote has imported what it is to import.
+        """Request the process. It starts once the zygote has done its imports.
 
         Args:
             module: its `main(descriptor)` is run.
-            channel: the process's end of the connection to it; it gets a copy.
+            channel: the process's end of the connection to it; the process gets a copy.
 
         Raises:
             OSError: no zygote listens there.
         """
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._decoder: FrameDecoder[ZygoteReply] = FrameDecoder(ZygoteReply)
-        words = encode_frame(Streams()) + encode_frame(Fork(request=1, module=module))
+        frames = encode_frame(Streams()) + encode_frame(Fork(request=1, module=module))
         try:
             self._connection.connect(socket_path)
-            socket.send_fds(self._connection, [words], [1, 2, channel.fileno()])
+            socket.send_fds(self._connection, [frames], [1, 2, channel.fileno()])
         except OSError:
             self._connection.close()
             raise
 
     def how_it_ended(self, timeout_s: float) -> str:
-        """Say how it has ended, waiting for the zygote's word for so long at the most."""
+        """Describe how the process ended, after waiting at most `timeout_s` for the zygote's message."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError, FrameError):
             while select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -151,22 +153,22 @@ class ForkedProcess:
                         return describe_exit(reply.code)
                     if isinstance(reply, ForkFailed):
                         return f"it could not be forked: {reply.why}"
-        return "nobody knows how"
+        return "it is not known how"
 
     def close(self) -> None:
-        """End it, where it has not ended."""
+        """End the process if it still runs."""
         self._connection.close()
 
 
 class ProcessSupply:
-    """Has processes forked: by the zygote that is there, or, without one, by one of its own."""
+    """Requests processes from an existing zygote, or else starts its own zygote."""
 
     def __init__(self, socket_path: str, preload: Sequence[str]) -> None:
-        """Start nothing yet.
+        """Start no process yet.
 
         Args:
-            socket_path: of the zygote that is there, "" for none.
-            preload: names of modules that one of its own imports.
+            socket_path: socket of an existing zygote, or "" without one.
+            preload: names of the modules that an own zygote imports.
         """
         self._path = socket_path
         self._preload = tuple(preload)
@@ -174,13 +176,13 @@ class ProcessSupply:
         self._folder = ""
 
     def fork(self, module: str, channel: socket.socket) -> ForkedProcess:
-        """As `ForkedProcess`, whose arguments these are.
+        """Return a new `ForkedProcess` with these arguments.
 
         Raises:
             OSError: no zygote can be started.
         """
         if self._path:
-            with contextlib.suppress(OSError):  # that zygote is gone
+            with contextlib.suppress(OSError):  # that zygote is gone, so start an own one
                 return ForkedProcess(self._path, module, channel)
         self.close()
         self._folder = tempfile.mkdtemp(prefix="holdfast-", dir=temporary_base(len("zygote.sock"), len("holdfast-")))
@@ -190,7 +192,7 @@ class ProcessSupply:
         return ForkedProcess(self._path, module, channel)
 
     def close(self) -> None:
-        """End the zygote of its own, and with it what that has forked."""
+        """End the own zygote, and with it the processes that it has forked."""
         own, self._own = self._own, None
         if own is not None:
             own.send_signal(signal.SIGKILL)

@@ -22,11 +22,14 @@ T = TypeVar("T")
 
 
 class FrameError(ValueError):
-    """What came over a socket is no message of ours: the connection must be closed."""
+    """The bytes from a socket are not a valid message. The connection must be closed."""
 
 
 class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why a worker process ends; for its agent only, which adds it to what it says of the exit (see WorkerDown)."""
+    """The reason why a worker process ends.
+
+    Only its agent gets it, and adds it to the report of the exit (`WorkerDown`).
+    """
 
     worker: WorkerId
     kind: FailureKind
@@ -37,18 +40,25 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PartHanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """This worker's part of a checkpoint lies in the folder for that; the agent writes it to where it stays."""
+    """A worker has put its part of a checkpoint into the spool folder.
+
+    The agent writes it to the checkpoint storage.
+    """
 
     worker: WorkerId
+    #: folder name of the checkpoint
     name: Text
     files: Annotated[tuple[FileName, ...], Meta(max_length=MAX_PART_FILES)]
+    #: number of this part, of `parts`
     part: Count = 0
     parts: Annotated[int, Meta(ge=1, le=MAX_CHECKPOINT_PARTS)] = 1
+    #: seconds for which the worker did not train while it saved
     stall_s: Seconds = 0.0
 
 
-#: what a worker process says to its agent, and what it hears from it
+#: messages from a worker process to its agent
 FromWorkerProcess = WorkerMessage | UnitWord | Crashed | PartHanded
+#: messages from an agent to its worker process
 ToWorkerProcess = Order | UnitAnswer
 
 
@@ -56,16 +66,18 @@ def encode_frame(message: msgspec.Struct, max_bytes: int = MAX_MESSAGE_BYTES) ->
     """Return a message as one frame.
 
     Raises:
-        FrameError: the message is larger than it may be.
+        FrameError: the message is larger than `max_bytes`.
     """
     payload = _encoder.encode(message)
     if len(payload) > max_bytes:
-        raise FrameError(f"a {type(message).__name__} of {len(payload)} bytes: at most {max_bytes} may be sent")
+        raise FrameError(
+            f"a {type(message).__name__} of {len(payload)} bytes is too large: at most {max_bytes} are allowed"
+        )
     return _LENGTH.pack(len(payload)) + payload
 
 
 class FrameDecoder(Generic[T]):
-    """Cuts a byte stream into messages of one (union) type. After an error the stream cannot be used any more."""
+    """Cuts a byte stream into messages of one type, which may be a union. After an error the stream is unusable."""
 
     def __init__(self, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -73,7 +85,7 @@ class FrameDecoder(Generic[T]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
-        """Take bytes as they arrive; return the messages that are complete now.
+        """Add received bytes, and return the messages that are now complete.
 
         Raises:
             FrameError: a frame is too long, or is not a message of the expected type.

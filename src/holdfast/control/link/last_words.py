@@ -1,4 +1,4 @@
-"""What becomes of a worker process whose script has ended with an exception: perhaps others need what it has."""
+"""The end of a worker process after an exception in its script: other workers may still need its state."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from holdfast.protocol.messages.worker import ScriptError
 
 
 class LastWords:
-    """Python's hook for uncaught exceptions, `sys.excepthook`, while a session trains; it prints as the one before it.
+    """The hook for uncaught exceptions (`sys.excepthook`) while a session trains. It calls the hook that it replaces.
 
-    What runs the script (control.agent.worker_process) looks for it there, and asks it before it lets the process end.
+    The code that runs the script (control.agent.worker_process) finds it there, and uses it before the process ends.
 
     Args:
-        ending: says on the page of progress that the script has ended, so that nobody judges what it was about.
-        locate: says at which step, micro-batch and phase the script has raised.
-        keep: tells the coordinator, and returns only once the job is over, or False at once where nothing can be kept.
-        save: the script has ended by itself before its loop had: saves what that had led to.
+        ending: marks on the progress page that the script has ended, so that hang detection ignores its last activity.
+        locate: adds the step, micro-batch and phase at which the script raised.
+        keep: reports the error to the coordinator. Returns once the job is over, or False at once without a state to
+            keep.
+        save: saves the state if the script has ended normally, but before its training loop.
     """
 
     def __init__(
@@ -40,15 +41,15 @@ class LastWords:
 
     @classmethod
     def installed(cls) -> LastWords | None:
-        """Return the one that is there, None where no session trains in this process."""
+        """Return the installed hook, or None if no session trains in this process."""
         hook = sys.excepthook
         return hook if isinstance(hook, cls) else None
 
     def install(self) -> None:
-        """Be the process's hook."""
+        """Become the hook of the process."""
         sys.excepthook = self
 
     def remove(self) -> None:
-        """Leave things as they were; a hook that the script has set meanwhile stays."""
+        """Restore the previous hook. A hook that the script has set meanwhile stays."""
         if sys.excepthook is self:
             sys.excepthook = self._before

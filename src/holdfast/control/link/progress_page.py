@@ -1,23 +1,23 @@
-"""The page of progress: memory that an agent shares with its workers, in which each keeps where it stands.
+"""The progress page: memory that an agent shares with its workers, in which each worker writes its current activity.
 
-The worker stores at every boundary and asks nobody; the agent looks when it likes, at a stopped process too. The
-memory has no name (memfd): a worker opens it through its agent's descriptor in /proc, so that none is left behind, and
-no /dev/shm is needed. Each worker has a slot, by its index on the node:
+A worker stores at every boundary, without a request. The agent reads at any time, even while the worker is stopped. The
+memory has no name (memfd). A worker opens it through its agent's descriptor in /proc, so no file can remain behind, and
+/dev/shm is not needed. Each worker has a slot, by its index on the node:
 
-    offset  what
+    offset  content
          0  head: number of the store, generation, step, since, pid, world, micro-batch (-1: none), activity, the number
-        56  look: when the training thread last looked whether the collective that it waits in has ended, or found that
-            it had; since when it waits (0: it does not)
-        72  totals: by activity, how many have ended, their seconds, the longest
+        56  look: time at which the training thread last checked its collective, or found that it had ended; since when
+            it waits (0: it does not wait)
+        72  totals: for each activity, how many have ended, their seconds, the longest
        456  waits: the newest four in collectives, each number, group's size, name, bytes, begin, end (0: not over)
        648  reason: why the script has paused, UTF-8
-       712  link: how fast its data goes out to its peers, in bytes per second; 0: not known
-       720  moved: how much state it has sent and received, in bytes
-       736  garbage collections of the whole heap: their seconds, and since when one is under way (0: none is)
+       712  link: rate at which it sends data to its peers, in bytes per second; 0: not known
+       720  moved: bytes of state that it has sent and received
+       736  garbage collections of the whole heap: their seconds, and since when one is running (0: none is)
 
-Times are of CLOCK_MONOTONIC, which all processes of a machine share. A store that is under way, or anything that makes
-no sense, reads as nothing. What is stored alone is stored at once, eight bytes (`struct` writes zeros first: whoever
-looked in that moment, or at a process that lost its core in it, would read that it has not looked for ages).
+Times are of CLOCK_MONOTONIC, which all processes of a machine share. A reader ignores an unfinished store, and values
+that make no sense. A field that is stored alone is stored as eight bytes at once. `struct` would write zeros first: if
+the process lost its core at that moment, a reader would conclude that it has not checked its collective for ages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from holdfast.protocol.messages.progress import ACTIVITIES, Activity
 _log = logging.getLogger(__name__)
 
 SLOT_BYTES = 1024
-#: thirty years; what says more makes no sense
+#: thirty years: longer times make no sense
 _MAX_UPTIME_S = 1e9
-#: far more than any link has, in bytes per second
+#: bytes per second, far more than any link has
 _MAX_RATE = 1e15
-#: and than any process ever moves, in bytes
+#: bytes, more than any process ever moves
 _MAX_MOVED = 1 << 60
 _WAITS = 4
 _REASON_BYTES = 64
@@ -65,79 +65,79 @@ _COLLECTED_AT = _MOVED_AT + _MOVED.size
 #: A garbage collection that takes longer counts as a hang (a finalizer may be stuck).
 _MAX_COLLECTION_S = 30.0
 _ENDED_AT = _WAIT.size - _TIME.size
-#: in a slot's eight bytes each
+#: indices into a slot as words of eight bytes
 _LOOKED, _WAITS_SINCE = _LOOK_AT // 8, _LOOK_AT // 8 + 1
 
 
 class ProgressSlot(Protocol):
-    """Where a training thread says what it is about. For that thread alone."""
+    """The slot in which a training thread writes its activity. For that thread only."""
 
     def place(self, generation: int, step: int, world: int) -> None:
-        """Everything from now on is of this generation, and of this step."""
+        """Set the generation, step and world size of everything from now on."""
         ...
 
     def at(self, activity: Activity, micro_batch: int = -1) -> None:
-        """An activity begins, the one before has ended."""
+        """Start an activity, which ends the previous one."""
         ...
 
     def pause(self, reason: str) -> None:
-        """The script is busy with something of its own; the end of that is whatever begins next."""
+        """Note that the script does something of its own, until the next activity starts."""
         ...
 
     def wait(self, what: str, size: int, nbytes: int) -> None:
-        """A wait in a collective begins."""
+        """Start a wait in a collective."""
         ...
 
     def look(self) -> None:
-        """It lasts."""
+        """Note that the wait still lasts."""
         ...
 
     def go_on(self) -> None:
-        """It has ended."""
+        """End the wait."""
         ...
 
     def link(self, bytes_per_s: float) -> None:
-        """Data goes out to peers so fast."""
+        """Set the rate at which data goes out to peers."""
         ...
 
     def moved(self, sent: int, received: int) -> None:
-        """So many bytes of state were sent, and received. Any thread."""
+        """Add bytes of state that were sent and received. Any thread."""
         ...
 
     @property
     def now(self) -> tuple[Activity, int]:
-        """What has begun last, and with which micro-batch (-1: none)."""
+        """The current activity, and its micro-batch (-1: none)."""
         ...
 
 
 class NoProgress:
-    """Nobody looks."""
+    """Ignores all progress, because no agent reads it."""
 
     now = (Activity.STARTING, -1)
 
     def place(self, generation: int, step: int, world: int) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def at(self, activity: Activity, micro_batch: int = -1) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def pause(self, reason: str) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def wait(self, what: str, size: int, nbytes: int) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def look(self) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def go_on(self) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def link(self, bytes_per_s: float) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def moved(self, sent: int, received: int) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
 
 class ProgressWriter:
@@ -147,7 +147,7 @@ class ProgressWriter:
         """Open the page of an agent.
 
         Raises:
-            OSError: there is none.
+            OSError: it does not exist, or has no slot for this worker.
         """
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -157,14 +157,14 @@ class ProgressWriter:
         if (index + 1) * SLOT_BYTES > len(self._page):
             raise OSError(f"{path} has no room for worker {index}")
         self._at = index * SLOT_BYTES
-        #: a slot's eight bytes each, as times and as numbers
+        #: the slot as words of eight bytes, as times and as numbers
         slot = memoryview(self._page)[self._at : self._at + SLOT_BYTES]
         self._times, self._numbers = slot.cast("d"), slot.cast("Q")
         self._pid = os.getpid()
         self._number = self._waited = 0
         self._moving = threading.Lock()
         self._sent = self._received = 0
-        self.moved(0, 0)  # (a process that had this slot before may have moved some)
+        self.moved(0, 0)  # clear the totals of a previous process in this slot
         self._collected_s = self._collects_since = 0.0
         self._set_collected(0.0)
         self._since = time.monotonic()
@@ -177,15 +177,15 @@ class ProgressWriter:
 
     @property
     def now(self) -> tuple[Activity, int]:
-        """What has begun last, and with which micro-batch (-1: none)."""
+        """The current activity, and its micro-batch (-1: none)."""
         return self._activity, self._micro_batch
 
     def place(self, generation: int, step: int, world: int) -> None:
-        """Everything from now on is of this generation, and of this step; said with what begins next."""
+        """Set the generation, step and world size; they are stored with the next activity."""
         self._generation, self._step, self._world = generation, step, world
 
     def at(self, activity: Activity, micro_batch: int = -1) -> None:
-        """An activity begins, the one before has ended."""
+        """Start an activity, which ends the previous one."""
         code, now, page, at = self._activity, time.monotonic(), self._page, self._at
         took = now - self._since
         count = self._counts[code] = self._counts[code] + 1
@@ -211,14 +211,14 @@ class ProgressWriter:
         )
 
     def pause(self, reason: str) -> None:
-        """The script is busy with something of its own; the end of that is whatever begins next."""
+        """Note that the script does something of its own, until the next activity starts."""
         text = reason.encode()[:_REASON_BYTES]
         begin = self._at + _REASON_AT
         self._page[begin : begin + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
         self.at(Activity.PAUSED)
 
     def wait(self, what: str, size: int, nbytes: int) -> None:
-        """A wait in a collective begins."""
+        """Start a wait in a collective."""
         now = time.monotonic()
         number = self._waited = self._waited + 1
         self._times[_LOOKED], self._times[_WAITS_SINCE] = now, now
@@ -226,28 +226,31 @@ class ProgressWriter:
         _WAIT.pack_into(self._page, entry, number, size, what.encode()[:16], nbytes, now, 0.0)
 
     def look(self) -> None:
-        """It lasts."""
+        """Note that the wait still lasts."""
         self._times[_LOOKED] = time.monotonic()
 
     def go_on(self) -> None:
-        """It has ended."""
+        """End the wait."""
         entry = _WAITS_AT + self._waited % _WAITS * _WAIT.size
         now = time.monotonic()
         self._times[(entry + _ENDED_AT) // 8] = now
         self._times[_LOOKED], self._times[_WAITS_SINCE] = now, 0.0
 
     def link(self, bytes_per_s: float) -> None:
-        """Data goes out to peers so fast."""
+        """Set the rate at which data goes out to peers."""
         self._times[_LINK_AT // 8] = bytes_per_s
 
     def moved(self, sent: int, received: int) -> None:
-        """So many bytes of state were sent, and received. Any thread."""
+        """Add bytes of state that were sent and received. Any thread."""
         with self._moving:
             self._sent, self._received = self._sent + sent, self._received + received
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
 
     def on_collection(self, phase: str, info: dict[str, int]) -> None:
-        """Store when a collection of the whole heap runs, in which no thread does (`gc.callbacks`)."""
+        """Store when a garbage collection of the whole heap runs (`gc.callbacks`).
+
+        All threads stand still meanwhile.
+        """
         if info["generation"] < 2:
             return
         now = time.monotonic()
@@ -264,7 +267,7 @@ class ProgressWriter:
 
 
 def open_progress(settings: WorkerSettings) -> ProgressSlot:
-    """Open a worker's slot of its agent's page, where there is one; nobody is watched who cannot."""
+    """Open a worker's slot of its agent's page. Without a page, or if it cannot be opened, progress is ignored."""
     if not settings.progress:
         return NoProgress()
     try:
@@ -273,44 +276,45 @@ def open_progress(settings: WorkerSettings) -> ProgressSlot:
         gc.callbacks.append(writer.on_collection)
         return writer
     except OSError as error:
-        _log.warning("the agent's page of progress cannot be opened: %s", error)
+        _log.warning("the agent's progress page cannot be opened, so hangs of this worker go undetected: %s", error)
         return NoProgress()
 
 
 class AgentMemory:
-    """Memory without a name (memfd) that an agent shares with workers: zeros at first."""
+    """Memory without a name (memfd), which an agent shares with its workers. It begins as zeros."""
 
     def __init__(self, name: str, size: int) -> None:
-        """Make it, for so many bytes.
+        """Allocate `size` bytes.
 
         Raises:
-            OSError: there is no memory for it, or no memfd.
+            OSError: there is not enough memory, or the system has no memfd.
         """
         self.file = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(self.file, 0, size)  # (a store never meets a page that cannot be had)
+            # Allocate now: otherwise a later store to a page could fail with SIGBUS.
+            os.posix_fallocate(self.file, 0, size)
         except OSError:
             os.close(self.file)
             raise
 
     @property
     def path(self) -> str:
-        """Where workers open it while this process lives, and has not closed it."""
+        """The path at which workers open it, while this process lives and has not closed it."""
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def close(self) -> None:
-        """Let go of it; workers that have opened it keep theirs."""
+        """Close it. Workers that have opened it keep theirs."""
         os.close(self.file)
 
 
 class ProgressPage(AgentMemory):
-    """An agent's own page: made here, read here."""
+    """An agent's own page, which it creates and reads."""
 
     def __init__(self, workers: int) -> None:
-        """Make it.
+        """Create it.
 
         Raises:
-            OSError: there is no memory for it, or no memfd.
+            OSError: there is not enough memory, or the system has no memfd.
         """
         super().__init__("holdfast-progress", size := workers * SLOT_BYTES)
         try:
@@ -320,13 +324,13 @@ class ProgressPage(AgentMemory):
             raise
 
     def close(self) -> None:
-        """Let go of it; workers that have opened it keep theirs."""
+        """Close it. Workers that have opened it keep theirs."""
         self._page.close()
         super().close()
 
     def read(self, index: int, pid: int) -> Reading | None:
-        """Return where the process `pid` stands that fills a worker's place; None where that is not known."""
-        slot = self._slot(index, _TOTALS_AT)
+        """Return the current activity of the process `pid` in a slot, or None if it is not known."""
+        slot = self._read_slot(index, _TOTALS_AT)
         if slot is None:
             return None
         number, generation, step, since, writer, world, micro_batch, code, end = _HEAD.unpack_from(slot)
@@ -348,8 +352,8 @@ class ProgressPage(AgentMemory):
         )
 
     def account(self, index: int, pid: int) -> ProgressAccount | None:
-        """Return what is known besides of the process `pid`: totals, and the newest waits."""
-        slot = self._slot(index, SLOT_BYTES)
+        """Return the totals and the newest waits of the process `pid` in a slot, or None if they are not known."""
+        slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:
             return None
         rows = _TOTAL.iter_unpack(slot[_TOTALS_AT:_WAITS_AT])
@@ -357,39 +361,39 @@ class ProgressPage(AgentMemory):
         reason = slot[_REASON_AT : _REASON_AT + _REASON_BYTES].rstrip(b"\0").decode(errors="replace")
         (link,) = _TIME.unpack_from(slot, _LINK_AT)
         return ProgressAccount(
-            totals={one: total for one, total in zip(ACTIVITIES, totals, strict=True) if _sane(total)},
-            waits=_waits(slot[_WAITS_AT:_REASON_AT]),
+            totals={kind: total for kind, total in zip(ACTIVITIES, totals, strict=True) if _is_plausible(total)},
+            waits=_decode_waits(slot[_WAITS_AT:_REASON_AT]),
             reason=reason,
             link_bytes_per_s=link if 0.0 <= link < _MAX_RATE else 0.0,
         )
 
     def moved(self, index: int, pid: int) -> tuple[int, int]:
-        """Return how many bytes of state the process `pid` has sent and received; none where that is not known."""
-        slot = self._slot(index, SLOT_BYTES)
+        """Return the bytes of state that the process `pid` has sent and received, or zeros if they are not known."""
+        slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:
             return 0, 0
         sent, received = _MOVED.unpack_from(slot, _MOVED_AT)
         return (sent, received) if max(sent, received) < _MAX_MOVED else (0, 0)
 
     def _collected_s(self, index: int) -> float:
-        """Return how long a process has collected garbage in its life, the collection under way included."""
+        """Return the seconds that a process has collected garbage so far, including a running collection."""
         total_s, since = _COLLECTED.unpack_from(self._page, index * SLOT_BYTES + _COLLECTED_AT)
         if not (_is_time(total_s) and _is_time(since)):
             return 0.0
         return total_s + (min(max(0.0, time.monotonic() - since), _MAX_COLLECTION_S) if since else 0.0)
 
-    def _slot(self, index: int, size: int) -> bytes | None:
-        """Return a slot's first bytes, None where they are being written."""
+    def _read_slot(self, index: int, size: int) -> bytes | None:
+        """Return the first bytes of a slot, or None while they are being written."""
         at = index * SLOT_BYTES
         for _ in range(3):
-            one, other = self._page[at : at + size], self._page[at : at + size]
-            if one == other:
-                return one
+            first, second = self._page[at : at + size], self._page[at : at + size]
+            if first == second:
+                return first
         return None
 
 
-def _waits(data: bytes) -> tuple[CollectiveWait, ...]:
-    """Return the waits in a slot, oldest first; what makes no sense is none."""
+def _decode_waits(data: bytes) -> tuple[CollectiveWait, ...]:
+    """Return the waits in a slot, oldest first. Entries that make no sense are left out."""
     found: list[tuple[int, CollectiveWait]] = []
     for number, size, what, nbytes, since, until in _WAIT.iter_unpack(data):
         if number and _is_time(since) and _is_time(until) and (since <= until or not until):
@@ -398,10 +402,10 @@ def _waits(data: bytes) -> tuple[CollectiveWait, ...]:
     return tuple(wait for _, wait in sorted(found, key=lambda entry: entry[0]))
 
 
-def _sane(total: Total) -> bool:
+def _is_plausible(total: Total) -> bool:
     return total.count > 0 and _is_time(total.sum_s) and _is_time(total.longest_s)
 
 
 def _is_time(seconds: float) -> bool:
-    """Tell whether a machine can have run for so long."""
+    """Return whether a machine can have run for this many seconds."""
     return 0.0 <= seconds < _MAX_UPTIME_S

@@ -1,4 +1,4 @@
-"""Stops training that a job would know nothing of: each of its workers would train the whole model by itself."""
+"""Refuses training that holdfast does not control, in which each worker would train the whole model alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from holdfast.errors import BadInputError
 
 _OPTIMIZERS = "torch.optim.optimizer"
-#: frameworks that have a loop of their own: module, and the class and the method that begins it
+#: frameworks with their own training loop: module -> class and method that start the loop
 _LOOPS = {
     "transformers.trainer": ("Trainer", "train"),
     "lightning.pytorch.trainer.trainer": ("Trainer", "fit"),
     "pytorch_lightning.trainer.trainer": ("Trainer", "fit"),
 }
-_WHAT_TO_DO = "call holdfast.init(), job.protect(...), and train in a loop over job.steps(...)"
+_REMEDY = "call holdfast.init(), job.protect(...), and train in a loop over job.steps(...)"
 
 
 class TrainingGuard(MetaPathFinder):
-    """Looks on in a worker process until its script has protected what it trains.
+    """Watches a worker process until its script has called `job.protect()`.
 
-    It stands in `sys.meta_path`, so that it sees frameworks come: the loops of those that bring one are refused, and so
-    is the first step of any optimizer of torch's before `holdfast.init()`.
+    It is an entry of `sys.meta_path`, so that it sees the imports of frameworks. It refuses the training loops of
+    frameworks, and the first step of any torch optimizer before `holdfast.init()`.
     """
 
     def __init__(self) -> None:
@@ -35,24 +35,24 @@ class TrainingGuard(MetaPathFinder):
 
     @classmethod
     def installed(cls) -> TrainingGuard | None:
-        """Return the one of this process, None where nobody looks on, or not any more."""
+        """Return the guard of this process, or None if it has none, or no longer has one."""
         return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
 
     def install(self) -> None:
-        """Look on from now; modules that are there already are looked at too."""
+        """Watch from now on, including modules that are imported already."""
         sys.meta_path.insert(0, self)
         for name in (_OPTIMIZERS, *_LOOPS):
             if name in sys.modules:
                 self._watch(sys.modules[name])
 
     def attached(self) -> None:
-        """The script has called `holdfast.init()`: what it does with optimizers of its own is its affair."""
+        """Allow optimizers: the script has called `holdfast.init()`, and may use optimizers of its own."""
         if self._stop_watching is not None:
             self._stop_watching()
         self._expects_script = False
 
     def lift(self) -> None:
-        """Look away: the script has protected what it trains, or is over."""
+        """Stop watching: the script has called `job.protect()`, or is over."""
         self.attached()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -60,7 +60,7 @@ class TrainingGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a framework's module as Python would, and have it looked at once it is loaded; no other module."""
+        """Find a framework's module as Python would, and watch it once it is loaded. Ignore all other modules."""
         if fullname not in (_OPTIMIZERS, *_LOOPS):
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
@@ -80,7 +80,7 @@ class TrainingGuard(MetaPathFinder):
         found: Any = module
         if module.__name__ == _OPTIMIZERS:
             if self._expects_script:
-                self._stop_watching = found.register_optimizer_step_pre_hook(self._stepping).remove
+                self._stop_watching = found.register_optimizer_step_pre_hook(self._refuse_step).remove
             return
         kind, method = _LOOPS[module.__name__]
         loop = getattr(getattr(found, kind), method)
@@ -89,13 +89,13 @@ class TrainingGuard(MetaPathFinder):
         def refuse(*args: object, **options: object) -> object:
             if self in sys.meta_path:
                 name = f"{module.__name__.split('.')[0]}.{kind}.{method}()"
-                raise BadInputError(f"{name} would train the whole model on each node, into one folder: {_WHAT_TO_DO}")
+                raise BadInputError(f"{name} would train the whole model on each node, into one folder: {_REMEDY}")
             return loop(*args, **options)
 
         setattr(getattr(found, kind), method, refuse)
 
-    def _stepping(self, optimizer: object, *_: object) -> None:
+    def _refuse_step(self, optimizer: object, *_: object) -> None:
         raise BadInputError(
-            f"a step of {type(optimizer).__name__} before holdfast.init(): each worker would train the whole model by "
-            f"itself; {_WHAT_TO_DO}"
+            f"a step of {type(optimizer).__name__} before holdfast.init(): each worker would train the whole model "
+            f"alone; {_REMEDY}"
         )

@@ -1,6 +1,6 @@
-"""Sockets that carry state: exact reads and writes, checksums, a listener with a thread for each connection.
+"""Sockets that carry state: exact reads and writes, checksums, and a listener with a thread for each connection.
 
-Who may keep a connection before it has shown who it is, is said here as well.
+The listener also limits the connections from peers that have not authenticated yet.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import xxhash
 
 from holdfast.counted_log import CountedLog
 
-#: Either side gives up after so long without a byte; a halt is what normally ends a transfer early.
+#: Either side gives up after this many seconds without a byte. Normally a halt ends a transfer earlier.
 SILENCE_S = 10.0
 #: How many buffers go into one system call (IOV_MAX is 1024).
 _VECTOR = 512
-#: connections of those that have not shown who they are yet, and how long they may take for it
+#: the most connections from peers that have not authenticated yet
 MAX_STRANGERS = 64
+#: seconds that a peer may take to authenticate
 INTRODUCTION_S = 5.0
-#: connections that the kernel holds until they are taken
+#: connections that the kernel queues until they are accepted
 BACKLOG = 128
 CLOSE_S = 1.0
 _LOOK_S = 1.0
@@ -40,13 +41,17 @@ class ClosedError(TransferError):
 
 
 class Wire:
-    """Exact reads and writes on a socket, given up after a silence."""
+    """Exact reads and writes on a socket, which fail after a silence of `SILENCE_S`."""
 
     def __init__(
         self, connection: socket.socket, count: Callable[[int, int], None] = lambda _sent, _received: None
     ) -> None:
-        """Read and write a connection; `count` is called with the bytes that were sent and received, as they are."""
-        # Blocking, with the kernel's own timeouts: Python's make every call a poll and a short read.
+        """Read and write a connection.
+
+        Args:
+            count: called with the numbers of bytes sent and received, as they move.
+        """
+        # Blocking, with the kernel's timeouts: Python's own timeouts turn each call into a poll and a short read.
         connection.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(SILENCE_S), 0))
@@ -77,7 +82,7 @@ class Wire:
 
 
 def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left after so many bytes; empty buffers are dropped."""
+    """Return the buffers that remain after `count` bytes. Empty buffers are dropped."""
     done = 0
     while done < len(buffers) and count >= len(buffers[done]):
         count -= len(buffers[done])
@@ -89,10 +94,10 @@ def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 def checksum(pieces: list[memoryview]) -> int:
-    """Return 32 bits that tell these bytes, laid end to end, from what accidents make of them.
+    """Return a 32-bit checksum of the concatenated pieces, to detect accidental corruption.
 
-    Of XXH3, not CRC-32: both ends compute it while others wait for the state. It takes a sixth of the time, and
-    far less than that where zlib has no faster way.
+    It uses XXH3 and not CRC-32, because both ends compute it while others wait for the state. XXH3 takes a sixth of the
+    time, or much less if zlib has no fast implementation on this machine.
     """
     if len(pieces) == 1:
         return xxhash.xxh3_64_intdigest(pieces[0]) & _CHECKSUM
@@ -103,7 +108,7 @@ def checksum(pieces: list[memoryview]) -> int:
 
 
 class Sockets:
-    """Sockets that another thread may shut, for good."""
+    """Open sockets that another thread may shut down permanently."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -117,14 +122,18 @@ class Sockets:
                 shut(connection)
 
     def remove(self, connection: socket.socket) -> None:
-        """Close a socket; under the lock, so that `shut_all` never meets a descriptor that was used again."""
+        """Close a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused."""
         with self._changed:
             self._open.remove(connection)
             connection.close()
             self._changed.notify_all()
 
     def shut_all(self, wait_s: float = 0.0) -> None:
-        """Shut those that are here and all that come; then wait for so long until their threads have closed them."""
+        """Shut down all sockets, and every socket that is added later.
+
+        Args:
+            wait_s: seconds to wait until their threads have closed them.
+        """
         with self._changed:
             self.shut = True
             for connection in self._open:
@@ -133,12 +142,15 @@ class Sockets:
 
 
 def shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # not connected yet, or not any more
+    with contextlib.suppress(OSError):  # not connected yet, or no longer
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class Strangers:
-    """Connections whose other side has not yet shown who it is: so many, for so long, the oldest given up first."""
+    """Connections from peers that have not authenticated yet.
+
+    At most `places` are kept, each for at most `seconds`. The oldest is dropped first.
+    """
 
     def __init__(self, places: int, seconds: float, monotonic: Callable[[], float]) -> None:
         self._places = places
@@ -148,19 +160,19 @@ class Strangers:
         self._since: dict[socket.socket, float] = {}
 
     def enter(self, connection: socket.socket) -> None:
-        """Take a place, the oldest one's where none is free."""
+        """Add a connection, and drop the oldest one if there are too many."""
         with self._lock:
             self._since[connection] = self._monotonic()
             while len(self._since) > self._places:
                 self._drop(next(iter(self._since)))
 
     def leave(self, connection: socket.socket) -> None:
-        """Give the place back; repeating it does no harm. From then on the connection may be closed."""
+        """Forget a connection, which may be closed from then on. A repeated call does nothing."""
         with self._lock:
             self._since.pop(connection, None)
 
     def drop_late(self) -> None:
-        """Give up those whose time is over."""
+        """Drop the connections that have exceeded their time."""
         until = self._monotonic() - self._seconds
         with self._lock:
             for connection in [connection for connection, since in self._since.items() if since <= until]:
@@ -168,14 +180,14 @@ class Strangers:
 
     def _drop(self, connection: socket.socket) -> None:
         del self._since[connection]
-        shut(connection)  # its thread wakes up, and closes it
+        shut(connection)  # its thread wakes up and closes it
 
 
 class Reception:
-    """Listens on a free port, and serves each connection in a thread of its own.
+    """Listens on a free port, and serves each connection in its own thread.
 
-    Whoever connects is a stranger until it has shown who it is. Strangers have places of their own and little time; a
-    new one takes the place of the oldest where there is none left. So whoever belongs here always gets in.
+    Connections that have not authenticated yet are limited in number and time, and a new one replaces the oldest. So a
+    legitimate peer always gets in.
     """
 
     def __init__(
@@ -186,13 +198,13 @@ class Reception:
         log: CountedLog,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Say what to listen on; `start` begins.
+        """Configure the listener. `start` opens it.
 
         Args:
             host: the address to bind to.
-            name: of its threads, and of those who connect, for the log.
-            serve: talks to whoever has connected, in a thread; raises OSError or struct.error where it turns it away.
-            monotonic: the clock by which strangers are late.
+            name: name of its threads and of its peers, for the log.
+            serve: serves one connection in its thread; raises OSError or struct.error to reject the peer.
+            monotonic: the clock for the time limit of authentication.
         """
         self.strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S, monotonic)
         self._host, self._name, self._serve_one, self._log = host, name, serve, log
@@ -204,7 +216,7 @@ class Reception:
         """Listen on a free port, and return it.
 
         Raises:
-            OSError: there is none.
+            OSError: no port is free.
         """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.create_server((self._host, 0), family=family, backlog=BACKLOG)
@@ -217,13 +229,13 @@ class Reception:
         return listener.getsockname()[1]
 
     def close(self) -> None:
-        """Stop listening, and leave what is under way."""
+        """Stop listening, and shut down the open connections."""
         self._connections.shut_all()
         if self._listener is not None and self._thread is not None:
             shut(self._listener)
             self._thread.join()
             self._listener.close()
-        self._connections.shut_all(CLOSE_S)  # what their threads have to say is to be counted
+        self._connections.shut_all(CLOSE_S)  # so that their threads' last warnings are counted
         self._log.flush(everything=True)
 
     def _listen(self, listener: socket.socket) -> None:
@@ -236,8 +248,8 @@ class Reception:
                 continue
             except OSError as error:
                 if not self._connections.shut:
-                    # No descriptor is left, for example: the strangers' will be free again in a while.
-                    self._log.warn("accept", f"no connection can be taken: {error}")
+                    # No file descriptor is left, for example. Dropped connections will free some soon.
+                    self._log.warn("accept", f"no connection can be accepted: {error}")
                     time.sleep(_PAUSE_S)
                 continue
             self._connections.add(connection)
@@ -249,7 +261,7 @@ class Reception:
         try:
             self._serve_one(connection)
         except (OSError, struct.error) as error:
-            self._log.warn(peer, f"a {self._name} at {peer} is turned away: {error}")
+            self._log.warn(peer, f"a {self._name} at {peer} is rejected: {error}")
         finally:
             self.strangers.leave(connection)
             self._connections.remove(connection)
@@ -259,4 +271,4 @@ def _peer(connection: socket.socket) -> str:
     try:
         return str(connection.getpeername()[0])
     except OSError:
-        return "somebody"
+        return "an unknown address"

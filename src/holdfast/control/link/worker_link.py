@@ -19,10 +19,10 @@ _RECEIVE_BYTES = 1 << 16
 
 
 class WorkerLink:
-    """Sends a worker's messages to its agent and hands the coordinator's orders to a callback.
+    """Sends a worker's messages to its agent, and passes the coordinator's orders to a callback.
 
-    `send` may be called from any thread. It does not wait for the agent unless megabytes lie unread, which a healthy
-    agent never allows.
+    `send` may be called from any thread. It waits for the agent only if megabytes lie unread, which a healthy agent
+    never allows.
     """
 
     def __init__(self, socket_path: str) -> None:
@@ -41,9 +41,9 @@ class WorkerLink:
         self._lock = threading.Lock()
         self._closed = False
         self._listener: threading.Thread | None = None
-        self._on_order: Callable[[Order], None] = _nobody
-        self._on_unit: Callable[[UnitAnswer], None] = _nobody
-        self._on_lost: Callable[[], None] = _nobody_left
+        self._on_order: Callable[[Order], None] = _ignore_message
+        self._on_unit: Callable[[UnitAnswer], None] = _ignore_message
+        self._on_lost: Callable[[], None] = _ignore_loss
         self._lost = False
 
     @property
@@ -63,26 +63,26 @@ class WorkerLink:
             try:
                 self._socket.sendall(frame)
             except OSError:
-                # The agent is gone: the listener sees the end of the stream and says so, once and in one place.
+                # The agent is gone. The listener sees the end of the stream, and reports it once, in one place.
                 return
 
     def start(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
-        """Listen in a daemon thread: `on_order` for each order, `on_lost` once when the agent is gone.
+        """Start a daemon thread that calls `on_order` for each order, and `on_lost` once when the agent is gone.
 
-        From now on `on_lost` stands in for the one of `meet`.
+        From now on `on_lost` replaces the callback that `meet` was given.
         """
         self._on_order = on_order
         self._listen(on_lost)
 
     def meet(self, on_unit: Callable[[UnitAnswer], None], on_lost: Callable[[], None]) -> None:
-        """Listen before there are any orders: `on_unit` for each word of the agent's about this worker's unit."""
+        """Listen before there are any orders: call `on_unit` for each answer about this worker's replica group."""
         self._on_unit = on_unit
         self._listen(on_lost)
 
     def close(self) -> None:
         """End the link from this side; `on_lost` is not called."""
         self._closed = True
-        with contextlib.suppress(OSError):  # the agent was faster
+        with contextlib.suppress(OSError):  # the agent closed first
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._listener is not None and self._listener is not threading.current_thread():
             self._listener.join()
@@ -103,7 +103,7 @@ class WorkerLink:
         except FrameError as error:
             print(f"holdfast: the agent's connection is broken: {error}", file=sys.stderr, flush=True)
         except BaseException:
-            # A worker that no longer hears its orders must not live on in silence.
+            # A worker that no longer receives orders must not live on in silence.
             traceback.print_exc()
             raise
         finally:
@@ -128,9 +128,9 @@ class WorkerLink:
                     self._on_order(message)
 
 
-def _nobody(message: Order | UnitAnswer) -> None:
-    """Nobody has begun to listen to such words."""
+def _ignore_message(message: Order | UnitAnswer) -> None:
+    """Drop a message that arrives before its callback is set."""
 
 
-def _nobody_left() -> None:
-    """Nobody has begun to listen."""
+def _ignore_loss() -> None:
+    """Do nothing if the agent is lost before a callback is set."""

@@ -1,4 +1,4 @@
-"""What a worker process is told by its agent, carried through the environment."""
+"""The settings that an agent passes to its worker process through the environment."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from holdfast.protocol.names import MALFORMED
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One worker's settings; they travel as JSON in a variable of their own.
-
-    spec: the job. socket: path of the agent's Unix socket. worker: this worker's id. host: the address to bind to and
-    be reached at. local_rank: index on the node. script_digest: of script and arguments. progress: path of the agent's
-    page of progress, "" for none. stacks: file for this worker's stacks, "" for none. zygote: socket of the one that
-    has forked this worker, and can fork its loader workers. parts: folder in which parts of checkpoints are handed
-    over. snapshots: the agent's folder for parts of snapshots, "" for none.
-    """
+    """The settings of one worker. They travel as JSON in one environment variable."""
 
     spec: JobSpec
+    #: path of the agent's Unix socket
     socket: str
+    #: id of this worker
     worker: str
+    #: address to bind to, at which other workers reach this one
     host: str = "127.0.0.1"
+    #: index of the worker on its node
     local_rank: int = 0
+    #: digest of the script and its arguments
     script_digest: str = ""
+    #: path of the agent's progress page, or "" without one
     progress: str = ""
+    #: file for this worker's stack dumps, or "" without one
     stacks: str = ""
+    #: socket of the zygote that forked this worker and can fork its loader workers
     zygote: str = ""
+    #: spool folder in which the worker hands over parts of checkpoints
     parts: str = ""
+    #: the agent's folder for parts of snapshots, or "" without one
     snapshots: str = ""
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that carries these settings."""
+        """Return the environment variable that carries these settings."""
         return {environment.WORKER: msgspec.json.encode(self).decode()}
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> WorkerSettings | None:
-        """Read the settings back; None where no agent has started this process.
+        """Read the settings, or return None if no agent has started this process.
 
         Raises:
-            BadInputError: the variable does not hold them.
+            BadInputError: the variable does not contain valid settings.
         """
         text = variables.get(environment.WORKER)
         if text is None:
@@ -51,4 +54,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         try:
             return msgspec.json.decode(text, type=cls)
         except MALFORMED as error:
-            raise BadInputError(f"{environment.WORKER} is for agents to set, and holds no settings: {error}") from None
+            raise BadInputError(
+                f"{environment.WORKER} is set by agents only, and its value is not valid: {error}. Unset it"
+            ) from None

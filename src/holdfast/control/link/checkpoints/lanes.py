@@ -26,7 +26,7 @@ class CheckpointLanes:
         self._lane_for(part.name.folder).write(part)
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Seal a checkpoint, remove checkpoints, or stop writing those that are older than one that counts."""
+        """Seal a checkpoint, remove checkpoints, or stop writing checkpoints that are older than one that counts."""
         if isinstance(order, PruneCheckpoints):
             # The lane that may still be writing a checkpoint removes it afterwards.
             for name in order.names if order.remove else ():

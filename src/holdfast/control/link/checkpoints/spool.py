@@ -1,8 +1,9 @@
-"""A worker hands its part of a checkpoint to its agent: as files in a folder that both see, and a word about them.
+"""The spool: a folder in which a worker hands its parts of checkpoints to its agent, with a message about each.
 
-The files are written under other names and renamed once they are whole; the agent renames them once it has heard of
-them, and removes them when the part is where it stays. So a worker sees by its files alone whether the part before is
-still on its way, and may die meanwhile; what it has not told its agent of is nobody's then.
+A worker writes its files under a temporary name, and renames them once they are complete. The agent renames them again
+when it gets the message, and removes them when the part is in the checkpoint storage. So a worker sees from the folder
+alone whether its last part is still being stored, and it may die meanwhile. A complete part without a message belongs
+to no one, and the worker's successor removes it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from holdfast.protocol.names import index_of
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 << 20
-_WRITING, _TAKEN = "writing-", "taken-"
+_WRITING = "writing-"
+_CLAIMED = "taken-"
 
 
 class PartSpool:
-    """A worker's end of the folder."""
+    """A worker's side of the spool."""
 
     def __init__(
         self,
@@ -38,48 +40,48 @@ class PartSpool:
         tell: Callable[[PartHanded | CheckpointUnwritten], None],
         at_disk: Callable[[], None] = nothing,
     ) -> None:
-        """Remove what the worker before this one has left half written, or untold.
+        """Remove the unfinished and unreported parts of the worker's predecessor.
 
         Args:
             tell: sends a message to the agent; thread-safe.
-            at_disk: called while something is written; an OSError of it is the disk's.
+            at_disk: called before a part is written; its OSError counts as one of the disk.
         """
         self._at_disk = at_disk
         self._folder, self._index, self._tell = folder, index_of(worker), tell
         self._lock = threading.Lock()
-        #: how many parts wait here until they are handed over
+        #: number of parts that are not handed over yet
         self._waiting = 0
-        #: whether a part may still lie in the folder; looking there takes time
-        self._may_lie_there = True
+        #: whether the folder may still contain a part of this worker; listing it takes time
+        self._may_contain_part = True
         self._work: queue.SimpleQueue[PartToWrite | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        for left in (f"{_WRITING}{self._index}-*", f"{self._index}-*"):
-            for path in folder.glob(left):
+        for pattern in (f"{_WRITING}{self._index}-*", f"{self._index}-*"):
+            for path in folder.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
 
     @property
     def free(self) -> bool:
-        """True where the part before is where it stays."""
+        """True if the last part is in the checkpoint storage."""
         with self._lock:
             if self._waiting:
                 return False
-            if self._may_lie_there:
-                found = (path for head in ("", _TAKEN) for path in self._folder.glob(f"{head}{self._index}-*"))
-                self._may_lie_there = any(found)
-            return not self._may_lie_there
+            if self._may_contain_part:
+                found = (path for head in ("", _CLAIMED) for path in self._folder.glob(f"{head}{self._index}-*"))
+                self._may_contain_part = any(found)
+            return not self._may_contain_part
 
     def write(self, part: PartToWrite) -> None:
-        """Hand a part over, in the background."""
+        """Hand over a part, in the background."""
         with self._lock:
             self._waiting += 1
-            self._may_lie_there = True
+            self._may_contain_part = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-parts", daemon=True)
             self._thread.start()
         self._work.put(part)
 
     def close(self) -> None:
-        """Hand over what is still here."""
+        """Hand over the remaining parts."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()
@@ -87,15 +89,15 @@ class PartSpool:
     def _run(self) -> None:
         while (part := self._work.get()) is not None:
             try:
-                self._tell(self._hand(part))
+                self._tell(self._write_files(part))
             except OSError as error:
                 logger.error("the checkpoint of step %d failed: %s", part.name.step, error.strerror or error)
-                self._tell(_left_out(part, error.strerror or str(error)))
+                self._tell(_make_unwritten(part, error.strerror or str(error)))
             finally:
                 with self._lock:
                     self._waiting -= 1
 
-    def _hand(self, part: PartToWrite) -> PartHanded:
+    def _write_files(self, part: PartToWrite) -> PartHanded:
         name = f"{self._index}-{part.name.folder}"
         partial, final = self._folder / f"{_WRITING}{name}", self._folder / name
         try:
@@ -120,24 +122,24 @@ class PartSpool:
 
 
 def part_of(handed: PartHanded, folder: Path) -> PartToWrite:
-    """Return a part that a worker has handed over, for its agent to write; its files go once that is done.
+    """Claim a part that a worker has handed over, for its agent to write. Its files are removed once it is written.
 
     Raises:
-        ValueError: its name is none.
-        OSError: it is not there any more.
+        ValueError: its name is not the name of a checkpoint.
+        OSError: the folder does not contain it.
     """
     name = parse_name(handed.name)
-    called = f"{index_of(handed.worker)}-{name.folder}"
-    place = folder / f"{_TAKEN}{called}"
-    (folder / called).rename(place)
+    entry = f"{index_of(handed.worker)}-{name.folder}"
+    claimed = folder / f"{_CLAIMED}{entry}"
+    (folder / entry).rename(claimed)
     return PartToWrite(
         name=name,
         worker=handed.worker,
-        files={file: lambda path=place / file: _chunks(path) for file in handed.files},
+        files={file: lambda path=claimed / file: _chunks(path) for file in handed.files},
         part=handed.part,
         parts=handed.parts,
         stall_s=handed.stall_s,
-        done=lambda: shutil.rmtree(place, ignore_errors=True),
+        done=lambda: shutil.rmtree(claimed, ignore_errors=True),
     )
 
 
@@ -145,11 +147,11 @@ def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-            with contextlib.suppress(OSError):  # (what is read needs no memory any more)
+            with contextlib.suppress(OSError):  # chunks that are read need no page cache now
                 os.posix_fadvise(stream.fileno(), 0, stream.tell(), os.POSIX_FADV_DONTNEED)
 
 
-def _left_out(part: PartToWrite, why: str) -> CheckpointUnwritten:
+def _make_unwritten(part: PartToWrite, why: str) -> CheckpointUnwritten:
     name = part.name
     return CheckpointUnwritten(
         worker=part.worker,

@@ -1,4 +1,4 @@
-"""Writes parts of checkpoints, seals them and removes them, one thing after the other, in a thread of its own."""
+"""Writes, seals and removes parts of checkpoints, one after another, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from holdfast.storage import Chunk, Storage, error_text
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[CheckpointNews], None]
-#: what is written has not moved for so long: nobody waits for it any more
+#: seconds without progress after which a write counts as failed
 STALLED_S = 60.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def nothing() -> None:
@@ -31,33 +31,36 @@ def nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartToWrite:
-    """What one worker saves of a checkpoint.
-
-    files: by name, what gives their content. part: which of `parts`. stall_s: for how long its worker did not train.
-    done: called once nothing more is read of it.
-    """
+    """One worker's part of a checkpoint."""
 
     name: CheckpointName
     worker: str
+    #: file name -> function that yields the content
     files: Mapping[str, Callable[[], Iterable[Chunk]]]
+    #: number of this part, of `parts`
     part: int = 0
     parts: int = 1
+    #: seconds for which the worker did not train while it saved
     stall_s: float = 0.0
+    #: monotonic time at which the save began
     begun: float = field(default_factory=time.monotonic)
+    #: called when the contents are not needed from now on
     done: Callable[[], None] = nothing
 
 
 class _OvertakenError(OSError):
-    """A newer checkpoint counts, so a part of an older one is no longer of use.
+    """A newer checkpoint counts, so a part of an older one is useless.
 
-    An OSError, because a remote storage turns what is raised within it into one.
+    It is an OSError, because a remote storage converts exceptions raised within it to one.
     """
 
 
 class CheckpointStore:
-    """The parts of checkpoints that one process writes. Whatever stops one: training is worth more than a checkpoint.
+    """Writes the parts of checkpoints of one process.
 
-    What hangs (a disk, a store far away) holds up this thread alone, and is told once it has hung for a minute.
+    No failure stops it, because training matters more than a checkpoint.
+
+    If the storage hangs (a disk, a remote store), only this thread waits. After `stalled_s` it reports the failure.
     """
 
     def __init__(
@@ -70,13 +73,15 @@ class CheckpointStore:
         rate: float = 0.0,
         stalled_s: float = STALLED_S,
     ) -> None:
-        """Write nothing yet.
+        """Start no thread yet.
 
         Args:
+            storage: where the checkpoints are.
             tell: sends a message to the coordinator; thread-safe.
-            worker: who says that a checkpoint is kept.
-            at_disk: called while something is written; an OSError of it is the disk's.
-            rate: bytes per second that are written at the most, 0 for as many as can be.
+            worker: the worker named in the report that a checkpoint is sealed.
+            at_disk: called before a write; its OSError counts as one of the disk.
+            rate: the most bytes per second to write, or 0 without a limit.
+            stalled_s: seconds without progress after which a write counts as failed.
         """
         self.storage = storage
         self._tell = tell
@@ -86,60 +91,62 @@ class CheckpointStore:
         self._stalled_s = stalled_s
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._pending = 0  # things to do, what is being done included
-        self._moved_at = time.monotonic()
-        self._hangs = False  # what is being done has not moved for too long, and that was said
-        #: what is to be written or sealed that nobody has given up, in turn; the message for the case that it hangs
+        #: number of tasks, including the running one
+        self._pending = 0
+        self._progress_at = time.monotonic()
+        #: whether the running task has stalled, and that was reported
+        self._is_stalled = False
+        #: for each write and seal that is not given up, in order: the message in case it stalls
         self._due: list[CheckpointUnwritten] = []
-        #: the checkpoints whose parts are to be written, or are being written, in turn
+        #: the checkpoints with parts that are being written or wait, in order
         self._writing: list[CheckpointName] = []
-        #: parts of older checkpoints are no longer written
+        #: parts of checkpoints older than this one are not written
         self._newest: CheckpointName | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def free(self) -> bool:
-        """True where no part is being written."""
+        """True if no part is being written."""
         with self._changed:
             return not self._writing
 
     @property
     def writing(self) -> frozenset[str]:
-        """The names of the checkpoints whose parts are being written, or wait for that."""
+        """The names of the checkpoints with parts that are being written or wait."""
         with self._changed:
             return frozenset(name.folder for name in self._writing)
 
     def give_up_before(self, newest: CheckpointName) -> None:
-        """Stop writing parts of checkpoints that are older than one that counts: nobody waits for them."""
+        """Stop writing parts of checkpoints older than `newest`, which counts."""
         with self._changed:
             self._newest = max(self._newest or newest, newest)
 
     def write(self, part: PartToWrite) -> None:
-        """Write a part, and tell."""
-        due = self._unanswered(part.name, part.worker)
+        """Write a part, and report it."""
+        due = self._make_stall_message(part.name, part.worker)
         with self._changed:
             self._writing.append(part.name)
-        self._later(lambda: self._write(part, due), due)
+        self._enqueue(lambda: self._write(part, due), due)
 
     def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Seal a checkpoint, or remove what will not be used any more."""
+        """Seal a checkpoint, or remove checkpoints that will not be used again."""
         if isinstance(order, AcceptCheckpoint):
             if order.files:
                 self._accept(order)
         elif order.remove:
-            self._later(lambda: self._remove(order.names))
+            self._enqueue(lambda: self._remove(order.names))
 
     def later(self, do: Callable[[], None]) -> None:
-        """Have the store's thread do something, after what it has to do already."""
-        self._later(do)
+        """Run a function in the store's thread, after its earlier tasks."""
+        self._enqueue(do)
 
     def close(self) -> None:
-        """Wait for what is under way, unless it hangs."""
+        """Wait for the remaining tasks, unless they stall."""
         self._work.put(None)
         with self._changed:
-            while self._pending and time.monotonic() - self._moved_at < self._stalled_s:
-                self._changed.wait(_LOOK_S)
+            while self._pending and time.monotonic() - self._progress_at < self._stalled_s:
+                self._changed.wait(_POLL_S)
             self._closed = True
             self._changed.notify_all()
 
@@ -147,49 +154,49 @@ class CheckpointStore:
         try:
             name = parse_name(order.name)
         except ValueError as error:
-            self._later(partial(logger.error, "a checkpoint is not kept: %s", error))
+            self._enqueue(partial(logger.error, "a checkpoint is not sealed: %s", error))
             return
-        due = self._unanswered(name, self._worker)
-        self._later(lambda: self._seal(name, order, due), due)
+        due = self._make_stall_message(name, self._worker)
+        self._enqueue(lambda: self._seal(name, order, due), due)
 
-    def _later(self, do: Callable[[], None], due: CheckpointUnwritten | None = None) -> None:
+    def _enqueue(self, do: Callable[[], None], due: CheckpointUnwritten | None = None) -> None:
         with self._changed:
-            self._moved_at = self._moved_at if self._pending else time.monotonic()
+            self._progress_at = self._progress_at if self._pending else time.monotonic()
             self._pending += 1
             if due is not None:
                 self._due.append(due)
             self._changed.notify_all()
             if self._thread is None:
-                # (not a pool's: nobody waits for such a thread at the end of the process)
+                # not from a thread pool: the interpreter joins its threads at exit
                 self._thread = threading.Thread(target=self._run, name="holdfast-checkpoint", daemon=True)
                 self._thread.start()
-                threading.Thread(target=self._watch, name="holdfast-checkpoint-watch", daemon=True).start()
+                threading.Thread(target=self._watch_for_stalls, name="holdfast-checkpoint-watch", daemon=True).start()
         self._work.put(do)
 
-    def _watch(self) -> None:
-        """Tell of what hangs, and of what waits behind it: nobody is to wait for that."""
+    def _watch_for_stalls(self) -> None:
+        """Report the task that stalls, and all tasks that wait behind it, as failed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due or (self._pending and not self._hangs) or self._closed)
+                self._changed.wait_for(lambda: self._due or (self._pending and not self._is_stalled) or self._closed)
                 if self._closed:
                     return
-                left_s = self._moved_at + self._stalled_s - time.monotonic()
+                left_s = self._progress_at + self._stalled_s - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(max(left_s, 0.01))
                     continue
                 hung, self._due = self._due, []
-                unsaid, self._hangs = not (hung or self._hangs), True
+                unreported, self._is_stalled = not (hung or self._is_stalled), True
                 self._changed.notify_all()
-            if unsaid:
+            if unreported:
                 where, limit_s = self.storage.where, self._stalled_s
                 logger.error(
-                    "%s has not answered for %g s, asked to list or remove what no longer counts", where, limit_s
+                    "%s has not answered for %g s to a request to list or remove old checkpoints", where, limit_s
                 )
-            for one in hung:
-                logger.error("the checkpoint of step %d: %s", one.step, one.why)
-                self._tell(one)
+            for message in hung:
+                logger.error("the checkpoint of step %d: %s", message.step, message.why)
+                self._tell(message)
 
-    # ---- in the store's thread ----
+    # in the thread of the store
 
     def _run(self) -> None:
         while (do := self._work.get()) is not None:
@@ -198,46 +205,46 @@ class CheckpointStore:
             finally:
                 with self._changed:
                     self._pending -= 1
-                    self._moved()
+                    self._note_progress()
                     self._changed.notify_all()
 
-    def _moved(self) -> None:
-        with self._changed:  # (whose lock may be taken again)
-            self._moved_at, self._hangs = time.monotonic(), False
+    def _note_progress(self) -> None:
+        with self._changed:  # the lock is reentrant
+            self._progress_at, self._is_stalled = time.monotonic(), False
 
-    def _unanswered(self, name: CheckpointName, worker: str) -> CheckpointUnwritten:
-        return _unwritten(name, worker, f"{self.storage.where} has not answered for {self._stalled_s:g} s")
+    def _make_stall_message(self, name: CheckpointName, worker: str) -> CheckpointUnwritten:
+        return _make_unwritten(name, worker, f"{self.storage.where} has not answered for {self._stalled_s:g} s")
 
-    def _awaited(self, due: CheckpointUnwritten) -> bool:
-        """Tell whether what is at hand was not given up, because something hung."""
+    def _is_awaited(self, due: CheckpointUnwritten) -> bool:
+        """Return whether a task is still awaited, and was not given up because of a stall."""
         with self._changed:
             return any(one is due for one in self._due)
 
-    def _end(self, due: CheckpointUnwritten, told: CheckpointNews) -> None:
-        """What was at hand is done: tell what came of it, if somebody waits for that."""
+    def _report_result(self, due: CheckpointUnwritten, result: CheckpointNews) -> None:
+        """End a task, and send its result if it is still awaited."""
         with self._changed:
-            awaited = self._awaited(due)
+            awaited = self._is_awaited(due)
             self._due = [one for one in self._due if one is not due]
         if awaited:
-            self._tell(told)
+            self._tell(result)
 
     def _write(self, part: PartToWrite, due: CheckpointUnwritten) -> None:
-        told = self._written(part) if self._awaited(due) else None
+        result = self._write_files(part) if self._is_awaited(due) else None
         part.done()
         with self._changed:
             self._writing.remove(part.name)
-            self._due = self._due if told is not None else [one for one in self._due if one is not due]
+            self._due = self._due if result is not None else [one for one in self._due if one is not due]
             self._changed.notify_all()
-        if told is not None:
-            self._end(due, told)
+        if result is not None:
+            self._report_result(due, result)
 
-    def _written(self, part: PartToWrite) -> CheckpointNews | None:
-        """Write a part, and return the message about it; None and no parts if a newer one counts."""
+    def _write_files(self, part: PartToWrite) -> CheckpointNews | None:
+        """Write a part, and return its result. If a newer checkpoint counts, remove the part and return None."""
         name = part.name
         try:
             self._at_disk()
             files = tuple(
-                directory.write_file(self.storage, name.folder, file, self._paced(name, content()))
+                directory.write_file(self.storage, name.folder, file, self._limit_rate(name, content()))
                 for file, content in part.files.items()
             )
         except OSError as error:
@@ -245,7 +252,7 @@ class CheckpointStore:
                 self._remove([name.folder])
                 return None
             logger.error("the checkpoint of step %d failed: %s", name.step, error_text(error))
-            return _unwritten(name, part.worker, error_text(error))
+            return _make_unwritten(name, part.worker, error_text(error))
         return CheckpointWritten(
             worker=part.worker,
             term=name.term,
@@ -263,38 +270,38 @@ class CheckpointStore:
         with self._changed:
             return self._newest is not None and name < self._newest
 
-    def _paced(self, name: CheckpointName, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yield what is to be written, no faster than it may be.
+    def _limit_rate(self, name: CheckpointName, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks, no faster than the rate allows.
 
         Raises:
             _OvertakenError: a newer checkpoint counts.
         """
         begun, sent = time.monotonic(), 0
         for chunk in chunks:
-            self._moved()
+            self._note_progress()
             if self._is_overtaken(name):
                 raise _OvertakenError
             yield chunk
             sent += len(chunk)
             while self._rate and (ahead_s := begun + sent / self._rate - time.monotonic()) > 0:
-                time.sleep(min(ahead_s, _LOOK_S))
-                self._moved()  # (it is we who wait)
+                time.sleep(min(ahead_s, _POLL_S))
+                self._note_progress()  # this wait is intended, so it is not a stall
                 if self._is_overtaken(name):
                     raise _OvertakenError
 
     def _seal(self, name: CheckpointName, order: AcceptCheckpoint, due: CheckpointUnwritten) -> None:
-        if not self._awaited(due):
+        if not self._is_awaited(due):
             return
         try:
             self._at_disk()
-            directory.seal(self.storage, name, order.files, self._moved)
+            directory.seal(self.storage, name, order.files, self._note_progress)
         except (OSError, DamagedCheckpointError) as error:
             why = error_text(error) if isinstance(error, OSError) else str(error)
             if not self._is_overtaken(name):  # otherwise its folder may be removed by now
-                logger.error("the checkpoint %s could not be kept: %s", name.folder, why)
-            told: CheckpointNews = _unwritten(name, self._worker, why)
+                logger.error("the checkpoint %s could not be sealed: %s", name.folder, why)
+            result: CheckpointNews = _make_unwritten(name, self._worker, why)
         else:
-            told = CheckpointKept(
+            result = CheckpointKept(
                 worker=self._worker,
                 term=name.term,
                 generation=name.generation,
@@ -304,24 +311,26 @@ class CheckpointStore:
                 seconds=order.seconds,
                 stall_s=order.stall_s,
             )
-        self._end(due, told)
-        if isinstance(told, CheckpointKept):
-            self._tidy(name)
+        self._report_result(due, result)
+        if isinstance(result, CheckpointKept):
+            self._remove_unfinished(name)
 
-    def _tidy(self, name: CheckpointName) -> None:
+    def _remove_unfinished(self, name: CheckpointName) -> None:
         try:
             directory.remove_unfinished(self.storage, name)
         except OSError as error:
-            logger.warning("what was left of older checkpoints is not removed: %s", error_text(error))
+            logger.warning("unfinished older checkpoints could not be removed: %s", error_text(error))
 
     def _remove(self, names: Sequence[str]) -> None:
         try:
             directory.remove(self.storage, names)
         except (OSError, ValueError) as error:
-            logger.error("checkpoints are not removed: %s", error_text(error) if isinstance(error, OSError) else error)
+            logger.error(
+                "checkpoints could not be removed: %s", error_text(error) if isinstance(error, OSError) else error
+            )
 
 
-def _unwritten(name: CheckpointName, worker: str, why: str) -> CheckpointUnwritten:
+def _make_unwritten(name: CheckpointName, worker: str, why: str) -> CheckpointUnwritten:
     return CheckpointUnwritten(
         worker=worker,
         term=name.term,

@@ -1,13 +1,13 @@
-"""Parts of snapshots as files, in memory by default (/dev/shm): they outlive the worker that has written them.
+"""Parts of snapshots as files, by default in memory (/dev/shm), so that they outlive the worker that wrote them.
 
-A file is written under a name of its own and renamed once it is whole:
+A file is written under a temporary name, and renamed once it is complete:
 
-    body      the bytes, whatever they are
-    manifest  what they are; for its reader alone
-    header    of which job and snapshot it is, and checksums: of the manifest, and of each CHUNK_BYTES of the body
-    tail      the header's size and checksum, and what kind of file this is
+body      the bytes of the state
+manifest  the description of the bytes; only their reader interprets it
+header    job and snapshot, and checksums: of the manifest, and of each CHUNK_BYTES of the body
+tail      the header's size and checksum, and the magic number of this format
 
-Nothing in a file is believed before its checksum was looked at, and nothing in it is ever run.
+A reader verifies the checksum of each part of a file before it uses it, and never executes anything from a file.
 """
 
 from __future__ import annotations
@@ -30,55 +30,57 @@ from holdfast.control.link.wire import checksum
 from holdfast.protocol.names import MALFORMED, Count, Name
 from holdfast.protocol.state import SnapshotPart
 
-#: 2: the body's checksums are of XXH3
+#: since format 2 the checksums of the body use XXH3
 FORMAT = 2
 CHUNK_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_HEADER_BYTES = 16 << 20
-#: memory that is left to others where a part is written
+#: bytes of the folder's free space that a writer leaves to others
 SPARE_BYTES = 16 << 20
-SUFFIX, WRITING = ".part", ".writing-"
+SUFFIX = ".part"
+WRITING = ".writing-"
 
 _MAGIC = b"hfsnap\0\1"
 _TAIL = struct.Struct("<II8s")  # header bytes, its CRC-32, magic
 
 
 class PartHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a file says of itself; `checksums`: the manifest's CRC-32, then `checksum` of each chunk of the body."""
+    """The header of a file."""
 
     format: int
     job: Name
     snapshot: SnapshotPart
     body_bytes: Count
     manifest_bytes: Count
+    #: the manifest's CRC-32, then `checksum` of each chunk of the body
     checksums: tuple[Count, ...]
 
     @property
     def file_bytes(self) -> int:
-        """What a file with this header takes, the header not counted."""
+        """The size of a file with this header, without header and tail."""
         return self.body_bytes + self.manifest_bytes
 
 
 class DamagedPartError(Exception):
-    """A part of a snapshot is not what it must be; the message says in what."""
+    """A part of a snapshot is damaged, or is not the expected one. The message says why."""
 
 
 class PartReader(Protocol):
-    """A part that is being read: its manifest is known, and its body comes piece by piece, in order."""
+    """A part that is being read. Its manifest is known, and its body comes chunk by chunk, in order."""
 
     header: PartHeader
     manifest: bytes
 
-    def choose(self, places: Sequence[int]) -> None:
-        """Say, once, which chunks of the body are to be read, ascending."""
+    def choose(self, indices: Sequence[int]) -> None:
+        """Select the chunks of the body to read, by ascending index. Called once."""
         ...
 
     def read_into(self, pieces: list[memoryview]) -> None:
-        """Fill memory with the next of these chunks."""
+        """Fill memory with the next selected chunk."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the part."""
         ...
 
 
@@ -87,42 +89,43 @@ def read_body(
     target: Callable[[int, int], list[memoryview]],
     wanted: Callable[[int, int], bool] = lambda start, length: True,
 ) -> None:
-    """Bring a body to where it belongs, chunk by chunk; what has come is compared with the checksums there.
+    """Read the body of a part into memory, chunk by chunk, and verify the checksums there.
 
     Args:
-        target: gives the memory of a chunk, by offset and length. wanted: tells whether that is of any use.
+        target: returns the memory for a chunk, by offset and length.
+        wanted: returns whether a chunk is needed, by offset and length.
 
     Raises:
-        DamagedPartError: it is not what was written.
-        OSError: it cannot be read.
+        DamagedPartError: a checksum differs.
+        OSError: the part cannot be read.
     """
-    chosen = {place: chunk for place, chunk in enumerate(chunks(reader.header.body_bytes)) if wanted(*chunk)}
+    chosen = {index: chunk for index, chunk in enumerate(chunks(reader.header.body_bytes)) if wanted(*chunk)}
     reader.choose(tuple(chosen))
-    for place, (start, length) in chosen.items():
+    for index, (start, length) in chosen.items():
         pieces = target(start, length)
         reader.read_into(pieces)
-        if checksum(pieces) != reader.header.checksums[1 + place]:
+        if checksum(pieces) != reader.header.checksums[1 + index]:
             raise DamagedPartError(f"bytes {start} to {start + length} of it have another checksum")
 
 
 def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the chunks of a body."""
+    """Yield the offset and length of each chunk of a body."""
     for start in range(0, nbytes, CHUNK_BYTES):
         yield start, min(CHUNK_BYTES, nbytes - start)
 
 
 def decode_header(data: bytes, job: str) -> PartHeader:
-    """Read a header.
+    """Decode a header.
 
     Raises:
-        DamagedPartError: it is none, or of another format or job, or its numbers make no sense.
+        DamagedPartError: it is not a header, is of another format or job, or its numbers are inconsistent.
     """
     try:
         header = msgspec.msgpack.decode(data, type=PartHeader)
     except MALFORMED as error:
         raise DamagedPartError(f"its header cannot be read: {error}") from None
     if header.format != FORMAT:
-        raise DamagedPartError(f"it has format {header.format}: this version reads {FORMAT}")
+        raise DamagedPartError(f"it has format {header.format}: this version reads format {FORMAT} only")
     if header.job != job:
         raise DamagedPartError(f"it is of the job {header.job}")
     wanted = 1 + -(-header.body_bytes // CHUNK_BYTES)
@@ -132,35 +135,38 @@ def decode_header(data: bytes, job: str) -> PartHeader:
 
 
 class PartFile:
-    """A part that is being written. `body` is its memory: it is all there, and needs no page to be found any more."""
+    """A part that is being written.
+
+    `body` is its memory. All its pages are allocated and mapped already.
+    """
 
     def __init__(self, folder: Path, body_bytes: int) -> None:
-        """Make room for it.
+        """Allocate the memory.
 
         Raises:
-            OSError: there is none.
+            OSError: there is not enough memory.
         """
         self._folder, self._body_bytes = folder, body_bytes
         left = shutil.disk_usage(folder).free - SPARE_BYTES
         if body_bytes > left:
-            raise OSError(f"{folder} has no room for {body_bytes} bytes: {max(0, left)} may be taken")
+            raise OSError(f"{folder} has no room for {body_bytes} bytes: {max(0, left)} are free for use")
         self._path = folder / f"{WRITING}{os.getpid()}-{secrets.token_hex(8)}"
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            # (a store never meets a page that cannot be had)
+            # Allocate now: otherwise a later store to a page could fail with SIGBUS.
             os.posix_fallocate(self._file, 0, max(1, body_bytes))
             self._map = mmap.mmap(self._file, max(1, body_bytes), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError:
-            self._give_up()
+            self._unlink()
             os.close(self._file)
             raise
         self.body = memoryview(self._map)[:body_bytes]
 
     def finish(self, job: str, snapshot: SnapshotPart, manifest: bytes) -> int:
-        """Make it whole, once its body is: compute the checksums, and give it its name; return its bytes.
+        """Complete the file once its body is written: add the checksums, rename it, and return its size in bytes.
 
         Raises:
-            OSError: there is no room.
+            OSError: there is not enough memory.
         """
         sums = [checksum([self.body[start : start + length]]) for start, length in chunks(self._body_bytes)]
         header = msgspec.msgpack.encode(
@@ -185,19 +191,20 @@ class PartFile:
         return self._body_bytes + len(rest)
 
     def abandon(self) -> None:
-        """It is not wanted any more."""
-        self._give_up()
+        """Remove the unfinished file."""
+        self._unlink()
         self._close()
 
     def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            with contextlib.suppress(BufferError):  # (whoever still looks at the body: it goes with the last of them)
+            # If someone still uses the body, its memory is freed with the last reference.
+            with contextlib.suppress(BufferError):
                 self.body.release()
                 self._map.close()
 
-    def _give_up(self) -> None:
+    def _unlink(self) -> None:
         if self._file >= 0:
             self._path.unlink(missing_ok=True)
 
@@ -206,10 +213,10 @@ class StoredPart:
     """A part in a file of this machine, for reading."""
 
     def __init__(self, path: Path, job: str) -> None:
-        """Open it, and look at its header and its manifest.
+        """Open the file, and read its header and manifest.
 
         Raises:
-            DamagedPartError: it is not whole, or not of this job.
+            DamagedPartError: it is incomplete or damaged, or belongs to another job.
             OSError: it cannot be read.
         """
         self.manifest = b""
@@ -227,11 +234,11 @@ class StoredPart:
     def _read_header(self, job: str) -> PartHeader:
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode) or status.st_size < _TAIL.size:
-            raise DamagedPartError("it is no part of a snapshot")
+            raise DamagedPartError("it is not a part of a snapshot")
         end = status.st_size - _TAIL.size
         length, crc, magic = _TAIL.unpack(os.pread(self._file, _TAIL.size, end))
         if magic != _MAGIC or length > min(end, MAX_HEADER_BYTES):
-            raise DamagedPartError("it is no part of a snapshot, or was cut short")
+            raise DamagedPartError("it is not a part of a snapshot, or was cut short")
         data = os.pread(self._file, length, end - length)
         if zlib.crc32(data) != crc:
             raise DamagedPartError("its header has another checksum")
@@ -241,76 +248,76 @@ class StoredPart:
         return header
 
     def fileno(self) -> int:
-        """The open file's descriptor."""
+        """Return the descriptor of the open file."""
         return self._file
 
-    def choose(self, places: Sequence[int]) -> None:
-        """Say, once, which chunks of the body are to be read, ascending."""
-        self._chosen = iter(places)
+    def choose(self, indices: Sequence[int]) -> None:
+        """Select the chunks of the body to read, by ascending index. Called once."""
+        self._chosen = iter(indices)
 
     def read_into(self, pieces: list[memoryview]) -> None:
-        """Fill memory with the next of these chunks.
+        """Fill memory with the next selected chunk.
 
         Raises:
-            OSError: it ends before.
+            OSError: the file ends too early.
         """
-        at = next(self._chosen) * CHUNK_BYTES
+        offset = next(self._chosen) * CHUNK_BYTES
         for piece in pieces:
             done = 0
             while done < len(piece):
-                count = os.preadv(self._file, [piece[done:]], at)
+                count = os.preadv(self._file, [piece[done:]], offset)
                 if not count:
                     raise OSError("it ends too early")
-                done, at = done + count, at + count
+                done, offset = done + count, offset + count
 
     def close(self) -> None:
-        """Let go of it; repeating that does no harm."""
+        """Close the file. A repeated call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def path_of(folder: Path, snapshot: SnapshotPart) -> Path:
-    """Return where a part lies in a folder."""
+    """Return the path of a part in a folder."""
     return folder / f"{snapshot.name}{SUFFIX}"
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for parts, which nobody else may read; one that is there must be ours.
+    """Create a folder for parts, which no other user may read. An existing folder must be our own.
 
     Raises:
-        OSError: it cannot be made, or is somebody else's.
+        OSError: it cannot be created, or belongs to another user, or other users may open it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise OSError(f"{folder} is not a folder of our own that nobody else may open")
+        raise OSError(f"{folder} must be a folder that belongs to this user, and that no other user may open")
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what processes were writing that have ended in the middle of it."""
+    """Remove the unfinished files of processes that have ended."""
     for path in folder.glob(f"{WRITING}*"):
         pid = path.name.removeprefix(WRITING).partition("-")[0]
-        if pid.isdigit() and not _lives(int(pid)):
+        if pid.isdigit() and not _is_alive(int(pid)):
             path.unlink(missing_ok=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # (somebody else's by now)
+        return True  # another user's process has this id
     return True
 
 
 def find_parts(folder: Path, job: str, damaged: Callable[[Path, str], None]) -> list[SnapshotPart]:
-    """Return the parts in a folder, as their headers name them, and remove what is none.
+    """Return the parts in a folder, as their headers name them, and remove files that are not valid parts.
 
     Args:
-        damaged: told of each file that was removed, and why.
+        damaged: called with each removed file, and the reason.
     """
     found: list[SnapshotPart] = []
     for path in sorted(folder.iterdir()):

@@ -1,9 +1,9 @@
-"""Parts of snapshots from other nodes' agents: who asks, what is answered, and the reader's side of it.
+"""Reading parts of snapshots from the agents of other nodes: the protocol, and its reader.
 
-Whoever reads connects to an agent's door. Before anything is parsed both sides prove with HMAC-SHA256 that they know
-the job's key for this, bound to fresh nonces; the reader's proof covers what it asks for, the keeper's second one the
-header that it answers with. Then the manifest follows; the reader says which chunks of the body it wants, and these
-come as they lie in the file, to be compared with the checksums in the header.
+The reader connects to the port of an agent, the keeper. Before anything is parsed, both sides prove with HMAC-SHA256
+that they know the job's key for snapshots, bound to fresh nonces. The reader's proof covers its request. The keeper's
+second proof covers the header that it sends. Then the manifest follows. The reader selects the chunks of the body, gets
+them as they are in the file, and verifies them against the checksums in the header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ ANSWER = struct.Struct("<I")
 
 
 def proof(key: bytes, role: bytes, nonces: bytes, what: bytes = b"") -> bytes:
-    """Return what one side shows; `role` says which, and of what."""
+    """Return the proof of one side.
+
+    Args:
+        key: the job's key for snapshots.
+        role: the side, and the kind of its proof.
+        nonces: the nonces of reader and keeper.
+        what: the bytes that the proof covers.
+    """
     return hmac.digest(key, b"holdfast snapshot\0" + role + b"\0" + nonces + what, "sha256")
 
 
@@ -39,17 +46,17 @@ class RemotePart:
     """A part at another node's agent, for reading."""
 
     def __init__(self, keeper: Keeper, key: bytes, snapshot: SnapshotPart, job: str) -> None:
-        """Ask for it, and read its header and its manifest.
+        """Request the part, and read its header and manifest.
 
         Raises:
-            DamagedPartError: what is answered is not what was asked for.
-            OSError: the agent cannot be reached, cannot show who it is, or has no such part.
+            DamagedPartError: the answer is not the requested part, or is damaged.
+            OSError: the agent cannot be reached, cannot prove its identity, or does not have the part.
         """
         self.manifest = b""
         self._connection = socket.create_connection((keeper.host, keeper.port), timeout=CONNECT_S)
         try:
             self._wire = Wire(self._connection)
-            answer = self._ask(key, msgspec.msgpack.encode(snapshot))
+            answer = self._request_header(key, msgspec.msgpack.encode(snapshot))
             self.header = decode_header(answer, job)
             if self.header.snapshot != snapshot:
                 raise DamagedPartError(f"it is {self.header.snapshot.name}, not {snapshot.name}")
@@ -60,37 +67,37 @@ class RemotePart:
             self.close()
             raise
 
-    def _ask(self, key: bytes, request: bytes) -> bytes:
-        """Return the header that is answered."""
-        wire, mine = self._wire, secrets.token_bytes(NONCE)
-        wire.write(MAGIC + mine)
-        theirs, shown = wire.read(NONCE), wire.read(TAG)
-        nonces = mine + theirs
-        if not hmac.compare_digest(shown, proof(key, b"keeper", nonces)):
-            raise TransferError("the agent could not show who it is")
+    def _request_header(self, key: bytes, request: bytes) -> bytes:
+        """Authenticate both sides, send the request, and return the header from the answer."""
+        wire, own_nonce = self._wire, secrets.token_bytes(NONCE)
+        wire.write(MAGIC + own_nonce)
+        peer_nonce, peer_proof = wire.read(NONCE), wire.read(TAG)
+        nonces = own_nonce + peer_nonce
+        if not hmac.compare_digest(peer_proof, proof(key, b"keeper", nonces)):
+            raise TransferError("the agent could not prove its identity")
         wire.write(REQUEST.pack(len(request)) + request + proof(key, b"reader", nonces, request))
         (length,) = ANSWER.unpack(wire.read(ANSWER.size))
         if not length:
-            raise TransferError("it is not there any more")
+            raise TransferError("the agent no longer has it")
         if length > MAX_HEADER_BYTES:
             raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
-        header, shown = wire.read(length), wire.read(TAG)
-        if not hmac.compare_digest(shown, proof(key, b"header", nonces, header)):
+        header, peer_proof = wire.read(length), wire.read(TAG)
+        if not hmac.compare_digest(peer_proof, proof(key, b"header", nonces, header)):
             raise TransferError("its header is corrupted")
         return header
 
-    def choose(self, places: Sequence[int]) -> None:
-        """Say, once, which chunks of the body are to be sent, ascending."""
-        self._wire.write(ANSWER.pack(len(places)), struct.pack(f"<{len(places)}I", *places))
+    def choose(self, indices: Sequence[int]) -> None:
+        """Select the chunks of the body to read, by ascending index. Called once."""
+        self._wire.write(ANSWER.pack(len(indices)), struct.pack(f"<{len(indices)}I", *indices))
 
     def read_into(self, pieces: list[memoryview]) -> None:
-        """Fill memory with the next of these chunks."""
+        """Fill memory with the next selected chunk."""
         self._wire.read_into(pieces)
 
     def abort(self) -> None:
-        """Leave at once, whoever reads. Any thread; never blocks."""
+        """Shut down the connection at once, also while a thread reads. Any thread; never blocks."""
         shut(self._connection)
 
     def close(self) -> None:
-        """Let go of it; repeating that does no harm."""
+        """Close the connection. A repeated call does nothing."""
         self._connection.close()

@@ -1,8 +1,8 @@
-"""The memory of a unit's proposals: made by the agent, one for each unit that is formed; opened by its places.
+"""The shared memory of a replica group's proposals: the agent creates one page for each group, and its workers open it.
 
-It has no name (memfd): a place opens it through its agent's descriptor in /proc, so that none is left behind. The lock
-is one of POSIX on the file: the kernel gives it back when its process ends, however that happens, and no child of that
-process holds it on.
+It has no name (memfd). A worker opens it through its agent's descriptor in /proc, so no file can remain behind. The
+lock is a POSIX lock on the file: the kernel releases it whenever its process ends, and child processes do not inherit
+it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from holdfast.control.link.unit.proposals import WORD_BYTES, ProposalTable, word
 
 
 class ProposalPage(AgentMemory):
-    """An agent's own page."""
+    """The agent's own page."""
 
     def __init__(self, places: int) -> None:
-        """Make it.
+        """Create it.
 
         Raises:
-            OSError: there is no memory for it, or no memfd.
+            OSError: there is not enough memory, or the system has no memfd.
         """
         super().__init__("holdfast-proposals", words_of(places) * WORD_BYTES)
 
 
 class _PageLock:
-    """Shuts out other processes, not other threads of this one."""
+    """A lock between processes, not between the threads of one process."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -41,21 +41,21 @@ class _PageLock:
 
 
 class Proposals(ProposalTable):
-    """A place's own end of its unit's page, as long as its process lives: a process opens a page once, and for good.
+    """A worker's view of its group's page. A process opens a page once, and keeps it open until its end.
 
-    (To close any descriptor of the file would give the lock back.)
+    Closing any descriptor of the file would release the lock.
     """
 
     def __init__(self, path: str, *, place: int, places: int) -> None:
         """Open the page of an agent.
 
         Raises:
-            OSError: there is none.
+            OSError: it does not exist, or has the wrong size.
         """
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._page = mmap.mmap(file, words_of(places) * WORD_BYTES)
         except (OSError, ValueError) as error:
             os.close(file)
-            raise OSError(f"{path} is no page for {places} places: {error}") from None
+            raise OSError(f"{path} is not a page for {places} workers: {error}") from None
         super().__init__(memoryview(self._page).cast("Q"), _PageLock(file), place=place, places=places)

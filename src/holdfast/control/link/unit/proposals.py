@@ -1,16 +1,17 @@
-"""How the places of a unit agree on what they compute: each proposes it, and all go on once all have proposed the same.
+"""How the workers of a replica group agree on their next work.
 
-Who waits can leave: `withdraw` is atomic with the last proposal, so that either all go or none. Nothing here is a
-collective, and nothing is of an earlier unit: each has a page of its own, which begins with zeros. Its words, 64 bits
-each, little endian as the machine is:
+Each worker proposes it, and all start once all proposals are the same. A waiting worker can leave: `withdraw` is atomic
+with the last proposal, so either all start or none. The proposals are not a collective, and each group begins with a
+new page of zeros. Its words have 64 bits, little endian as the machine:
 
-    word            what
-    0               how many agreements there have been
-    8 * (1 + place) a place's proposal: number, generation, step, micro-batch, kind
+word            content
+0               number of agreements so far
+8 * (1 + place) the proposal of one worker: number, generation, step, micro-batch, kind
 
-A proposal's number is that of the agreement that it would bring about, one more than there have been: none comes about
-without this place, so it stays so while the proposal stands, and all that stand have the same. One store makes it:
-that of word 0. So there is no moment at which some have agreed and others have not, wherever a process may be killed.
+The number of a proposal is the number of the agreement that it would complete, one more than there are. No agreement
+completes without this worker, so the number stays valid while the proposal stands, and all standing proposals have the
+same one. One store completes the agreement: the store to word 0. So it is complete for all workers or for none,
+whenever a process is killed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import Protocol
 
 from holdfast.protocol.layouts.proposals import Proposal
 
-#: of a place; a cache line, so that who writes holds up nobody who looks
+#: words of one worker: a cache line, so that a writer does not slow down the readers
 SLOT_WORDS = 8
 WORD_BYTES = 8
-#: how long a place sleeps between two looks at first, and at last, in seconds
+#: seconds that a worker sleeps between two checks, at first and at most
 FIRST_SLEEP_S, LAST_SLEEP_S = 50e-6, 1e-3
 _LONGER = 1.25
 _AGREEMENTS = 0
@@ -33,7 +34,7 @@ _WITHDRAWN = 0
 
 
 class Words(Protocol):
-    """Memory that all places see, in words; a word is read and written at once."""
+    """Memory that all workers of the group share, as words. Each word is read and written atomically."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -41,16 +42,19 @@ class Words(Protocol):
 
 
 def words_of(places: int) -> int:
-    """Return how many words a page for so many places has."""
+    """Return the number of words of a page for this many workers."""
     return SLOT_WORDS * (1 + places)
 
 
 class ProposalTable:
-    """One place's view of the proposals of its unit; for one thread.
+    """One worker's view of the proposals of its group, for one thread.
 
     Args:
-        words: the page. lock: shuts out all other places for as long as it is held; a dead one's is free.
-        sleep: returns after so many seconds.
+        words: the page.
+        lock: excludes all other workers while it is held; the lock of a dead worker is free.
+        place: rank of this worker in the group.
+        places: size of the group.
+        sleep: returns after this many seconds.
     """
 
     def __init__(
@@ -64,15 +68,17 @@ class ProposalTable:
     ) -> None:
         self._words, self._lock, self._sleep = words, lock, sleep
         self._slots = [SLOT_WORDS * (1 + number) for number in range(places)]
-        self._mine = self._slots[place]
-        #: of the proposal that stands; 0: none does
+        self._own_slot = self._slots[place]
+        #: number of the standing proposal, or 0 without one
         self._number = 0
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until all places have proposed this; False: it was not wanted any more first, and none of them goes.
+        """Wait until all workers have proposed this, and return True.
+
+        Return False if `still_wanted` returned False first: then no worker starts.
 
         Args:
-            still_wanted: asked again and again while others are waited for.
+            still_wanted: called repeatedly while the other workers are missing.
         """
         agreed, sleep_s = self.propose(proposal), FIRST_SLEEP_S
         while not agreed:
@@ -84,10 +90,10 @@ class ProposalTable:
         return True
 
     def propose(self, proposal: Proposal) -> bool:
-        """Propose this; True where it was the last one that was missing, and all go.
+        """Propose this, and return True if all workers have proposed it now, so that all start.
 
         Raises:
-            RuntimeError: another proposal of this place stands.
+            RuntimeError: another proposal of this worker stands.
         """
         if self._number:
             raise RuntimeError(f"broken invariant: {proposal} is proposed while another proposal stands")
@@ -95,28 +101,28 @@ class ProposalTable:
         with self._lock:
             number = words[_AGREEMENTS] + 1
             for offset, value in enumerate(proposal, start=1):
-                words[self._mine + offset] = value
-            words[self._mine] = self._number = number
-            if all(self._says(slot, number, proposal) for slot in self._slots):
+                words[self._own_slot + offset] = value
+            words[self._own_slot] = self._number = number
+            if all(self._has_proposal(slot, number, proposal) for slot in self._slots):
                 words[_AGREEMENTS] = number
         return self.agreed()
 
     def agreed(self) -> bool:
-        """Tell whether all have proposed what this place has: then its proposal is over, and it goes."""
+        """Return whether all have proposed the same as this worker. Then its proposal is over, and it starts."""
         if self._words[_AGREEMENTS] < self._number:
             return False
         self._number = 0
         return True
 
     def withdraw(self) -> bool:
-        """Take the proposal back; False where all have agreed meanwhile, and this place goes as well."""
+        """Withdraw the proposal. Return False if all have agreed meanwhile: then this worker starts, too."""
         with self._lock:
             if self.agreed():
                 return False
-            self._words[self._mine] = _WITHDRAWN
+            self._words[self._own_slot] = _WITHDRAWN
         self._number = 0
         return True
 
-    def _says(self, slot: int, number: int, proposal: Proposal) -> bool:
+    def _has_proposal(self, slot: int, number: int, proposal: Proposal) -> bool:
         words = self._words
         return words[slot] == number and all(words[slot + 1 + i] == value for i, value in enumerate(proposal))
