@@ -194,7 +194,7 @@ def test_experts_in_two_optimizers_are_refused() -> None:
         ({"updates": ("critic", "discriminator")}, "updates names 'discriminator', .* there are 'generator', 'critic'"),
         ({"updates": ("critic",)}, "updates leaves out 'generator': no step would ever update it; name it"),
         ({"updates": "critic"}, "updates is 'critic': give the names of the optimizers in their order, in a list"),
-        ({"max_grad_norm": {"all": 1.0}}, "max_grad_norm names 'all', which is no optimizer"),
+        ({"max_grad_norm": {"all": 1.0}}, "max_grad_norm names 'all', not an optimizer"),
         ({"max_grad_norm": {"critic": 0.0}}, r"max_grad_norm\['critic'\] is 0\.0: it must be positive, or left out"),
     ],
 )

@@ -450,7 +450,7 @@ class Largest(torch.nn.Module):
 
 def test_a_buffer_that_follows_the_batches_in_a_way_of_its_own_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), Largest(), torch.nn.Linear(4, 1))
-    with pytest.raises(BadInputError, match=r"buffer '1\.largest', and how is not known .* after_apply"):
+    with pytest.raises(BadInputError, match=r"buffer '1\.largest', in an unknown way .* after_apply"):
         Trained(model=model).run(1)
 
 

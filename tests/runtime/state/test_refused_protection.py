@@ -161,6 +161,6 @@ def test_experts_outside_of_the_model_are_refused() -> None:
     """They do not move with those of the model: the average failed at the first step after a placement."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), MoE(2, 4, experts=2))
     average = torch.optim.swa_utils.AveragedModel(model)
-    with pytest.raises(BadInputError, match=r"extra\['ema'\] has experts \(holdfast.MoE\): those of the model move"):
+    with pytest.raises(BadInputError, match=r"extra\['ema'\] has experts \(holdfast.MoE\): experts of the model move"):
         protect(model, extra={"ema": average})
     protect(model, extra={"ema": torch.optim.swa_utils.AveragedModel(model[0])})

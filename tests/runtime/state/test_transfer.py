@@ -204,7 +204,7 @@ def test_who_claims_another_step_or_other_tensors_than_another_sender_is_refused
 def test_a_sender_cannot_send_the_streams_of_another(sides: Callable[..., Side]) -> None:
     side = sides(senders=(SENDER, OTHERS[0]))
     swapped = msgspec.structs.replace(side.plan(), sources={RECEIVER: LiveSource(members=(OTHERS[0], SENDER))})
-    _, outcome = push(swapped, make(3), introductions=1)
+    _, outcome = push(swapped, make(3), connect_attempts=1)
     assert "could not show who it is" in outcome.get(timeout=DEADLINE_S)
     assert not side.receipts
 
@@ -272,10 +272,10 @@ def test_nothing_is_made_room_for_once_it_is_broken_off(sides: Callable[..., Sid
     side, preparing, go_on = sides(aside=True), threading.Event(), threading.Event()
     prepare = side.state.prepare
 
-    def slowly(manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+    def slowly(manifest: Manifest, *, separate: bool) -> list[torch.Tensor]:
         preparing.set()
         assert go_on.wait(DEADLINE_S)
-        return prepare(manifest, separate=aside)
+        return prepare(manifest, separate=separate)
 
     side.state.prepare = slowly  # pyright: ignore[reportAttributeAccessIssue]
     _, outcome = push(side.plan(), make(3))
@@ -330,7 +330,7 @@ def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side
 
 def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
     side = sides()
-    _, outcome = push(side.plan(generation=3), make(1), introductions=2)
+    _, outcome = push(side.plan(generation=3), make(1), connect_attempts=2)
     assert outcome.get(timeout=DEADLINE_S) != ""
     late = sides(late=True)
     _, outcome = push(late.plan(), make(1))

@@ -1,7 +1,7 @@
-"""An emulated accelerator for whole micro-batches: each takes a stated time, and next to no processor (DESIGN.md 4).
+"""An emulated accelerator for whole micro-batches: each takes a stated time, and almost no CPU (DESIGN.md 4).
 
-Cores that all ranks share show neither what a smaller world costs nor that one rank is slow: however the work is shared
-out, to them it is the same. A rank that sleeps for what its micro-batches would take leaves the cores to the others.
+Ranks that share CPU cores show neither the cost of a smaller world nor a slow rank: however the work is divided, it
+takes as long. A rank that sleeps for the time of its micro-batches leaves the cores to the others.
 """
 
 from __future__ import annotations
@@ -18,39 +18,43 @@ from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
 
 class MicroBatchDelay:
-    """Lets a micro-batch take at least so many seconds, from when its data are here until its gradients are.
+    """Makes a micro-batch take at least a stated time, from its data until its gradients.
 
-    The time that the computation really takes is part of it. now, sleep: of the clock, in seconds.
+    The time of the real computation is included.
+
+    Args:
+        seconds: Time per micro-batch.
+        now: The clock, in seconds.
+        sleep: Sleeps for a number of seconds.
     """
 
     def __init__(
         self, seconds: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Have none under way."""
         self._seconds = seconds
         self._now = now
         self._sleep = sleep
         self._started = 0.0
 
     def start(self) -> None:
-        """Its data are here."""
+        """Start the clock; called when the micro-batch's data are available."""
         self._started = self._now()
 
     def sleep_remaining(self) -> None:
-        """Its gradients are here: sleep for what is left."""
+        """Sleep for the rest of the time; called when the micro-batch's gradients are available."""
         left = self._started + self._seconds - self._now()
         if left > 0:
             self._sleep(left)
 
 
 def set_up_emulation(experiments: ExperimentSpec, model: torch.nn.Module) -> MicroBatchDelay | None:
-    """Let the model's experts take their time, where it is stated for each token.
+    """Emulate the time that `--emulate-compute` states, per token of each expert or per micro-batch.
 
     Returns:
-        What lets each micro-batch take its time, where it is stated for these.
+        The delay of each micro-batch, or None if times are per token or nothing is emulated.
 
     Raises:
-        BadInputError: it is stated for each token of a model that has no experts.
+        BadInputError: a time per token is stated for a model without experts.
     """
     emulated = experiments.emulated
     if not emulated.seconds:

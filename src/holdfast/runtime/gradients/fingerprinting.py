@@ -1,7 +1,7 @@
 """The fingerprint that a worker compares with the others of its role: settings in every step, at times the state.
 
-Hashing settings takes microseconds. Of the state a slice of at most `SLICE_BYTES` is hashed: a piece of each of up to
-`SLICE_TENSORS` tensors, others in each step.
+Hashing settings takes microseconds. Of the state, at most `SLICE_BYTES` are hashed: a piece of each of up to
+`SLICE_TENSORS` tensors, different ones in each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.runtime.tensors import to_floats
 
 SLICE_BYTES = 4 << 20
 SLICE_TENSORS = 256
-#: if an option is a tensor, this many of its elements are compared
+#: number of compared elements of an option that is a tensor
 _ELEMENTS = 16
 _encoder = msgspec.msgpack.Encoder()
 _NOT_OPTIONS = ("params", "param_names")
@@ -33,10 +33,11 @@ class Fingerprinting:
     """Makes the fingerprints of one worker."""
 
     def __init__(self, state: TrainingState) -> None:
-        """Hash nothing yet."""
+        """Start without hashes."""
         self._state = state
-        #: the options of each parameter group at the last step, or [] if they can change in place; and their hash
+        #: the options of each parameter group at the last step, or [] if they can change in place
         self._values: list[list[Any]] = []
+        #: their hash
         self._options = 0
         #: the names of a group's options, sorted, by the group's keys
         self._names: dict[tuple[str, ...], list[str]] = {}
@@ -58,7 +59,7 @@ class Fingerprinting:
         return tuple(islice(self._in_words(), MAX_SHOWN))
 
     def _settings(self) -> int:
-        """Return a hash of the settings; options are encoded again only if they are not those of the last step."""
+        """Return a hash of the settings; options are only encoded again if they have changed since the last step."""
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         values = [list(group.values()) for group in groups]
         if not self._equals_last(values):
@@ -68,7 +69,7 @@ class Fingerprinting:
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
 
     def _encoded(self, group: dict[str, Any]) -> bytes:
-        """Return a group's options, sorted: a worker that was sent its options may have them in another order."""
+        """Return a group's options, sorted, because workers that received them may have another order."""
         keys = tuple(group)
         names = self._names.get(keys)
         if names is None:
@@ -77,11 +78,11 @@ class Fingerprinting:
         count = len(group["params"])
         try:
             return _encoder.encode((count, names, values))
-        except TypeError:  # Tensors, numbers of numpy's, objects of the script's own.
+        except TypeError:  # Tensors, NumPy scalars, objects of the script.
             return _encoder.encode((count, names, [_plain(value) for value in values]))
 
     def _equals_last(self, values: list[list[Any]]) -> bool:
-        """Whether the options are those of the last step, by identity or value."""
+        """Whether the options equal the last step's, by identity or value."""
         try:
             return bool(values == self._values)
         except (RuntimeError, ValueError):  # Arrays that are not the same object have no truth value.
@@ -124,12 +125,12 @@ class Fingerprinting:
 
 
 def _changes_in_place(option: str, value: object) -> bool:
-    """Whether an option may have another value and be the same object."""
+    """Whether an option is of a type that can change in place."""
     return option not in _NOT_OPTIONS and isinstance(value, torch.Tensor | list | dict | set)
 
 
 def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
-    """Return a piece of a tensor of at most this many bytes, another one in each step."""
+    """Return a piece of a tensor of at most this many bytes, a different one in each step."""
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)
     count = max(1, nbytes // flat.element_size())
@@ -140,7 +141,7 @@ def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
 
 
 def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of all pieces; those on a device come in one copy."""
+    """Yield the bytes of all pieces; pieces on a device are copied together."""
     on_device = [piece.contiguous().view(torch.uint8) for piece in pieces if piece.device.type != "cpu"]
     if on_device:
         yield host_bytes(torch.cat(on_device))
@@ -150,10 +151,10 @@ def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
 
 
 def _plain(value: Any) -> object:
-    """Return a value whose encoding is the same on all workers, sent or not; of other objects, their type."""
+    """Return a value that all workers encode in the same way, received or not; for other objects, their type."""
     if isinstance(value, torch.Tensor):
         return to_floats(value.detach().reshape(-1)[:_ELEMENTS].double())
-    if isinstance(value, np.generic):  # Sent as a number of Python's own.
+    if isinstance(value, np.generic):  # Sent as a Python number.
         return cast(Any, value).item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):

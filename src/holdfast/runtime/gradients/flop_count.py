@@ -1,10 +1,12 @@
-"""How many FLOP a micro-batch takes, forward and backward: counted while one is computed, by torch's own formulas.
+"""Counts the FLOP of a micro-batch, forward and backward, while it is computed, by torch's formulas.
 
-Every operation passes through a `TorchDispatchMode`, which calls it as it is and looks its formula up among those of
-`torch.utils.flop_counter`. (FlopCounterMode itself breaks operations up and hooks modules: a micro-batch that is
-trained on is left alone.) Nothing is said where an operation multiplies and has no formula, comes from elsewhere than
-torch, or works on other tensors than torch's plain ones; nor where anything was compiled in this process: within a mode
-it would not run as compiled, and never would again. Kernels that are launched past torch are not seen.
+Every operation passes through a `TorchDispatchMode`, which calls it unchanged and looks up its formula in
+`torch.utils.flop_counter`. torch's FlopCounterMode is not used, because it decomposes operations and hooks modules,
+which would change training.
+
+The count is unknown if an operation multiplies and has no formula, is not torch's, or uses tensor subclasses. It is
+also unknown if anything was compiled in this process, because compiled code would not run as compiled under a mode, and
+never would again. Kernels launched outside of torch are not seen.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage] (there is no other way to ask)
+    _get_current_dispatch_mode,  # pyright: ignore[reportPrivateUsage] (torch has no public function)
 )
 from torch.utils.flop_counter import flop_registry
 
-#: those of which nothing is multiplied, or next to nothing, have other names
+#: names of operations that multiply a significant amount
 _MULTIPLIES = re.compile(
     r"mm|matmul|^linear|conv(?!ert)|attention|rnn|lstm(?!_cell)|gru(?!_cell)|linalg|fft|cdist|euclidean_dist|trilinear|sparse|mkldnn"
     r"|cholesky|addmv|addr|^mv$|^dot$|^vdot$|lu_solve|triangular_solve|inverse|_gmm"
 )
-#: what torch's own operations are called; of others nobody knows what they do
+#: namespaces of torch's operations; the FLOP of other operations are unknown
 _NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -35,10 +37,10 @@ Shape = torch.Size
 
 
 class FlopCounter:
-    """Counts between `begin` and `end`, in the thread that calls them, and what its backward passes run elsewhere."""
+    """Counts between `start` and `stop`: operations of the calling thread, and its backward passes on other threads."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
+        """Start without counting."""
         self._mode: _CountingMode | None = None
 
     @property
@@ -47,65 +49,70 @@ class FlopCounter:
         return self._mode is not None
 
     def start(self) -> None:
-        """Count from here on, where that disturbs nothing."""
+        """Start counting, unless something may be compiled."""
         if self._mode is None and not may_be_compiled():
             self._mode = _CountingMode()
             self._mode.__enter__()
 
     def stop(self) -> int | None:
-        """Count no more; return the FLOP since `begin`, None where they are not known."""
+        """Stop counting; return the FLOP since `start`, or None if they are unknown."""
         mode, self._mode = self._mode, None
         if mode is None:
             return None
         if _get_current_dispatch_mode() is not mode:
-            mode.stopped = True  # (a script has begun a mode of its own, and not left it: ours lies below that)
+            mode.stopped = True  # The script has entered its own mode and not left it, so this one cannot be left.
             return None
         mode.__exit__(None, None, None)  # pyright: ignore[reportUnknownMemberType] (torch has no types for it)
         return None if mode.unknown or may_be_compiled() else mode.flop
 
 
 class FirstRoundCounter:
-    """Counts what the first round of a generation's second step takes here, where the plan asks for that.
+    """Counts this worker's FLOP in the first round of a generation's second step, if the plan asks for it.
 
-    In the first step a joiner may have no share, others what was kept of one; and whatever is made lazily is made.
+    The first step is not typical: a joiner may have no share, others may keep finished work, and lazy objects are
+    created.
     """
 
     def __init__(self) -> None:
-        """Begin in no generation."""
+        """Start without a generation."""
         self._count = FlopCounter()
         self._generation = self._first_step = 0
         self._due = False
 
     def start_attempt(self, generation: int, step: int, *, asked: bool) -> None:
-        """An attempt at a step begins. `asked`: the generation's plan has this worker count."""
-        self._count.stop()  # (of one that a script has left by an exception)
+        """Start an attempt at a step.
+
+        Args:
+            asked: whether the generation's plan makes this worker count.
+        """
+        self._count.stop()  # An exception in the script may have left the last round.
         if generation != self._generation:
             self._generation, self._first_step = generation, step
         self._due = asked and step == self._first_step + 1
 
     def start_round(self) -> None:
-        """A micro-batch is at hand, or the others' are: of the first round it is counted what that takes."""
+        """Start counting if this is the first round, with an own micro-batch or serving others."""
         if self._due:
             self._count.start()
 
     def stop_round(self) -> int | None:
-        """It is over: return the FLOP of the first round, None where it was another, or they are not known."""
+        """Return the FLOP of the first round, or None if it was another round or they are unknown."""
         self._due = False
         return self._count.stop()
 
 
 class _CountingMode(TorchDispatchMode):
-    """Lets every operation pass as it is."""
+    """Calls every operation unchanged, and adds its FLOP."""
 
-    #: (they are passed on like all others, and are unknown)
+    #: higher-order operators are called like all others, and count as unknown
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.flop = 0
-        #: operations of which nobody knows what they take
+        #: operations without a known formula
         self.unknown: set[str] = set()
-        #: nothing is counted any more
+        #: whether counting has ended although the mode could not be left
         self.stopped = False
 
     def __torch_dispatch__(
@@ -135,7 +142,7 @@ class _CountingMode(TorchDispatchMode):
 
 
 def may_be_compiled() -> bool:
-    """Tell whether anything in this process was given to torch.compile, or that cannot be said."""
+    """Return whether anything in this process was passed to torch.compile, or whether that is unknown."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False
@@ -148,9 +155,9 @@ def _replace_by_shape(value: Any) -> Any:
 
 
 def _grouped_mm_flop(first: Shape, second: Shape, *_: Any) -> int:
-    """Return the FLOP of products of which each is a group of rows, or of columns, with a matrix of its own.
+    """Return the FLOP of a grouped product: each group of rows, or of columns, times its own matrix.
 
-    `(A, X)` and `(R, X, Y)`, or `(X, A)` and `(A, Y)`: each of the rows, or columns, is in one group.
+    `(A, X)` and `(R, X, Y)`, or `(X, A)` and `(A, Y)`: each row, or column, belongs to one group.
     """
     groups = first[0] if len(first) == len(second) == 3 else 1
     return 2 * groups * first[-2] * first[-1] * second[-1]
@@ -162,7 +169,7 @@ def _attention_flop(query: Shape, key: Shape, value: Shape, *_: Any) -> int:
 
 
 def _attention_backward_flop(_grad: Shape, query: Shape, key: Shape, value: Shape, *_: Any) -> int:
-    """Return the FLOP of five products: the scores once more, then what they, values, keys and queries get."""
+    """Return the FLOP of five products: the scores again, and the gradients of scores, values, keys and queries."""
     *many, queries, depth = query
     return 2 * _multiply(many) * queries * key[-2] * (3 * depth + 2 * value[-1])
 
@@ -178,7 +185,7 @@ def _vector_flop(first: Shape, *_: Any) -> int:
     return 2 * _multiply(list(first))
 
 
-#: what torch has no formula for, by shapes
+#: formulas that torch does not have, by shapes
 _OWN: dict[str, Callable[..., int]] = {
     "aten._grouped_mm": _grouped_mm_flop,
     "aten.mv": _vector_flop,

@@ -1,4 +1,4 @@
-"""What a script logs of a step: values of micro-batches or of ranks, made one number each by every rank for itself."""
+"""Values that a script logs in a step: per micro-batch or per rank, reduced to one number each by every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.runtime.options import format_value
 
 
 def _mean(values: Sequence[float]) -> float:
-    # (a value that is the same everywhere stays what it is, in every bit)
+    # If all values are the same, the mean is exact in every bit.
     return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
 
 
@@ -36,32 +36,33 @@ _REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "min": _minimum,
     "max": _maximum,
 }
-#: by name: how it is reduced, and a value
+#: reduction and value of each name
 _NoteValues = dict[str, tuple[str, float]]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_NoteValues)
 
 
 class LoggedValues(NoteSource):
-    """The values that the script logs in an attempt at a step, and what all ranks' values come to."""
+    """The values that the script logs in an attempt at a step, and the results over all ranks."""
 
     def __init__(self) -> None:
-        """Have nothing logged."""
-        #: of the step whose notes were taken last: by name, in alphabetical order
+        """Start without values."""
+        #: results of the last step, by name, in alphabetical order
         self.metrics: dict[str, float] = {}
-        #: what is in them whatever is logged: the same on all ranks
+        #: values of job.evaluate(), which are added to `metrics`: the same on all ranks
         self.evaluation_metrics: dict[str, float] = {}
-        #: of the micro-batch at hand, None outside of the loop; and of this rank, outside of it
+        #: values of the present micro-batch, or None outside of the loop over micro-batches
         self._inside: dict[str, tuple[str, float | torch.Tensor]] | None = None
+        #: values of this rank, logged outside of that loop
         self._outside: dict[str, tuple[str, float | torch.Tensor]] = {}
         self._reductions: dict[str, str] = {}
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
-        """Log values; of a name that was logged here before, the last one counts.
+        """Log values; a name that was logged before is overwritten.
 
         Raises:
-            BadInputError: a name is none, a value is no number, or `reduce` is none, or another than before; or it is
-                more than a step may log.
+            BadInputError: a name, a value or `reduce` is invalid, `reduce` differs from an earlier call, or the values
+                exceed the limit of a step.
         """
         if reduce not in _REDUCTIONS:
             raise BadInputError(f"step.log(..., reduce={reduce!r}): it must be one of {', '.join(_REDUCTIONS)}")
@@ -116,22 +117,22 @@ def _encode_values(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> by
 
 
 def _values_by_name(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
-    """Return all values of each name, in order; the first one says how they are reduced."""
+    """Return all values of each name, in order; the first one determines the reduction."""
     columns: dict[str, tuple[str, list[float]]] = {}
     for note in notes:
-        said = _decoder.decode(note) if note else {}
-        for name, (reduce, value) in said.items():
+        values = _decoder.decode(note) if note else {}
+        for name, (reduce, value) in values.items():
             columns.setdefault(name, (reduce, []))[1].append(value)
     return columns
 
 
 def check_name(where: str, name: object) -> None:
-    """Look at a value's name.
+    """Check the name of a value.
 
     Raises:
-        BadInputError: it is none; `where` it was given.
+        BadInputError: it is not a valid name; the message starts with `where`.
     """
-    # (half a surrogate pair is in no file that is UTF-8)
+    # A lone surrogate cannot be encoded as UTF-8.
     if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or re.search("[\ud800-\udfff]", name):
         raise BadInputError(
             f"{where}: {format_value(name)} is not a name: a string of 1 to {MAX_METRIC_NAME} characters is needed"
@@ -139,10 +140,10 @@ def check_name(where: str, name: object) -> None:
 
 
 def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
-    """Return a value as a number, or as a tensor of one on a device.
+    """Return a value as a number, or as a tensor of one element on a device.
 
     Raises:
-        BadInputError: it is none; `where` it was given.
+        BadInputError: it is not a number; the message starts with `where`.
     """
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
@@ -150,7 +151,7 @@ def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
             raise BadInputError(
                 f"{where}: the value of {name!r} is {kind}: one real number is needed, such as its mean()"
             )
-        # (one on a device is waited for at the end of the micro-batch: the script may go on issuing work)
+        # A value on a device is read at the end of the micro-batch, so that the script can go on issuing work.
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
     if isinstance(value, Real):
         try:
@@ -163,6 +164,11 @@ def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
 
 
 def _check_size(metrics: Mapping[str, float]) -> None:
+    """Check that a step's values do not exceed the limit.
+
+    Raises:
+        BadInputError: they do.
+    """
     size = metrics_bytes(metrics)
     if size > MAX_METRICS_BYTES:
         raise BadInputError(

@@ -1,13 +1,13 @@
-"""Loss scaling for float16: torch's GradScaler, told by v instead of by this rank's own gradients.
+"""Loss scaling for float16: torch's GradScaler, controlled by the step result instead of this rank's gradients.
 
-Small float16 gradients vanish: the loss is multiplied by a scale before backward, and the reduced gradients are divided
-by it before norm and clipping. Where any of them is not finite, on any rank, v says so to everybody: all leave the
-optimizer alone at that step and take the scale back. The scale is state, as the optimizer's.
+Small float16 gradients vanish. So the loss is multiplied by a scale before backward, and the reduced gradients are
+divided by it before norm and clipping. If any gradient on any rank is not finite, the step result reports it: all ranks
+skip the optimizer in that step and reduce the scale. The scale is part of the state, like the optimizer's.
 
-A plain script that accumulates divides each micro-batch's loss by their number before it is scaled, so that gradients
-on their way through float16 are as small as those of the whole batch's mean loss. Here they are divided by the next
-power of two before, which rounds nothing, and by the rest after the reduction: as many steps overflow, and as few
-vanish.
+A plain script that accumulates gradients divides each micro-batch's loss by the number of micro-batches before it is
+scaled. So its float16 gradients are as small as for the mean loss of the whole batch. Here the loss is divided by the
+next power of two, which is exact, and by the rest after the reduction. So gradients overflow or vanish as often as in a
+plain script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import Commit
 
-#: The scaler's name in the state, beside the user's `extra`.
+#: The scaler's name in the state, next to the user's `extra`.
 NAME = "torch.amp.GradScaler"
 
 
@@ -37,18 +37,18 @@ class LossScale:
         *,
         micro_batches: int = 1,
     ) -> None:
-        """Use a scaler from now on; its user calls none of its methods.
+        """Use a scaler; its user must not call its methods.
 
         Args:
-            scaler: None or a disabled one: the scale is 1 and stays so.
-            parameters: all that are trained.
+            scaler: None or a disabled one: the scale is always 1.
+            parameters: all trained ones.
             device: the model's.
             micro_batches: M, per step.
 
         Raises:
-            BadInputError: it is no GradScaler, or parameters are float16 themselves.
+            BadInputError: it is not a GradScaler, or parameters are in float16.
         """
-        given = cast(object, scaler)  # a script's own, whatever it says it is
+        given = cast(object, scaler)  # The script may pass any object.
         if given is not None and not isinstance(given, GradScaler):
             raise BadInputError(f"scaler is a {type(given).__name__}: give a torch.amp.GradScaler, or None")
         self._scaler = scaler if scaler is not None else GradScaler(enabled=False)
@@ -61,21 +61,21 @@ class LossScale:
                 "torch.autocast"
             )
         self._divisor = float(1 << (micro_batches - 1).bit_length())
-        # The scaler rounds its scale to float32 at its first use: here, so that a rank that computes nothing does too.
+        # The scaler rounds its scale to float32 at its first use. Done here, so that idle ranks do it, too.
         self._scaler.scale(torch.zeros((), device=device))
 
     @property
     def value(self) -> float:
-        """The scaler's own scale now, of a step's mean loss."""
+        """The scaler's present scale, of a step's mean loss."""
         return self._scaler.get_scale()
 
     @property
     def factor(self) -> float:
-        """What a micro-batch's gradients are multiplied by now."""
+        """The present factor of a micro-batch's gradients."""
         return self.value / self._divisor
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return what to call backward() on."""
+        """Return the scaled loss, on which backward() is called."""
         return self._scaler.scale(loss) / self._divisor if self._scaler.is_enabled() else loss
 
     def has_overflowed(self, v: Commit) -> bool:
@@ -86,7 +86,7 @@ class LossScale:
         return v.nonfinite > 0 and self._scaler.is_enabled() and self.value > 1.0 and math.isfinite(v.loss_sum)
 
     def update(self, *, skipped: bool) -> None:
-        """A step is applied: back off after a skipped one, grow after so many good ones, exactly as torch does."""
+        """Update the scale after a step, exactly as torch does: reduce it after a skipped one, else raise it at times."""
         state = self._scaler.state_dict()
         if not state:
             return
@@ -100,15 +100,15 @@ class LossScale:
 
 
 def add_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
-    """Return the state that a user adds, the scaler's among it; a disabled one has none.
+    """Return the user's additional state, with the scaler if it is enabled.
 
     Raises:
-        BadInputError: `extra` is no mapping, or a scaler is among it, where it would scale nothing.
+        BadInputError: `extra` is not a mapping, or contains a scaler, which would scale nothing there.
     """
     if extra is not None and not isinstance(cast(object, extra), Mapping):
         raise BadInputError(f'extra is a {type(extra).__name__}: give things by name, such as extra={{"ema": ema}}')
     extra = dict(extra or {})
     for name, thing in extra.items():
         if isinstance(thing, GradScaler):
-            raise BadInputError(f"extra[{name!r}] is a GradScaler: pass it as scaler=..., where it scales the loss")
+            raise BadInputError(f"extra[{name!r}] is a GradScaler: pass it as scaler=..., so that it scales the loss")
     return {**extra, NAME: scaler} if scaler is not None and scaler.is_enabled() else extra

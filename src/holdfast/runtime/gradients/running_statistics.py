@@ -1,13 +1,15 @@
-"""Buffers that the forward pass changes: BatchNorm's running statistics and the like, as one process would have them.
+"""Buffers that the forward pass changes, such as BatchNorm's running statistics, with the results of one process.
 
-Each micro-batch begins with the state's values, in tensors of its own: those of the state are never written to outside
-of apply, whatever is sent or saved meanwhile. What it has made of them by the time of its backward is its note. A
-running statistic is linear in what a batch adds, running = (1 - m) running + m batch. So from before and after follows
-what the micro-batch has added, and inside apply all M are added to the state's in their order, as forward passes one
-behind the other would. What runs again in backward (activation checkpointing) is not counted a second time.
+Each micro-batch starts with a copy of the state's buffers. The state's own buffers are only written in apply, so they
+can be sent or saved at any time. The copies after the forward pass are the micro-batch's note.
 
-A power iteration (spectral_norm) depends on the weights alone, which stay as they are through a step: one a step is in
-force, however many micro-batches it has.
+A running statistic is linear in a batch's contribution: running = (1 - m) running + m batch. So the contribution of a
+micro-batch follows from the values before and after. In apply, all M contributions are added to the state in their
+order, as consecutive forward passes would add them. Forward computation that backward repeats (activation
+checkpointing) is not counted again.
+
+A power iteration (spectral_norm) depends only on the weights, which do not change during a step. So one iteration per
+step is used, independent of the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -36,10 +38,13 @@ _COUNT = "num_batches_tracked"
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """A note: of each layer how often it was called, and with which momentum (no number: a mean of all); all values."""
+    """The note of a micro-batch."""
 
+    #: calls of each layer
     calls: list[int]
+    #: each layer's momentum, or NaN for a mean of all batches
     momenta: list[float]
+    #: all values of all buffers
     values: bytes
 
 
@@ -48,46 +53,48 @@ _decoder = msgspec.msgpack.Decoder(_Note)
 
 
 class _StatisticsLayer:
-    """A module that changes buffers of its own.
-
-    names: of those with values. count: of the one that counts its calls, "" where none does. linear: the values are
-    running statistics, else they are what the last call has made of them.
-    """
+    """A module that changes its buffers in the forward pass."""
 
     def __init__(
         self, module: torch.nn.Module, prefix: str, names: Sequence[str], *, count: str = "", linear: bool
     ) -> None:
         self.module: Any = module
         self.prefix = prefix
-        self.names, self.count, self.linear = tuple(names), count, linear
+        #: names of the buffers with values
+        self.names = tuple(names)
+        #: name of the buffer that counts calls, or ""
+        self.count = count
+        #: whether the values are running statistics; if not, they are the values after the last call
+        self.linear = linear
         buffers = dict(module.named_buffers(recurse=False))
-        #: the state's tensors, and those of a micro-batch
+        #: the state's tensors
         self.own = [buffers[name] for name in self.buffers]
+        #: copies for a micro-batch
         self.scratch = [tensor.detach().clone() for tensor in self.own]
         self.numel = sum(tensor.numel() for tensor in self.own[: len(self.names)])
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """The names of all its buffers here, the one that counts behind the others."""
+        """The names of all its buffers here; the call counter is the last one."""
         return (*self.names, self.count) if self.count else self.names
 
     @property
     def momentum(self) -> float:
-        """How much of what is new counts; no number for a mean of all."""
+        """Weight of a new batch, or NaN for a mean of all batches."""
         momentum = self.module.momentum if self.linear else None
         return math.nan if momentum is None and self.count else float(momentum or 0.0)
 
     def set_buffers(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let the module's buffers be these."""
+        """Replace the module's buffers by these tensors."""
         for name, tensor in zip(self.buffers, tensors, strict=True):
             self.module._buffers[name] = tensor
 
 
 class RunningStatistics(NoteSource):
-    """The buffers of a model that its forward pass changes in a way that can be combined."""
+    """The buffers of a model that its forward pass changes and that can be combined over micro-batches."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Take over those of the model's layers.
+        """Manage the buffers of the model's layers.
 
         Raises:
             BadInputError: a layer's statistics cannot be combined.
@@ -98,14 +105,14 @@ class RunningStatistics(NoteSource):
         self._own_counts = [layer.own[-1] for layer in counted]
         self._scratch = [tensor for layer in self._layers for tensor in layer.scratch[: len(layer.names)]]
         self._scratch_counts = [layer.scratch[-1] for layer in counted]
-        #: in which a note's values travel: all that a buffer holds
+        # A note's values are sent in a dtype that loses nothing.
         wide = any(tensor.dtype == torch.float64 for tensor in self._own)
         self._dtype = torch.float64 if wide else torch.float32
-        #: of layers that do not count by themselves, how often they were called in the micro-batch at hand
+        #: calls in the present micro-batch, by the number of the layer, if the layer has no counter
         self._calls: dict[int, int] = {}
         self._counting = self._inside = False
         self._made: tuple[torch.Tensor, list[int]] | None = None
-        #: values and counts that are to be in force once the step has passed; None: those that are
+        #: values and counts for `apply`, or None for no change
         self._next: tuple[_Values, list[int]] | None = None
         for number, layer in enumerate(self._layers):
             if not layer.count:
@@ -113,7 +120,7 @@ class RunningStatistics(NoteSource):
 
     @contextmanager
     def preserve(self) -> Generator[None]:
-        """Let a forward pass that is no micro-batch's change nothing."""
+        """Keep the state's buffers unchanged by forward passes that are not of micro-batches."""
         self.on_micro_batch_start(0, 0)
         try:
             yield
@@ -122,7 +129,7 @@ class RunningStatistics(NoteSource):
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The state's tensors, by their names in the model; while a micro-batch is computed the model has others."""
+        """The state's tensors by their names in the model; during a micro-batch the model uses copies."""
         return {
             f"{layer.prefix}.{name}" if layer.prefix else name: tensor
             for layer in self._layers
@@ -143,7 +150,7 @@ class RunningStatistics(NoteSource):
         self._counting = self._inside = True
 
     def on_forward_done(self) -> None:
-        if self._inside:  # (backward may run parts of the forward pass again, which counts once)
+        if self._inside:  # Backward may repeat parts of the forward pass, which must not count again.
             self._counting = False
             self._made = _flatten(self._scratch, self._dtype), to_ints(_flatten(self._scratch_counts, torch.int64))
 
@@ -196,6 +203,8 @@ class RunningStatistics(NoteSource):
             tensor.fill_(count)
 
     def _make_call_hook(self, number: int) -> Callable[..., None]:
+        """Return a forward hook that counts the calls of a layer."""
+
         def called(*_: object) -> None:
             if self._counting and self._layers[number].module.training:
                 self._calls[number] = self._calls.get(number, 0) + 1
@@ -209,10 +218,10 @@ class RunningStatistics(NoteSource):
 
 
 def _find_layers(prefix: str, module: torch.nn.Module) -> Iterator[_StatisticsLayer]:
-    """Yield what of a module can be combined.
+    """Yield the buffers of a module that can be combined.
 
     Raises:
-        BadInputError: it has running statistics of which that is not known.
+        BadInputError: it has running statistics that cannot be combined.
     """
     place, kind = f"module {prefix!r} is a {type(module).__name__}", type(module)
     known = {name for name, _ in module.named_buffers(recurse=False)}
@@ -234,7 +243,7 @@ def _find_layers(prefix: str, module: torch.nn.Module) -> Iterator[_StatisticsLa
         yield _StatisticsLayer(module, prefix, ("_u", "_v"), linear=False)
 
 
-# (torch has a name for what makes these, and none for what is made)
+# torch has no public name for this class.
 _parametrizations: Any = parametrizations
 _SPECTRAL_NORM: type[torch.nn.Module] = _parametrizations._SpectralNorm
 
@@ -242,11 +251,13 @@ _SPECTRAL_NORM: type[torch.nn.Module] = _parametrizations._SpectralNorm
 def _combine(
     state: _Values, after: Sequence[_Values], calls: Sequence[int], momenta: Sequence[float], count: int
 ) -> _Values:
-    """Return a running statistic after micro-batches that have each made `after` of the state's, one behind the other.
+    """Return a running statistic after consecutive micro-batches, each of which has turned `state` into its `after`.
 
     Args:
-        calls: of each, how often it went through the layer. momenta: with which momentum, no number: a mean of all.
-        count: of the batches that are in the state's.
+        after: of each micro-batch, its values.
+        calls: of each micro-batch, how often it called the layer.
+        momenta: of each micro-batch, its momentum, or NaN for a mean of all.
+        count: number of batches in the state's value.
     """
     now, done = state, count
     for made, times, momentum in zip(after, calls, momenta, strict=True):
@@ -261,7 +272,7 @@ def _combine(
 
 
 def _flatten(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of all values, one behind the other."""
+    """Return a copy of all values, concatenated."""
     return torch.cat([tensor.detach().flatten().to(dtype) for tensor in tensors or [torch.empty(0)]])
 
 

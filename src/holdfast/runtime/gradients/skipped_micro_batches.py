@@ -1,6 +1,6 @@
-"""The micro-batches that the script skips (`step.skip`): its decisions are gathered from all ranks and kept.
+"""Micro-batches that the script skips (`step.skip`): decisions are gathered from all ranks and kept.
 
-If a step is done again, its decisions are repeated, and the script is not asked again.
+If a step is repeated, its decisions are repeated, and the script is not asked again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, MicroBatchSkip
 from holdfast.runtime.notes import NoteSource
 
-#: At most this many decisions are kept, the newest ones.
+#: number of kept decisions; older ones are dropped
 MAX_DECISIONS = 4096
 
 
 class SkippedMicroBatches(NoteSource):
-    """The decisions of this worker's script, and those of all ranks once their notes have arrived."""
+    """The decisions of this worker's script, and all ranks' decisions after their notes have arrived."""
 
     of_parts = False
 
     def __init__(self) -> None:
-        """Nothing is skipped yet."""
-        #: the skipped micro-batches of the step whose notes were gathered last
+        """Start without decisions."""
+        #: the skipped micro-batches of the last gathered step
         self.skips: tuple[MicroBatchSkip, ...] = ()
         self._decisions: dict[tuple[int, int], str] = {}
         self._step = 0
@@ -29,7 +29,7 @@ class SkippedMicroBatches(NoteSource):
         self._micro_batch = 0
 
     def find_decision(self, step: int, micro_batch: int) -> str:
-        """Return why a micro-batch was skipped when its step was done before, or "" if it was not."""
+        """Return why a micro-batch was skipped in an earlier attempt, or "" if it was not."""
         return self._decisions.get((step, micro_batch), "")
 
     def skip(self, reason: str) -> None:

@@ -23,7 +23,7 @@ _OBJECTS = 10_000
 
 
 class StepGuard:
-    """Watches the optimizers of a job; only `stepping` may step them."""
+    """Watches the optimizers of a job; they may only step inside `allow_steps`."""
 
     def __init__(self, optimizers: Optimizers, extra: Mapping[str, Any]) -> None:
         """Install a hook on each optimizer.
@@ -89,21 +89,21 @@ class StepGuard:
 
 
 def find_attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
-    """Return the schedulers that were made for these optimizers and still exist."""
+    """Return the existing schedulers of these optimizers."""
     found: list[LRScheduler] = []
     wanted = list(optimizers)
     holders: list[object] = gc.get_referrers(*wanted)
     dicts = [cast(object, one) for one in holders if type(one) is dict and "last_epoch" in one]
     holders += gc.get_referrers(*dicts) if dicts else []
     for one in holders:
-        # The scheduler's own dict does not appear here unless something has asked for it.
+        # The scheduler's own dict only appears here if something has accessed it.
         if issubclass(type(one), LRScheduler) and any(cast(LRScheduler, one).optimizer is o for o in wanted):
             found.append(cast(LRScheduler, one))
     return list({id(one): one for one in found}.values())
 
 
 def find_schedulers(things: Iterable[object]) -> list[LRScheduler]:
-    """Return the schedulers among these objects and inside them (a `SequentialLR`, a container of the script's)."""
+    """Return the schedulers among these objects and inside them, such as in a `SequentialLR` or a list."""
     found: list[LRScheduler] = []
     seen: set[int] = set()
     level = list(things)

@@ -1,7 +1,7 @@
-"""Whose turn a step is: of several optimizers each step updates one, in an order that the script gives.
+"""The optimizer of each step: of several optimizers, each step updates one, in an order that the script gives.
 
-An update is a step of its own, with a reduction, a norm and a commit operation. It leaves the parameters of the other
-optimizers alone, and what autograd makes for them on its way is let go of after each backward.
+Each update is a complete step, with a reduction, a norm and a commit operation. It does not change the parameters of
+the other optimizers; gradients that autograd makes for them are dropped after each backward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.runtime.state.state import TrainingState
 
 
 class Update:
-    """One optimizer of a job, and what a step does that updates it."""
+    """A step's update of one optimizer."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Update:
         guard: StepGuard,
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Take over the gradients of what it trains.
+        """Manage the gradients of the optimizer's parameters.
 
         Args:
             name: of the optimizer.
             max_norm: its gradients are clipped to this norm; None for no clipping.
-            only: there is no other: all gradients of the model are its.
+            only: whether it is the only optimizer, which has all gradients of the model.
             guard: of the job's optimizers.
-            place: which part of a replica is here.
+            place: the part of a replica on this worker.
         """
         self.name = name
         self.max_norm = max_norm
@@ -67,9 +67,9 @@ class Update:
         self._in_model = {id(parameter) for parameter in (*self._dense, *experts)}
         self._make_buckets()
         mine = {id(parameter) for parameter in parameters_of(optimizer)}
-        #: it is the one that steps the experts
+        #: whether this optimizer steps the experts
         self.steps_experts = only or any(id(weight) in mine for weight in experts)
-        #: those that follow its steps, by their names in `extra`
+        #: schedulers of this optimizer, by their names in `extra`
         self.schedulers = {name: thing for name, thing in state.extra.items() if _is_schedule_of(thing, optimizer)}
 
     def _make_buckets(self) -> None:
@@ -79,7 +79,7 @@ class Update:
         device = next((parameter.device for parameter in self._state.model.parameters()), None)
         self.buckets = GradientBuckets(trained, counts=self._place.is_counted_here, device=device)
         self._reduced = {id(parameter) for parameter in self.buckets.parameters} | {id(w) for w, _ in self._experts}
-        #: parameters of the other optimizers, whose gradients are dropped
+        #: parameters of the other optimizers; their gradients are dropped
         self._others: list[Parameter] = [] if self._only else [p for p in self._dense if id(p) not in mine]
         self._trained = self._describe_trained()
 
@@ -100,7 +100,7 @@ class Update:
         return [parameter.requires_grad for parameter in self._dense], groups
 
     def follow_script(self) -> None:
-        """Follow the script if it has frozen or unfrozen parameters, or added a parameter group, between two steps.
+        """Rebuild the buckets if the script has frozen, unfrozen or added parameters between two steps.
 
         Raises:
             StepUseError: it did so in the middle of a step, or in a way that other workers cannot follow; or nothing is
@@ -123,7 +123,7 @@ class Update:
         if not self.has_trainable:
             raise StepUseError(
                 "all parameters of all optimizers are frozen, so there is nothing left to train: call "
-                "requires_grad_(True) on those that train on, or end the job with job.stop(reason)"
+                "requires_grad_(True) on some of them, or end the job with job.stop(reason)"
             )
         self._check_added()
         for parameter in self.buckets.parameters:
@@ -131,7 +131,7 @@ class Update:
         self._make_buckets()
 
     def _check_added(self) -> None:
-        """Check what the script has unfrozen or added.
+        """Check the parameters that the script has unfrozen or added.
 
         Raises:
             StepUseError: a parameter is not the model's, is another optimizer's, or is not sharded.
@@ -156,7 +156,11 @@ class Update:
                     )
 
     def start_step(self, *, fresh: bool) -> None:
-        """Its turn begins, with no gradient or with those that are summed up already; the others have none."""
+        """Start a step of this optimizer.
+
+        Args:
+            fresh: start without gradients; else keep the sums so far.
+        """
         self._guard.check()
         if fresh:
             self.buckets.zero()
@@ -166,38 +170,38 @@ class Update:
             parameter.grad = None
 
     def prepare_backward(self) -> None:
-        """Right before each backward: what is summed up already is added to.
+        """Prepare the gradients for a backward, which adds to the sums so far.
 
         Raises:
-            StepUseError: somebody else has made or changed gradients, or frozen parameters in the middle of a step.
+            StepUseError: the script has made or changed gradients, or frozen parameters in the middle of a step.
         """
         self.follow_script()
         if self.check_gradients():
             self.buckets.show_sums()
 
     def check_gradients(self) -> bool:
-        """Nobody else has made or changed gradients; return whether some are out of sight.
+        """Check that the script has not made or changed gradients; return whether some are hidden.
 
         Raises:
-            StepUseError: somebody has.
+            StepUseError: it has.
         """
-        gone = self.buckets.check_gradients()
+        hidden = self.buckets.check_gradients()
         for parameter in self._others:
             if parameter.grad is not None:
                 raise foreign_gradient_error(parameter)
-        return gone
+        return hidden
 
     def collect(self) -> None:
-        """After each backward: take in its own gradients, and let go of the others'."""
+        """Collect the gradients after a backward, and drop the other optimizers'."""
         self.buckets.collect()
         for parameter in self._others:
             parameter.grad = None
 
     def check_before_reduction(self) -> None:
-        """Before the reduction: the buckets hold all that the optimizer would use.
+        """Check that the buckets have all gradients that the optimizer would use.
 
         Raises:
-            StepUseError: they do not, and replicas would differ.
+            StepUseError: they do not, so replicas would differ.
         """
         self.follow_script()
         self.check_gradients()
@@ -212,21 +216,21 @@ class Update:
     def reducible_gradients(
         self, experts: JobExperts | None
     ) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
-        """Return all that is reduced, by kind; what belongs to experts are other objects in each generation."""
+        """Return all gradients to reduce; the objects of experts differ in each generation."""
         if experts is None or not self.steps_experts:
             return (self.buckets,)
         return (self.buckets, experts.gradients, experts.choices)
 
     def step(self) -> None:
-        """Change the parameters by the gradients that they have now."""
+        """Update the parameters by their present gradients."""
         with self._guard.allow_steps():
             self._optimizer.step()
 
     def advance_schedules(self) -> None:
-        """Its turn is over: its learning rate schedules are one step further."""
+        """Advance the learning rate schedules of this optimizer by one step."""
         for scheduler in self.schedulers.values():
-            # torch counts calls of optimizer.step() to warn of a wrong order; a skipped step and a state that was
-            # received are neither.
+            # torch counts calls of optimizer.step() to warn of a wrong order. A skipped step, or a received state, has
+            # the right order without such a call.
             optimizer: Any = scheduler.optimizer
             optimizer._opt_called = True
             scheduler.step()
@@ -242,12 +246,12 @@ class Updates:
         max_grad_norm: float | Mapping[str, float] | None,
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Begin with the first at step 1, and begin anew after the last.
+        """Start with the first optimizer at step 1, and repeat after the last.
 
         Args:
-            order: names of optimizers, each at least once; as they were given if None.
+            order: names of optimizers, each at least once; by default in the order in which they were given.
             max_grad_norm: for all, or by name.
-            place: which part of a replica is here.
+            place: the part of a replica on this worker.
 
         Raises:
             BadInputError: a name is unknown or missing, a norm is not positive, there is nothing to train, or a
@@ -263,22 +267,22 @@ class Updates:
             for name, optimizer in optimizers.by_name.items()
         }
         if not any(update.has_trainable for update in self._by_name.values()):
-            whose = "the model" if only else f"none of the optimizers {format_names(optimizers.by_name)}"
+            owner = "the model" if only else f"none of the optimizers {format_names(optimizers.by_name)}"
             raise BadInputError(
-                f"{whose} has {'no' if only else 'a'} parameter that requires a gradient: there is nothing to train; "
+                f"{owner} has {'no' if only else 'a'} parameter that requires a gradient: there is nothing to train; "
                 "call requires_grad_(True) on some before job.protect()"
             )
         self._positions: dict[str, int] = {}
 
     def record_schedules(self) -> None:
-        """A step is applied, but for the script's part of it: this is how far the schedules are."""
+        """Record the schedules' positions, after a step is applied and before the script's `after_apply`."""
         self._positions = self._schedule_positions()
 
     def check_schedules(self) -> None:
-        """After the script's part.
+        """Check the schedules' positions after the script's `after_apply`.
 
         Raises:
-            BadInputError: it has stepped one of them once more.
+            BadInputError: the script has stepped one of them, too.
         """
         for name, place in self._schedule_positions().items():
             if place != self._positions.get(name, place):
@@ -295,11 +299,11 @@ class Updates:
         }
 
     def update_of_step(self, step: int) -> Update:
-        """Return the update that a step is; steps count from 1."""
+        """Return the update of a step; steps count from 1."""
         return self._by_name[self.order[(step - 1) % len(self.order)]]
 
     def describe(self) -> dict[str, object]:
-        """Return order and norms by what they are called; all workers of a job must have the same."""
+        """Return order and norms by the names of their options; all workers of a job must have the same."""
         norms = {name: update.max_norm for name, update in self._by_name.items()}
         if NAMELESS in norms:
             return {"max_grad_norm": norms[NAMELESS]}
@@ -311,12 +315,12 @@ def _describe_owner(name: str) -> str:
 
 
 def _is_schedule_of(thing: object, optimizer: Optimizer) -> TypeGuard[LRScheduler]:
-    """Return whether it is a schedule of this optimizer, and one that needs nothing but to be stepped."""
+    """Return whether it is a schedule of this optimizer that can be stepped without a metric."""
     return isinstance(thing, LRScheduler) and thing.optimizer is optimizer and not needs_metric(thing)
 
 
 def _count_steps(scheduler: LRScheduler) -> int:
-    """Return a number that grows with each step; a ChainedScheduler has none, but the schedulers inside it have."""
+    """Return a number that grows with each step; for a ChainedScheduler, the sum over the schedulers inside it."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     return sum(one.last_epoch for one in find_schedulers([scheduler]) if hasattr(one, "last_epoch"))
@@ -335,7 +339,7 @@ def _check_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[s
         raise BadInputError(f"updates is {given!r}: give the names of the optimizers in their order, in a list")
     for name in order:
         if name not in names:
-            raise BadInputError(f"updates names {name!r}, which is no optimizer: there are {format_names(names)}")
+            raise BadInputError(f"updates names {name!r}, not an optimizer: there are {format_names(names)}")
     if missing := [name for name in names if name not in order]:
         raise BadInputError(
             f"updates leaves out {format_names(missing)}: no step would ever update it; name it there, as often "
@@ -345,7 +349,7 @@ def _check_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[s
 
 
 def _check_norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) -> dict[str, float]:
-    """Return the norms by name, of those that are clipped."""
+    """Return the norms by name, for the optimizers that are clipped."""
     if given is None:
         return {}
     names = list(optimizers.by_name)
@@ -354,10 +358,10 @@ def _check_norms(given: float | Mapping[str, float] | None, optimizers: Optimize
     norms: dict[str, float] = dict(given) if isinstance(given, Mapping) else dict.fromkeys(names, given)
     for name, norm in norms.items():
         if name not in names:
-            raise BadInputError(f"max_grad_norm names {name!r}, which is no optimizer: there are {format_names(names)}")
+            raise BadInputError(f"max_grad_norm names {name!r}, not an optimizer: there are {format_names(names)}")
         number = cast(object, norm)
         if not isinstance(number, int | float) or not number > 0:
             by_name = isinstance(given, Mapping)
-            said, none = (f"max_grad_norm[{name!r}]", "left out") if by_name else ("max_grad_norm", "None")
-            raise BadInputError(f"{said} is {norm!r}: it must be positive, or {none} for no clipping")
+            option, none = (f"max_grad_norm[{name!r}]", "left out") if by_name else ("max_grad_norm", "None")
+            raise BadInputError(f"{option} is {norm!r}: it must be positive, or {none} for no clipping")
     return norms

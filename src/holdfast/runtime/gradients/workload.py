@@ -1,4 +1,4 @@
-"""What a job trains, and the arithmetic of one step: gradients of micro-batches in, optimizer step out."""
+"""A job's model, optimizers and data, and the arithmetic of one step."""
 
 from __future__ import annotations
 
@@ -36,25 +36,24 @@ from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState
 from holdfast.step_samples import StepSamples, place_hash
 
-#: where the data's streams stand, in the training state
+#: name of the data streams' positions in the training state
 STREAMS = "holdfast.streams"
 
 
 @dataclass(kw_only=True, slots=True)
 class LocalSums:
-    """What this worker has summed up of a step: gradients are in the buckets, the rest is here.
-
-    `hashes`: of the micro-batches whose gradients are in, whatever was to be computed; they stay as long as those do.
-    `notes`: what each of them has left beside its gradient.
-    """
+    """This worker's sums of a step, except for gradients, which are in the buckets."""
 
     step: int = 0
     micro_batches: list[int] = field(default_factory=list[int])
+    #: sum of the losses of all samples
     loss: float = 0.0
     samples: int = 0
-    #: of these, in micro-batches that the script has skipped
+    #: samples in micro-batches that the script has skipped
     skipped: int = 0
+    #: sum of the hashes of the micro-batches in the gradients; kept as long as the gradients
     hashes: int = 0
+    #: notes of each micro-batch
     notes: dict[int, Note] = field(default_factory=dict[int, Note])
 
 
@@ -73,13 +72,13 @@ class Workload:
         noted: Sequence[NoteSource] = (),
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Take over the model's gradients.
+        """Manage the model's gradients.
 
         Args:
-            updates: what each step updates of the state.
-            place: which part of a replica is here.
+            updates: selects the optimizer of each step.
+            place: the part of a replica on this worker.
             experts: of the model's MoE layers; None for a dense model.
-            noted: what leaves a note of each micro-batch beside its gradient; the same on all ranks, in this order.
+            noted: sources of a micro-batch's notes; the same on all ranks, in this order.
         """
         self.state = state
         self.loader = loader
@@ -92,7 +91,7 @@ class Workload:
         self.experts = experts
         self.place = place
         self.sums = LocalSums()
-        #: how long a micro-batch is to take; None: as long as it takes
+        #: emulates the time of a micro-batch, or None
         self.delay: MicroBatchDelay | None = None
         self.flop = FirstRoundCounter()
         self.logged = LoggedValues()
@@ -101,12 +100,12 @@ class Workload:
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         self._versions: dict[str, tuple[int, int]] = {}
         self._fingerprinting = Fingerprinting(state)
-        #: hash of the micro-batch that was fetched last
+        #: hash of the last loaded micro-batch
         self._loaded_hash = 0
 
     @property
     def update(self) -> Update:
-        """What the step under way updates; before the first one, what that will."""
+        """The update of the step in progress; before the first one, of the first one."""
         return self.updates.update_of_step(max(self.sums.step, 1))
 
     @property
@@ -115,14 +114,14 @@ class Workload:
         return self.loader.order.micro_batches
 
     def preserve_statistics(self) -> AbstractContextManager[None]:
-        """Return what lets a forward pass that is no micro-batch's change no running statistics."""
+        """Return a context in which forward passes do not change running statistics."""
         return self._statistics.preserve() if self._statistics is not None else nullcontext()
 
     def start_step(self, step: int, summed: tuple[int, ...]) -> None:
-        """Start a step from nothing, or go on from the micro-batches that are summed up already.
+        """Start a step without sums, or continue from the micro-batches that are summed already.
 
         Raises:
-            RuntimeError: `summed` is not what is here; the job would count samples twice or lose some.
+            RuntimeError: `summed` differs from the local sums; the job would count samples twice or lose some.
         """
         self.reshard_parameters()
         if self.experts is not None:
@@ -134,15 +133,16 @@ class Workload:
             return
         if self.sums.step != step or sorted(self.sums.micro_batches) != sorted(summed):
             raise RuntimeError(
-                f"broken invariant: step {step} is to go on from micro-batches {sorted(summed)}, but the sums here are "
-                f"of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
+                f"broken invariant: step {step} must continue from micro-batches {sorted(summed)}, but the sums here "
+                f"are of step {self.sums.step}, micro-batches {sorted(self.sums.micro_batches)}"
             )
         self.update.start_step(fresh=False)
 
     def reshard_parameters(self) -> None:
-        """Parameters may have changed: none are to be used that FSDP2 has gathered before.
+        """Drop the full parameters that FSDP2 has gathered, because parameters may have changed.
 
-        It keeps what a forward pass has gathered until a backward pass, and a script may do one without the other.
+        FSDP2 keeps the gathered parameters of a forward pass until its backward pass, and a script may do one without
+        the other.
         """
         if self.place.has_layout:
             from holdfast.runtime.layouts.sharded import reshard
@@ -152,7 +152,7 @@ class Workload:
                     reshard(module)
 
     def load_micro_batch(self, micro_batch: int) -> Any:
-        """Fetch a micro-batch, and seed everything for it."""
+        """Load a micro-batch, and seed all random numbers for it."""
         self._notes.on_micro_batch_start(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
@@ -171,10 +171,10 @@ class Workload:
         """Add a micro-batch's gradients; `loss` is its mean, a scalar.
 
         Raises:
-            BadInputError: not a scalar, or the forward pass changed a buffer.
-            StepUseError: gradients were made or changed by other hands.
+            BadInputError: it is not a scalar, or the forward pass changed a buffer.
+            StepUseError: the script made or changed gradients itself.
         """
-        given = cast(object, loss)  # a script's own, whatever it says it is
+        given = cast(object, loss)  # The script may pass any object.
         if not isinstance(given, torch.Tensor) or given.numel() != 1:
             raise BadInputError("backward() needs the micro-batch's mean loss: one number, in a tensor")
         self._notes.on_forward_done()
@@ -197,20 +197,20 @@ class Workload:
         """
         if self.place.layout.places > 1:
             raise BadInputError(
-                "step.skip() with a layout: the places of a replica would have to decide alike, and each sees its own "
-                "part; leave such samples out in the data set"
+                "step.skip() with a layout: all local ranks of a replica would have to decide alike, and each sees "
+                "only its part; leave such samples out in the data set"
             )
         update = self.update
         if self.experts is not None:
             update.check_gradients()
-            update.buckets.hide_sums()  # What comes from here is void: it must not be added to the sums.
+            update.buckets.hide_sums()  # Gradients of the skipped micro-batch must not be added to the sums.
             self.experts.skip_micro_batch(self.sums.step, micro_batch)
             update.start_step(fresh=False)
         self.skipping.skip(reason)
         self.sums.skipped += self._finish_micro_batch(micro_batch)
 
     def _finish_micro_batch(self, micro_batch: int) -> int:
-        """Count a micro-batch that is over, and return how many samples of it are here.
+        """Count a finished micro-batch, and return the number of its samples on this worker.
 
         Raises:
             BadInputError: its forward pass has changed a buffer.
@@ -221,10 +221,10 @@ class Workload:
             changed = sorted(
                 name for name in now.keys() | self._versions.keys() if now.get(name) != self._versions.get(name)
             )
-            # Each rank would see other samples: the replicas would no longer be equal.
+            # Each rank sees other samples, so the replicas would differ.
             raise BadInputError(
-                f"the forward pass changes the buffer {changed[0]!r}, and how is not known (as it is of BatchNorm's, "
-                "InstanceNorm's and spectral_norm's): that state would differ from replica to replica; change it in a "
+                f"the forward pass changes the buffer {changed[0]!r}, in an unknown way (known are those of BatchNorm, "
+                "InstanceNorm and spectral_norm): that state would differ from replica to replica; change it in a "
                 "function that is given as protect(..., after_apply=...), or use a layer without it"
             )
         samples = self.loader.order.micro_batch // self.place.layout.shard
@@ -235,11 +235,11 @@ class Workload:
         return samples
 
     def keep_note(self, micro_batch: int) -> None:
-        """The script is done with a micro-batch: keep what it leaves beside its gradient."""
+        """Keep the note of a micro-batch that the script has finished."""
         self.sums.notes[micro_batch] = self._notes.make_note()
 
     def fingerprint(self, step: int, *, with_state: bool) -> Fingerprint:
-        """Return what this worker compares with the others of its role at a step.
+        """Return the fingerprint that this worker compares with the others of its role at a step.
 
         Args:
             with_state: include a slice of the state.
@@ -258,24 +258,24 @@ class Workload:
     ) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
 
-        Where any rank has noted something beside its gradients, all get everybody's notes.
+        If any rank has notes, all ranks receive all notes.
 
         Args:
-            comm: of those who hold the same part of the model.
-            everybody: the world, where those are not all.
+            comm: the group of workers with the same part of the model.
+            all_workers: the group of all workers, if it differs from `comm`.
             fingerprint: to be compared; None for nothing.
 
         Returns:
-            v, but for its flags: the same on every rank in every bit, with what was logged.
+            The step result without flags, but with logged values: the same on every rank in every bit.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
-            StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
+            StepUseError: the script made or changed gradients itself, or a gradient's parameter was not trained.
         """
         update, sums = self.update, self.sums
         update.check_before_reduction()
         update.buckets.set_has_notes(self._notes.has_notes(sums.notes))
-        parts = self.micro_batches * self.place.layout.shard  # (each a mean over its samples)
+        parts = self.micro_batches * self.place.layout.shard  # The gradient of each part is a mean over its samples.
         scale = 1.0 / (parts * self.loss_scale.factor)
         place = self.place
         compared = (
@@ -288,17 +288,16 @@ class Workload:
         if not update.buckets.any_rank_has_notes():
             self._notes.merge_none()
         elif not self._notes.gather(all_workers or comm, sums.notes):
-            # All ranks see that: a step whose notes are not those of its micro-batches is refused as one whose
-            # gradients are not.
+            # All ranks see that notes and micro-batches do not match, and refuse the step by its hashes.
             v = replace(v, sample_hashes=-1)
         if self.loss_scale.has_overflowed(v):
             v = replace(v, overflow=True)
         metrics, skips = self.logged.metrics, self.skipping.skips
-        # All ranks have made the same of the same notes.
+        # All ranks have computed the same values from the same notes.
         return replace(v, metrics=metrics, skips=skips) if metrics or skips else v
 
     def _local_result(self) -> Commit:
-        """Return what this worker adds to v, but for its gradients: what several places have alike counts once."""
+        """Return this worker's part of the step result except for gradients; equal values of local ranks count once."""
         sums, place = self.sums, self.place
         own = replace(EMPTY_RESULT, **{"place_hashes" if place.local_rank else "sample_hashes": sums.hashes})
         own = replace(own, skipped_samples=sums.skipped)
@@ -307,8 +306,8 @@ class Workload:
     def apply(self, commit: Commit) -> None:
         """Change the state by the reduced gradients: the same on every rank, in every bit.
 
-        A step with gradients that are not finite changes nothing but schedules and loss scale; all ranks see the same
-        count. The reduced gradients stay in the parameters until the next step begins.
+        A step with gradients that are not finite changes only schedules and loss scale; all ranks see the same count.
+        The reduced gradients stay in the parameters until the next step starts.
         """
         if self.experts is not None:
             self.experts.on_step_passed()
@@ -319,20 +318,20 @@ class Workload:
             update.step()
             self.reshard_parameters()
         self._notes.apply()
-        if commit.nonfinite or not commit.skipped:  # A step that the script skips as a whole says nothing of the scale.
+        if commit.nonfinite or not commit.skipped:  # A step without trained micro-batches does not update the scale.
             self.loss_scale.update(skipped=commit.nonfinite > 0)
         update.advance_schedules()
         self.updates.record_schedules()
         self.state.settings.on_applied()
 
     def finish_shadow_step(self, alone: Communicator) -> None:
-        """End a shadow step: reduce and step as in a real one, for what that makes; the state is void afterwards.
+        """Reduce and step as in a real step, as warm-up; the state is void afterwards.
 
-        Gradients that are not finite, as a loss scale's first ones, count as zero: the next shadow step is to be one
-        like others.
+        Gradients that are not finite, such as the first ones of a loss scale, are replaced by zero, so that the next
+        shadow step is like any other.
 
         Raises:
-            StepUseError: gradients were made or changed by other hands, or are of a parameter that was not trained.
+            StepUseError: the script made or changed gradients itself, or a gradient's parameter was not trained.
         """
         update = self.update
         update.check_before_reduction()
@@ -349,7 +348,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScriptObjects:
-    """What a script gives to `Job.protect`, beside its data; `follows`: it has an `after_apply`."""
+    """The objects that a script passes to `Job.protect`, except for its data."""
 
     model: torch.nn.Module
     optimizer: Optimizer | Mapping[str, Optimizer]
@@ -357,17 +356,18 @@ class ScriptObjects:
     max_grad_norm: float | Mapping[str, float] | None
     scaler: GradScaler | None
     extra: Mapping[str, Any] | None
+    #: whether the script has an `after_apply`
     has_after_apply: bool
 
 
 def make_workload(
     given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, place: ReplicaPosition = WHOLE_REPLICA
 ) -> Workload:
-    """Take a script's objects over.
+    """Make the workload of a script's objects.
 
     Args:
-        device: where the model belongs.
-        place: which part of a replica is here.
+        device: of the model.
+        place: the part of a replica on this worker.
 
     Raises:
         BadInputError: something does not fit.
@@ -394,7 +394,7 @@ def make_workload(
 
 
 def _check_no_experts(extra: Mapping[str, object]) -> None:
-    """Refuse experts outside of the model: they do not move with it.
+    """Refuse experts outside of the model, because they do not move with it.
 
     Raises:
         BadInputError: a module in `extra` has experts.
@@ -402,6 +402,6 @@ def _check_no_experts(extra: Mapping[str, object]) -> None:
     for name, thing in extra.items():
         if isinstance(thing, torch.nn.Module) and expert_parameters(thing):
             raise BadInputError(
-                f"extra[{name!r}] has experts (holdfast.MoE): those of the model move between nodes, and these would "
-                "not; leave the experts out, such as with an AveragedModel of each other module"
+                f"extra[{name!r}] has experts (holdfast.MoE): experts of the model move between nodes, and these "
+                "would not; leave the experts out, such as with an AveragedModel of each other module"
             )
