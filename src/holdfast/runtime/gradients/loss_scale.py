@@ -86,7 +86,7 @@ class LossScale:
         return v.nonfinite > 0 and self._scaler.is_enabled() and self.value > 1.0 and math.isfinite(v.loss_sum)
 
     def update(self, *, skipped: bool) -> None:
-        """Update the scale after a step, exactly as torch does: reduce it after a skipped one, else raise it at times."""
+        """Update the scale after a step exactly as torch does: reduce it after a skipped one, raise it at times."""
         state = self._scaler.state_dict()
         if not state:
             return
