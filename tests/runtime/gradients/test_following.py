@@ -137,7 +137,7 @@ def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     extra = {"plateau": ReduceLROnPlateau(optimizer)}
-    words = r"extra\['plateau'\] is a ReduceLROnPlateau, whose step\(\) needs a metric: .*scheduler\.step\(step\.loss\)"
+    words = r"extra\['plateau'\] is a ReduceLROnPlateau; its step\(\) needs a metric: .*scheduler\.step\(step\.loss\)"
     with pytest.raises(BadInputError, match=words):
         Job(None).protect(model, optimizer, DATA, global_batch=4, micro_batch=2, extra=extra)
 

@@ -205,7 +205,7 @@ def test_parameters_that_are_replaced_after_the_optimizer_was_made() -> None:
     job, model = Job(None, layout=Layout()), made()
     optimizer = SGD(model.parameters(), lr=0.1)
     sharded(model, job)
-    with pytest.raises(BadInputError, match=r"make it after whatever replaces parameters \(fully_shard, "):
+    with pytest.raises(BadInputError, match=r"make it after all functions that replace parameters \(fully_shard, "):
         job.protect(model, optimizer, DATA, global_batch=4, micro_batch=2)
 
 

@@ -78,9 +78,9 @@ def test_a_state_that_is_no_optimizers_has_nothing_for_a_parameter(names: Sequen
 @pytest.mark.parametrize(
     ("theirs", "mine", "words"),
     [
-        ((), ("a", "b"), "it has one optimizer without a name where this job has the optimizers 'a', 'b'"),
-        (("groups", "state"), (), "it has the optimizers 'groups', 'state' where this job has one optimizer without"),
-        (("a", "b"), ("a", "c"), "the optimizers 'a', 'b' where this job has the optimizers 'a', 'c'"),
+        ((), ("a", "b"), "it has one optimizer without a name, but this job has the optimizers 'a', 'b'"),
+        (("groups", "state"), (), "it has the optimizers 'groups', 'state', but this job has one optimizer without"),
+        (("a", "b"), ("a", "c"), "the optimizers 'a', 'b', but this job has the optimizers 'a', 'c'"),
     ],
 )
 def test_the_state_of_other_optimizers_is_refused(theirs: Sequence[str], mine: Sequence[str], words: str) -> None:
@@ -116,7 +116,7 @@ class Wrapped(SGD):
             lambda ps: torch.optim.SparseAdam(list(ps)),
             "SparseAdam, which takes sparse gradients only, .*leave sparse=True out",
         ),
-        (lambda ps: torch.optim.LBFGS(ps), r"LBFGS, whose step\(\) needs a closure: .* use one that does without"),
+        (lambda ps: torch.optim.LBFGS(ps), r"LBFGS; its step\(\) needs a closure: .* use one without"),
         (lambda ps: Wrapped(ps), r"Wrapped, which has its own state_dict\(\): only plain"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Notices that an `extra` was changed where it must not be: outside of `apply()`, where no step makes it atomic.
+"""Detects that an `extra` object was changed outside of `apply()`: only changes in a step are atomic.
 
-Compared is what changes with every usual write: values that are no tensors, and of each tensor its memory and torch's
-version counter; of eight tensors, spread evenly, also the first bytes, for writes through `.data` leave the counter
-alone. So a look costs one `state_dict()` and microseconds per tensor, whatever their size; two are taken per step.
+It compares values that change with every usual write: values that are not tensors, and each tensor's address and
+version counter. Writes through `.data` do not change the counter, so the first bytes of eight evenly chosen tensors are
+compared, too. A check costs one `state_dict()` and microseconds per tensor, whatever their size; each step makes two
+checks.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from holdfast.runtime.state import tree
 _SAMPLED_TENSORS = 8
 _BYTES = 64
 
-#: where the tensors lie and how often they were written to, what is no tensor, and the first bytes of some
+#: values that are not tensors, address and version counter of each tensor, and the first bytes of some tensors
 _Stamp = tuple[tree.Node, tuple[tuple[int, int], ...], tuple[bytes, ...]]
 
 
 class ExtraWatch:
-    """The extra objects of a job as the last step has left them."""
+    """The extra objects of a job, with their state after the last step."""
 
     def __init__(self, extra: Mapping[str, Any]) -> None:
-        """Watch these, by name; what they hold is first noted at the end of a step."""
+        """Watch these objects, by name; their state is first recorded at the end of a step."""
         self._extra = dict(extra)
         self._stamps: dict[str, _Stamp] = {}
-        #: those whose state_dict() makes other tensors each time: only their values can be compared
+        #: whether an object's state_dict() makes new tensors each time, so that only their values can be compared
         self._copies: dict[str, bool] = {}
 
     def clear(self) -> None:
-        """The state was replaced as a whole."""
+        """Drop the recorded state, because the whole state was replaced."""
         self._stamps.clear()
 
     def record(self) -> None:
-        """A step is applied: this is how it leaves them."""
+        """Record the state after a step was applied."""
         self._stamps = {name: self._stamp(name, thing) for name, thing in self._extra.items()}
 
     def check_unchanged(self) -> None:
-        """Compare them with how the last step has left them.
+        """Compare the objects with their state after the last step.
 
         Raises:
-            BadInputError: one is another by now.
+            BadInputError: one of them has changed.
         """
         for name, left in self._stamps.items():
             if self._stamp(name, self._extra[name]) != left:
@@ -57,7 +58,7 @@ class ExtraWatch:
     def _stamp(self, name: str, thing: Any) -> _Stamp:
         node, tensors = _pack_tensors(name, thing)
         if name not in self._copies:
-            _, again = _pack_tensors(name, thing)  # (the first ones still live, so that memory is not used twice)
+            _, again = _pack_tensors(name, thing)  # The first ones still exist, so their memory is not used again.
             self._copies[name] = [t.data_ptr() for t in again] != [t.data_ptr() for t in tensors]
         every = max(1, -(-len(tensors) // _SAMPLED_TENSORS))
         heads = tuple(_first_bytes(tensor) for tensor in tensors[::every])

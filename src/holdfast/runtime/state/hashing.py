@@ -1,4 +1,4 @@
-"""A hash over every byte of state, to compare replicas in the test mode."""
+"""A hash of every byte of state, to compare replicas in the test mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.runtime.state.state import StateView
 
 
 def state_hash(view: StateView) -> str:
-    """Return a hash of all state: tensors, their names and shapes, and the values that are no tensors."""
+    """Return a hash of the whole state: tensors, their names and shapes, and all other values."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(msgspec.msgpack.encode(view.manifest))
     for tensor in view.tensors:

@@ -8,29 +8,29 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-#: On x86-64, and on ARM with pages of 4 KiB.
+#: bytes of a huge page on x86-64, and on ARM with pages of 4 KiB
 HUGE_PAGE = 2 << 20
 
 
 def is_directly_readable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie in host memory, one after the other."""
+    """Return whether a tensor's elements are contiguous in host memory."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes: its own memory where `directly_readable`, else a copy."""
+    """Return a tensor's bytes: its own memory if `is_directly_readable`, else a copy."""
     host = tensor.detach() if is_directly_readable(tensor) else tensor.detach().cpu().contiguous()
     return host.reshape(-1).view(torch.uint8).numpy().data
 
 
 class ReusableMemory:
-    """The memory of tensors that are of no use any more, for others of the same kind.
+    """Memory of unused tensors, for new tensors of the same kind.
 
-    What was written to before is written to faster than what the system has still to provide.
+    Writing to used memory is faster than writing to memory that the system must provide first.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], without: Iterable[torch.Tensor] = ()) -> None:
-        """Take these; what shares its memory with others of them, or of `without`, is left out."""
+        """Collect these tensors, except tensors that share memory with another one or with `without`."""
         found: dict[int, list[torch.Tensor]] = {tensor.data_ptr(): [tensor, tensor] for tensor in without}
         for tensor in tensors:
             whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
@@ -42,15 +42,15 @@ class ReusableMemory:
                 self._free.setdefault((tensor.dtype, tensor.shape, tensor.device), []).append(tensor)
 
     def pop_tensor(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """Return one of this kind, which nobody else is given; None: there is none left."""
+        """Return a tensor of this kind, and remove it; None if none is left."""
         free = self._free.get((dtype, torch.Size(shape), device))
         return free.pop() if free else None
 
 
 def large_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros, `(numel,)`; in host memory in huge pages where the system gives any.
+    """Return zeros, `(numel,)`; large ones in host memory use huge pages, if the system supports them.
 
-    A buffer of megabytes that goes through sockets in every step is walked through by the kernel page by page.
+    The kernel handles a buffer of megabytes page by page each time that it goes through sockets, in every step.
     """
     nbytes = numel * dtype.itemsize
     if device.type != "cpu" or nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):

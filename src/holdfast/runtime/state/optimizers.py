@@ -1,4 +1,4 @@
-"""The optimizers of a job, by name, and what of them is state."""
+"""The optimizers of a job, by name, and their state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.step_settings import is_scalar_tensor
 
-#: the name of a job's only optimizer where the script gives it none
+#: the name of a job's only optimizer if the script does not name it
 NAMELESS = ""
-#: the key under which named optimizers lie in a state, where that of a nameless one has its groups
+#: the key of named optimizers in a state; a nameless one has its groups there
 _BY_NAME = "optimizers"
-#: of one optimizer: under which key lies what it keeps of each parameter
+#: the key of one optimizer's state of each parameter
 _STATE = "state"
 
 
@@ -26,12 +26,12 @@ class Optimizers:
     """One optimizer without a name, or several by name."""
 
     def __init__(self, given: Optimizer | Mapping[str, Optimizer]) -> None:
-        """Take note of them.
+        """Check the optimizers.
 
         Raises:
-            BadInputError: one is no optimizer that can be protected, or a parameter is in two of them.
+            BadInputError: an object is not an optimizer that can be protected, or a parameter is in two of them.
         """
-        found = cast(object, given)  # a script's own, whatever it says it is
+        found = cast(object, given)  # The script may pass any object.
         by_name = cast(Mapping[object, object], found) if isinstance(found, Mapping) else {NAMELESS: found}
         #: in the script's order
         self.by_name: dict[str, Optimizer] = {}
@@ -41,7 +41,7 @@ class Optimizers:
             self.by_name[name] = _check_optimizer(name, optimizer)
         if not self.by_name:
             raise BadInputError("optimizer is an empty mapping: there is nothing to train with")
-        #: how many parameter groups each of them had at `protect`
+        #: number of parameter groups of each optimizer at `protect`
         self._groups = {name: len(optimizer.param_groups) for name, optimizer in self.by_name.items()}
         #: the options of the groups at `protect`, by the optimizer's name
         self._options = {
@@ -51,19 +51,19 @@ class Optimizers:
         self._check_disjoint()
 
     def __iter__(self) -> Iterator[Optimizer]:
-        """In the script's order."""
+        """Iterate over the optimizers in the script's order."""
         return iter(self.by_name.values())
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Those of all."""
+        """The parameters of all optimizers."""
         return [parameter for optimizer in self for parameter in parameters_of(optimizer)]
 
     def find_owner(self, parameters: Iterable[Parameter]) -> Optimizer | None:
-        """Return the optimizer that has some of these parameters, the only one whatever it has; None where none has.
+        """Return the optimizer of these parameters, or None; a single optimizer is returned in any case.
 
         Raises:
-            BadInputError: several have.
+            BadInputError: several optimizers have some of them.
         """
         if len(self.by_name) == 1:
             return next(iter(self))
@@ -99,7 +99,7 @@ class Optimizers:
         return {name: [list(group["params"]) for group in groups] for name, groups in added.items() if groups}
 
     def restore_added_groups(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
-        """Have the groups added since `protect` that a captured state has; their options are adopted afterwards.
+        """Restore the groups of a captured state that were added since `protect`; their options are adopted later.
 
         Raises:
             ValueError: a parameter would be in two groups.
@@ -117,7 +117,7 @@ class Optimizers:
     def match_parameters(
         self, state: tree.Node, added: Mapping[str, Sequence[Sequence[Parameter]]] | None = None
     ) -> Iterator[tuple[Parameter, int]]:
-        """Yield which parameter a captured state has a tensor for, and that tensor's place.
+        """Yield the parameter of each tensor in a captured state, and the tensor's place.
 
         Args:
             added: the parameters of the state's groups that were added since `protect`, by the optimizer's name.
@@ -139,7 +139,7 @@ class Optimizers:
                 yield parameter, place
 
     def capture(self, apart: set[int]) -> dict[str, Any]:
-        """Return the state of all, with tensors in it.
+        """Return the state of all optimizers, including tensors.
 
         Args:
             apart: ids of parameters that are left out.
@@ -149,11 +149,11 @@ class Optimizers:
         return {_BY_NAME: {name: _capture_state(optimizer, apart) for name, optimizer in self.by_name.items()}}
 
     def describe_difference(self, state: tree.Node) -> str:
-        """Return in what a captured state is one of other optimizers, "" where their names are the same."""
+        """Return how the optimizers of a captured state differ from these, or "" if their names are the same."""
         theirs, mine = _captured_names(state), sorted(self.by_name)
         if theirs == mine:
             return ""
-        return f"it has {_describe_names(theirs)} where this job has {_describe_names(mine)}"
+        return f"it has {_describe_names(theirs)}, but this job has {_describe_names(mine)}"
 
     def adopt(self, value: dict[str, Any], apart: set[int]) -> None:
         """Take up a captured state as it is: `Optimizer.load_state_dict` would cast it to the parameters' dtype.
@@ -197,17 +197,17 @@ def unknown_parameter_message(parameter: torch.Tensor) -> str:
     return (
         f"a parameter group added to the optimizer has a parameter of shape {tuple(parameter.shape)} that the model "
         "given to job.protect() does not have, so no other worker can receive it: make all parameters before "
-        "job.protect(), with requires_grad_(False) on those that are trained later"
+        "job.protect(), with requires_grad_(False) on parameters to be trained later"
     )
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Return names as they stand in a sentence."""
+    """Return names as an enumeration for messages."""
     return ", ".join(repr(name) for name in names)
 
 
 def required_arguments(method: Any) -> list[str]:
-    """Return the names of a method's arguments, beside its object, that have no default."""
+    """Return the names of a method's arguments without a default, except for its object."""
     _, *arguments = inspect.signature(method).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in arguments if one.default is inspect.Parameter.empty and one.kind not in kinds]
@@ -234,26 +234,26 @@ def _script_options(group: dict[str, Any]) -> dict[str, object]:
 
 
 def _check_optimizer(name: str, optimizer: object) -> Optimizer:
-    said = f"optimizer {name!r}" if name else "optimizer"
+    owner = f"optimizer {name!r}" if name else "optimizer"
     if not isinstance(optimizer, Optimizer):
         raise BadInputError(
-            f"{said} is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or several by name, such as "
+            f"{owner} is a {type(optimizer).__name__}: give a torch.optim.Optimizer, or several by name, such as "
             'optimizer={"generator": a, "critic": b}'
         )
     kind = type(optimizer)
     if arguments := required_arguments(kind.step):
         raise BadInputError(
-            f"{said} is a {kind.__name__}, whose step() needs a {arguments[0]}: it computes gradients several times a "
-            "step, which no other worker would know of; use one that does without, such as AdamW"
+            f"{owner} is a {kind.__name__}; its step() needs a {arguments[0]}: it computes gradients several times a "
+            "step, unknown to other workers; use one without such an argument, such as AdamW"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise BadInputError(
-            f"{said} is a SparseAdam, which takes sparse gradients only, and holdfast reduces gradients as dense ones: "
+            f"{owner} is a SparseAdam, which needs sparse gradients, and holdfast reduces gradients as dense ones: "
             "use Adam or AdamW, and leave sparse=True out of the embeddings"
         )
     if kind.state_dict is not Optimizer.state_dict:  # wrappers keep state elsewhere
         raise BadInputError(
-            f"{said} is a {kind.__name__}, which has its own state_dict(): only plain torch optimizers can be protected"
+            f"{owner} is a {kind.__name__} with its own state_dict(): only plain torch optimizers can be protected"
         )
     return optimizer
 
@@ -290,7 +290,7 @@ def _capture_state(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
 
 
 def _parameters_with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.Tensor]:
-    """Return the parameters that an optimizer has state of, also those that are no longer in any of its groups."""
+    """Return the parameters that have optimizer state, including parameters no longer in a group."""
     keys = [cast(object, key) for key in optimizer.state]
     return [key for key in keys if isinstance(key, torch.Tensor) and id(key) not in apart]
 
@@ -304,19 +304,19 @@ def _adopt_state(optimizer: Optimizer, value: dict[str, Any], apart: set[int], p
             unless they are in the received state.
 
     Raises:
-        ValueError: the parameter groups or their options are those of another optimizer.
+        ValueError: the parameter groups or their options belong to another optimizer.
     """
     groups = optimizer.param_groups
     if len(value["groups"]) != len(groups):
-        raise ValueError(f"{len(value['groups'])} parameter groups where the optimizer has {len(groups)}")
+        raise ValueError(f"{len(value['groups'])} parameter groups, but the optimizer has {len(groups)}")
     for group, saved in zip(groups, value["groups"], strict=True):
         for option in group.keys() - saved.keys() - protected - optimizer.defaults.keys():
             del group[option]
         # Versions of torch and schedulers add options. Only of another optimizer, each side lacks options of the other.
-        gone, new = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
-        if gone and new:
-            ours, theirs = ", ".join(sorted(new)), ", ".join(sorted(gone))
-            raise ValueError(f"another optimizer's: its options include {theirs} where {ours} are needed")
+        unknown, missing = saved.keys() - group.keys(), group.keys() - saved.keys() - {"params", "param_names"}
+        if unknown and missing:
+            ours, theirs = ", ".join(sorted(missing)), ", ".join(sorted(unknown))
+            raise ValueError(f"another optimizer's: its options include {theirs}, but {ours} are needed")
     parameters = parameters_of(optimizer)
     for group, saved in zip(groups, value["groups"], strict=True):
         group.update(saved)

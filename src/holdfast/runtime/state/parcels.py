@@ -1,8 +1,8 @@
-"""Parts of the state that travel between any members at once, beside a step: each sender's share for each receiver.
+"""Transfers of experts between any members during a step: one parcel from each sender to each receiver.
 
-A parcel goes as a state to a joiner does (`transfer`): over streams of its own, authenticated with the generation's key
-and checksummed. It is read from live tensors, which do not change before all of them are `sent`, and lies in memory of
-its own where it comes, until the training thread takes it.
+A parcel is sent like a state to a joiner (`transfer`): over its own streams, authenticated with the generation's key,
+and with checksums. It is read from live tensors, which do not change before all parcels are `sent`. It is received into
+separate memory, until the training thread takes it over.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.runtime.state.state import Manifest, StateView
 from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import PARCEL, Ticket
 
-#: to so many receivers a member sends at once
+#: number of receivers that a member sends to at the same time
 AT_ONCE = 4
 
 
 class ParcelContents(Protocol):
-    """What one member sends and gets; others are named by their ranks."""
+    """The tensors that one member sends and receives; other members are identified by their ranks."""
 
     @property
     def receivers(self) -> Collection[int]: ...
@@ -57,15 +57,15 @@ class Parcels:
         midway: Callable[[], None] = lambda: None,
         make_wire: Callable[[socket.socket], Wire] = Wire,
     ) -> None:
-        """Prepare; `start` begins to send.
+        """Prepare; `start` starts to send.
 
         Args:
-            worker: whose they are.
-            step: whose state is sent, and wanted.
-            on_error: called from a thread if a parcel could not be sent: with the reason and the receiver.
-            notify: called from a thread whenever `sent` or `ended` may have become true.
-            midway: called in the midst of each stream's first chunk, at both ends.
-            make_wire: what a connection is written and read by.
+            worker: this member.
+            step: the step of the states that are sent and received.
+            on_error: called from a thread if a parcel could not be sent, with the reason and the receiver.
+            notify: called from a thread whenever `sent` or `has_ended` may have become true.
+            midway: called during each stream's first chunk, at both ends.
+            make_wire: makes the reader and writer of a connection.
         """
         self._contents = contents
         self._plan = plan
@@ -83,53 +83,53 @@ class Parcels:
 
     @property
     def sent(self) -> bool:
-        """True once all receivers have everything."""
+        """Whether all receivers have all parcels."""
         return self._left == 0
 
     @property
     def is_receiving(self) -> bool:
-        """True while something comes here, until it is taken."""
+        """Whether parcels come to this member and are not yet handed over."""
         return bool(self._contents.senders) and not self._taken
 
     @property
     def has_ended(self) -> bool:
-        """True once all is here that was to come, or once that has become impossible."""
+        """Whether all parcels for this member are received, or can no longer be received."""
         with self._lock:
             ended = [receipt.has_ended for receipt in self._receivers.values()]
         return self._aborted or (len(ended) == len(self._contents.senders) and all(ended))
 
     @property
     def nbytes(self) -> int:
-        """How much has come here."""
+        """The received bytes."""
         return sum(receipt.nbytes for receipt in self._receivers.values())
 
     @property
     def seconds(self) -> float:
-        """How long the slowest sender took for what came here."""
+        """Seconds that the slowest sender took."""
         return max((receipt.seconds for receipt in self._receivers.values()), default=0.0)
 
     def start(self) -> None:
-        """Begin to send; returns at once."""
+        """Start to send; returns at once."""
         for _ in range(min(AT_ONCE, len(self._waiting))):
             self._start_next()
 
     def abort(self) -> None:
-        """Leave at once; what is not taken yet is void. Any thread; never blocks."""
+        """Stop at once; parcels that are not handed over are void. Any thread; never blocks."""
         with self._lock:
             self._aborted = True
             self._waiting.clear()
-            under_way = [*self._senders, *self._receivers.values()]
-        for transfer in under_way:
+            transfers = [*self._senders, *self._receivers.values()]
+        for transfer in transfers:
             transfer.abort()
 
     def make_ticket(self, sender: int) -> Ticket | None:
-        """Return what a member shows that may send something here; None where this one has nothing to send."""
+        """Return the ticket of a member's parcel to this one, or None if the member has none to send."""
         if sender not in self._contents.senders:
             return None
         return Ticket(plan=self._plan, sender=self._plan.workers[sender], receiver=self._worker, kind=PARCEL)
 
     def open_receiver(self, ticket: Ticket) -> StateReceiver | None:
-        """A sender has shown who it is: return where its streams go, None where they come too late."""
+        """Return the receiver for an authenticated sender's streams, or None if they come too late."""
         rank = self._plan.rank(ticket.sender)
         assert rank is not None
         with self._lock:
@@ -145,10 +145,10 @@ class Parcels:
             return self._receivers[rank]
 
     def hand_over(self) -> None:
-        """Hand over what has come.
+        """Hand the received parcels over to the contents.
 
         Raises:
-            TransferError: some of it has not, or is of another step.
+            TransferError: a parcel is missing, or is of another step.
         """
         with self._lock:
             receipts = dict(self._receivers)
@@ -177,7 +177,7 @@ class Parcels:
         )
 
     def _start_next(self) -> None:
-        """Begin to send to one more receiver, if there is one left."""
+        """Start to send to the next receiver, if there is one."""
         with self._lock:
             push = self._waiting.pop(0) if self._waiting else None
             if push is not None:

@@ -1,4 +1,4 @@
-"""The receiving side of a state transfer; `transfer` says how it goes."""
+"""The receiving side of a state transfer; `transfer` describes the protocol."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from holdfast.runtime.state.wire import (
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 20
-#: streams of senders that have shown who they are
+#: number of streams from authenticated senders
 MAX_CONNECTIONS = 32
-#: and of those that bring parcels, which may come from many members at once
+#: number of streams with parcels, which may come from many members at once
 MAX_PARCELS = 256
-#: offers that come before their plan: how many may wait for it here; the others ask again
+#: number of offers that may wait for their plan; other senders must try again
 MAX_WAITING = 16
 
 
 class StateReceiver:
-    """One state on its way in. Threads of the inbox fill it, the training thread waits for it."""
+    """Receives one state. Threads of the inbox fill it, and the training thread waits for it."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class StateReceiver:
         after: StateReceiver | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Wait for streams.
+        """Prepare for the streams.
 
         Args:
-            after: an earlier one that was broken off; nothing is written before its last thread has left the tensors.
-            prepare: gives the tensors to receive into, or raises StateMismatchError.
-            on_end: called when `ended` has become true, from a thread of the inbox.
-            midway: called in the midst of each stream's first chunk.
-            chunk_bytes: the sender's, too.
+            after: an earlier transfer that was broken off; nothing is written before its threads have stopped writing.
+            prepare: returns the tensors to receive into, or raises StateMismatchError.
+            on_end: called when `has_ended` has become true, from a thread of the inbox.
+            midway: called during each stream's first chunk.
+            chunk_bytes: the same as the sender's.
         """
         self.ticket = ticket
         self.tensors: list[torch.Tensor] = []
@@ -83,7 +83,7 @@ class StateReceiver:
         self._sockets = Sockets()
         self._active = 0
         self._changed = threading.Condition()
-        #: the step, and what its manifest comes to: of all streams
+        #: step and digest of the manifest, the same for all streams
         self._claim: tuple[int, bytes] | None = None
         self._header: Header | None = None
         self._flat: FlatState | None = None
@@ -95,49 +95,49 @@ class StateReceiver:
 
     @property
     def sender(self) -> str:
-        """Who sends, in words."""
+        """The names of the senders, for messages."""
         return " and ".join(self.ticket.senders)
 
     @property
     def failed_senders(self) -> tuple[str, ...]:
-        """The member whose stream failed first, or all senders if no stream failed."""
+        """The sender of the stream that failed first, or all senders if no stream failed."""
         senders = self.ticket.senders
         return senders if self._failed_stream is None else (senders[self._failed_stream % len(senders)],)
 
     @property
     def has_ended(self) -> bool:
-        """True once everything is here, or once that has become impossible."""
+        """Whether the state is received, or can no longer be received."""
         return bool(self._error) or self._done == self.ticket.streams
 
     def result(self) -> Header:
-        """Return what was received; the tensors are filled.
+        """Return the header of the received state; the tensors are filled.
 
         Raises:
-            TransferError: it failed.
+            TransferError: the transfer failed.
         """
         if self._error or self._header is None:
             raise TransferError(self._error or "it has not ended")
         return self._header
 
     def release_tensors(self) -> None:
-        """Let go of the tensors: what is received is the state now, or of no use. This may be looked at for long."""
+        """Drop the references to the tensors, because this object may exist for a long time."""
         with self._changed:
             self.tensors, self._flat = [], None
 
     def abort(self) -> None:
-        """Leave at once; what is here is void. Any thread; never blocks."""
+        """Stop at once; the received bytes are void. Any thread; never blocks."""
         self._sockets.shut_all()
         with self._changed:
             self._error = self._error or "it was broken off"
             self._changed.notify_all()
 
     def wait_inactive(self, timeout_s: float = 2 * SILENCE_S) -> bool:
-        """Wait until no thread writes to the tensors any more; return whether that is so."""
+        """Wait until no thread writes to the tensors; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._active == 0, timeout=timeout_s)
 
     def receive_stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
-        """Receive one stream, in the thread that calls this. The sender has shown who it is."""
+        """Receive one stream in the calling thread. The sender is authenticated."""
         with self._changed:
             self._active += 1
         self._sockets.add(connection)
@@ -174,7 +174,7 @@ class StateReceiver:
         if self._after is not None:
             if not self._after.wait_inactive():
                 raise TransferError("an earlier transfer does not end")
-            self._after.release_tensors()  # (it came to nothing, though the training thread may not have left it yet)
+            self._after.release_tensors()  # It has failed, but the training thread may still refer to it.
         self._after = None
         tensors = self._prepare(header.manifest)
         flat = FlatState(tensors)
@@ -219,12 +219,12 @@ def _read_header(wire: Wire, step: int, length: int, digest: bytes, manifest: by
     if header.step != step:
         raise TransferError("the header is of another step")
     if hashlib.sha256(msgspec.msgpack.encode(header.manifest)).digest() != manifest:
-        raise TransferError("the header is of other tensors than were claimed")
+        raise TransferError("the header describes other tensors than the claim")
     return header
 
 
 class StateInbox:
-    """Listens for senders of state, as long as the worker lives."""
+    """Listens for senders of state, as long as the worker exists."""
 
     def __init__(
         self,
@@ -235,14 +235,14 @@ class StateInbox:
         monotonic: Callable[[], float] = time.monotonic,
         make_wire: Callable[[socket.socket], Wire] = Wire,
     ) -> None:
-        """Say what to listen on and whom to let in; `start` begins.
+        """Configure the inbox; `start` starts to listen.
 
         Args:
             host: the address to bind to.
-            admit: says who may send what is offered; waits up to so many seconds until it is known.
-            open_receipt: a sender has shown who it is; returns where its stream goes, None where it is too late.
-            monotonic: the clock by which strangers are late.
-            make_wire: what a connection is written and read by.
+            admit: returns the ticket of an offer; waits up to this many seconds until it is known.
+            open_receiver: returns the receiver of an authenticated sender's stream, or None if it comes too late.
+            monotonic: the clock for timeouts of strangers.
+            make_wire: makes the reader and writer of a connection.
         """
         self._make_wire = make_wire
         self._admit = admit
@@ -256,32 +256,32 @@ class StateInbox:
         """Listen on a free port, and return it.
 
         Raises:
-            OSError: there is none.
+            OSError: no port is free.
         """
         return self._reception.start()
 
     def close(self) -> None:
-        """Stop listening, and leave what is under way."""
+        """Stop listening, and stop all transfers."""
         self._reception.close()
 
     def _receive(self, connection: socket.socket) -> None:
         wire = self._make_wire(connection)
         kind, generation, sender, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
         if kind not in self._slots or stream >= STREAMS * MAX_GIVERS:
-            raise TransferError("this is not our protocol")
+            raise TransferError("the offer is not of the state transfer protocol")
         offer = Offer(kind, generation, sender, stream)
         ticket = self._admit(offer, 0.0) or self._await_plan(connection, offer)
         if ticket is None or stream not in ticket.own_streams:
-            raise TransferError(f"nobody is to send the state of generation {generation}")
+            raise TransferError(f"no sender is planned for stream {stream} of the state of generation {generation}")
         mine = secrets.token_bytes(NONCE)
         wire.write(mine, ticket.make_proof("receiver", stream, theirs + mine))
         claim = wire.read(CLAIM.size)
         proof = wire.read(TAG)
         if not hmac.compare_digest(proof, ticket.make_proof("sender", stream, theirs + mine, claim)):
-            raise TransferError("the sender could not show who it is")
+            raise TransferError("the sender could not be authenticated")
         self._reception.strangers.leave(connection)
         if not self._slots[kind].acquire(blocking=False):
-            raise TransferError("more streams at a time than there are places")
+            raise TransferError("too many streams at a time")
         try:
             receipt = self._open_receiver(ticket)
             if receipt is None:
@@ -291,7 +291,7 @@ class StateInbox:
             self._slots[kind].release()
 
     def _await_plan(self, connection: socket.socket, offer: Offer) -> Ticket | None:
-        """Wait for the plan that makes an offer valid; so many may, and they keep no other stranger out."""
+        """Wait for the plan that makes an offer valid; a limited number may wait, without blocking other strangers."""
         if not self._waiting.acquire(blocking=False):
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a script may not protect: each refusal is one sentence, with the way out."""
+"""Checks of the objects that a script protects: each refusal is one sentence, with the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 F = TypeVar("F")
 
 _NAMED = 3
-#: modules of torch's by class, and what to do instead (looked for by name: to import them takes seconds)
+#: torch's modules by class name, with the remedy; not imported, because that takes seconds
 _REFUSED = {
     "DistributedDataParallel": "drop the wrapper and give the module in it, holdfast reduces the gradients itself",
     "DataParallel": "drop the wrapper and give the module in it, each accelerator has a worker of its own",
@@ -33,15 +33,16 @@ _SHARDED, _FULLY_SHARDED = "DTensor", "FSDPModule"
 
 
 def check_model(model: object, device: torch.device, *, spread: bool = False) -> None:
-    """Look for what cannot be reduced, sent or saved as it is.
+    """Refuse a model that cannot be reduced, sent or saved as it is.
 
     Args:
-        model: what a script gives as one.
-        device: where it belongs.
-        spread: a replica may lie on several workers of a node (layouts).
+        model: the script's model.
+        device: the model's required device.
+        spread: whether a replica may use several workers of a node (layouts).
 
     Raises:
-        BadInputError: it is no module, or it is wrapped, sharded, elsewhere, not made yet, or shares memory.
+        BadInputError: it is not a module, or it is wrapped, sharded, on another device, not initialized, or shares
+            memory.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadInputError(
@@ -55,16 +56,16 @@ def check_model(model: object, device: torch.device, *, spread: bool = False) ->
 
 
 def check_wrappers(model: torch.nn.Module, *, spread: bool) -> None:
-    """Look for modules of torch's that would reduce gradients themselves.
+    """Refuse torch's modules that would reduce gradients themselves.
 
     Raises:
-        BadInputError: there is one.
+        BadInputError: the model contains one.
     """
     for name, module in named_modules(model):
-        said = f"module {name!r}" if name else "the model"
+        subject = f"module {name!r}" if name else "the model"
         for kind in _torch_class_names(module):
             if kind in _REFUSED and not (kind == _FULLY_SHARDED and spread):
-                raise BadInputError(f"{said} is torch's {kind}: {_REFUSED[kind]}")
+                raise BadInputError(f"{subject} is torch's {kind}: {_REFUSED[kind]}")
 
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, spread: bool) -> None:
@@ -87,9 +88,12 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.dev
 
 
 def _check_memory(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-    """Look for parameters that lie in the same memory: each would be updated, and sent, as if it were alone.
+    """Refuse parameters that overlap in memory: each would be updated, and sent, as if it were separate.
 
-    (One parameter in several places of a model, as with tied weights, is one.)
+    One parameter in several places of a model, as with tied weights, counts as one.
+
+    Raises:
+        BadInputError: two parameters overlap.
     """
     spans: list[tuple[int, int, str]] = []
     for name, parameter in parameters:
@@ -107,18 +111,18 @@ def _check_memory(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
 
 
 def _torch_class_names(thing: object) -> list[str]:
-    """Return the names of those of an object's classes that are torch's."""
+    """Return the names of an object's classes that are torch's."""
     return [kind.__name__ for kind in cast(type, type(thing)).__mro__ if kind.__module__.split(".")[0] == "torch"]
 
 
 def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows: bool) -> None:
-    """Look for what would never do in `extra` what it is for.
+    """Refuse objects in `extra` that could not do their work there.
 
     Args:
-        follows: the script has an `after_apply`.
+        follows: whether the script has an `after_apply`.
 
     Raises:
-        BadInputError: an optimizer, a schedule of one that is not protected, or one that needs a metric and gets none.
+        BadInputError: an optimizer, a schedule of an unprotected one, or a schedule that needs a metric and gets none.
     """
     protected = [id(optimizer) for optimizer in optimizers]
     for name, thing in extra.items():
@@ -129,18 +133,18 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows:
             )
         if isinstance(thing, LRScheduler) and id(thing.optimizer) not in protected:
             raise BadInputError(
-                f"extra[{name!r}] is a {type(thing).__name__} of an optimizer that is not protected, whose learning "
-                "rate no step would use: make it of the one that is given as optimizer=..."
+                f"extra[{name!r}] is a {type(thing).__name__} of an optimizer that is not protected, so its "
+                "learning rate is never used: make it of the one that is given as optimizer=..."
             )
         if isinstance(thing, LRScheduler) and needs_metric(thing) and not follows:
             raise BadInputError(
-                f"extra[{name!r}] is a {type(thing).__name__}, whose step() needs a metric: call it in a function that "
+                f"extra[{name!r}] is a {type(thing).__name__}; its step() needs a metric: call it in a function that "
                 "is given as protect(..., after_apply=...), such as scheduler.step(step.loss)"
             )
 
 
 def check_function(after_apply: F) -> F:
-    """Return what a script gives as its part of a step.
+    """Return the script's function for its part of a step.
 
     Raises:
         BadInputError: it cannot be called.
@@ -151,12 +155,12 @@ def check_function(after_apply: F) -> F:
 
 
 def needs_metric(scheduler: LRScheduler) -> bool:
-    """Return whether a scheduler's step needs to be told something: only the script knows what."""
+    """Return whether a scheduler's step needs an argument, which only the script can give."""
     return bool(required_arguments(type(scheduler).step))
 
 
 def frozen_warning(optimizers: Optimizers) -> str:
-    """Return a warning that names an optimizer whose parameters are all frozen, or "" if there is none."""
+    """Return a warning that names an optimizer with only frozen parameters, or ""."""
     for name, optimizer in optimizers.by_name.items():
         if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
             return (
@@ -167,7 +171,7 @@ def frozen_warning(optimizers: Optimizers) -> str:
 
 
 def untrained_warning(model: torch.nn.Module, optimizers: Optimizers) -> str:
-    """Return a warning of parameters that require a gradient and are in no optimizer, "" where there are none."""
+    """Return a warning that names parameters that require a gradient and are in no optimizer, or ""."""
     trained = {id(parameter) for parameter in optimizers.parameters}
     named = [
         strip_wrapper_prefixes(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained

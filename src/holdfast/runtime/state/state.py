@@ -1,7 +1,7 @@
-"""Everything that is state: parameters, buffers, optimizer, and whatever the user adds with `extra`.
+"""The training state: parameters, buffers, optimizers, and the objects that the user adds with `extra`.
 
-State is one list of tensors and a manifest that says what they are, with the values that are no tensors. The list is
-the same on every replica, byte for byte, so it can be sent, saved, hashed and compared without knowing the model.
+State is one list of tensors and a manifest that describes them and contains all other values. The list is the same on
+every replica, byte for byte, so it can be sent, saved, hashed and compared without knowledge of the model.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ MAX_TENSORS = 1 << 20
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One tensor: its name, dtype, shape, and whether it lies in host memory rather than on the model's device.
-
-    Of one that is spread over a unit's places `shape` is that of what is here; `whole`, `placed`: as `SpreadAs`.
-    """
+    """One tensor of the state."""
 
     name: str
     dtype: str
+    #: of the local part, if the tensor is spread over a replica group
     shape: tuple[int, ...]
+    #: whether it is in host memory, not on the model's device
     host: bool
+    #: global shape of a spread tensor
     whole: tuple[int, ...] = ()
+    #: placements of a spread tensor in words, as in `TensorPlacement`
     placed: str = ""
 
     @property
     def description(self) -> str:
-        """What it is, as people would say it."""
+        """The tensor's dtype, shape and placement in words."""
         spread = f", spread as {self.placed}" if self.placed else ""
         return f"{self.dtype} of shape {self.whole or self.shape}{spread}{'' if self.host else ', on a device'}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of tensors is. Parameters come first, then buffers, then those the trees name."""
+    """The description of a list of tensors: first parameters, then buffers, then the tensors of the trees."""
 
     tensors: tuple[TensorSpec, ...]
     parameters: int
@@ -69,24 +70,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def global_manifest(self) -> Manifest:
-        """What it says of all places of a unit: of tensors that are spread over them their global shapes."""
+        """The manifest for all local ranks of a replica group: spread tensors have their global shapes."""
         specs = (replace(one, shape=one.whole if one.placed else one.shape, whole=()) for one in self.tensors)
         return replace(self, tensors=tuple(specs))
 
 
 class StateMismatchError(Exception):
-    """State that came from elsewhere does not fit the objects here; the message says where."""
+    """A received state does not fit the objects of this worker; the message says where."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateView:
-    """State as it is now: `tensors` are the live ones, not copies.
-
-    `spread`: those that are spread over a unit's places, by place in that list, as what they are (DTensors).
-    """
+    """The present state, without copies."""
 
     manifest: Manifest
+    #: the live tensors
     tensors: list[torch.Tensor]
+    #: the spread ones as DTensors, by index in `tensors`
     spread: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     @property
@@ -96,7 +96,7 @@ class StateView:
 
 
 class TrainingState:
-    """The objects that hold the state of a job, and the ways in and out of them."""
+    """The objects that hold the state of a job; captures, receives and adopts states."""
 
     def __init__(
         self,
@@ -107,16 +107,15 @@ class TrainingState:
         apart: Iterable[torch.nn.Parameter] = (),
         buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Take note of the objects.
+        """Check the objects.
 
         Args:
             optimizer: one, or several by name.
-            apart: parameters that are no part of this state, nor what the optimizer keeps of them: experts differ
-                from rank to rank.
-            buffers: by name, those of the model that are state even while it holds others in their place.
+            apart: parameters that are not part of this state, with their optimizer state: experts differ between ranks.
+            buffers: by name, buffers of the model that are state even while the model uses others.
 
         Raises:
-            BadInputError: an object cannot give or take its state.
+            BadInputError: the state of an object cannot be read or set.
         """
         self.model = model
         self.optimizers = Optimizers(optimizer)
@@ -127,7 +126,7 @@ class TrainingState:
                     f"extra[{name!r}] is a {type(thing).__name__}: it needs state_dict() and load_state_dict()"
                 )
         self.watch = ExtraWatch(self.extra)
-        #: the ways to what each of them has from the begin
+        #: paths of the tensors that each extra object has at `protect`
         self._initial_paths = {
             name: {way for way, _ in tree.tensors_by_path(thing.state_dict(), f"extra[{name!r}]")}
             for name, thing in self.extra.items()
@@ -140,17 +139,17 @@ class TrainingState:
         named = model.named_parameters()
         self._parameters = {strip_wrapper_prefixes(name): p for name, p in named if id(p) not in self._apart}
         self._set_buffers = dict(buffers or {})
-        #: what optimizers had, and have not any more: its memory is there
+        #: unused tensors of optimizers, for their memory
         self._recycled: list[torch.Tensor] = []
         self._check_optimizers()
-        #: the settings before the step under way
+        #: the settings before the step in progress
         self.settings = StepSettings(self.optimizers, self._parameters.values())
 
     def capture(self) -> StateView:
-        """Return the state as it is now, without copying.
+        """Return the present state, without copying.
 
         Raises:
-            BadInputError: some of it cannot be described.
+            BadInputError: a part of it cannot be described.
         """
         tensors: list[torch.Tensor] = []
         specs: list[TensorSpec] = []
@@ -190,22 +189,22 @@ class TrainingState:
         return [*self._parameters.items(), *self._state_buffers().items()]
 
     def frozen_parameters(self) -> dict[int, str]:
-        """Return the parameters that do not require a gradient now: index -> name."""
+        """Return the names of the parameters that do not require a gradient now, by index."""
         return {n: name for n, (name, one) in enumerate(self._parameters.items()) if not one.requires_grad}
 
     def requires_gradient(self) -> bytes:
-        """Return for each parameter whether it requires a gradient; asked in every step."""
+        """Return one byte per parameter: whether it requires a gradient. Called in every step."""
         return bytes([parameter.requires_grad for parameter in self._parameters.values()])
 
     def is_sent(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter, and what the optimizer keeps of it, is the same on all workers of a role."""
+        """Whether a parameter and its optimizer state are the same on all workers of a role."""
         return id(parameter) not in self._apart
 
     def added_parameters(self, manifest: Manifest) -> dict[str, list[list[torch.nn.Parameter]]]:
-        """Return the parameters of the groups that a state's optimizers have in addition to those of `protect`.
+        """Return the parameters of a state's groups that were added since `protect`, by the optimizer's name.
 
         Raises:
-            StateMismatchError: an index is not that of a parameter here, or an optimizer is unknown.
+            StateMismatchError: an index or an optimizer is unknown.
         """
         known = list(self._parameters.values())
         indices = [n for groups in manifest.added_groups.values() for group in groups for n in group]
@@ -215,28 +214,28 @@ class TrainingState:
         return {name: [[known[n] for n in group] for group in groups] for name, groups in manifest.added_groups.items()}
 
     def recycle_memory(self, tensors: Iterable[torch.Tensor]) -> None:
-        """What an optimizer had is of no use: its memory is kept for the state that is received next."""
+        """Keep the memory of unused optimizer tensors for the next received state."""
         self._recycled = [local_of(tensor) for tensor in tensors]
 
     def prepare(self, manifest: Manifest, *, separate: bool = False) -> list[torch.Tensor]:
-        """Return tensors to receive a state into: the model's own, and new ones for the optimizer's.
+        """Return tensors to receive a state into: the model's own, and new ones for the optimizers'.
 
         Args:
-            aside: what is here stays as it is until `adopt`: new ones for the model's, too, in the host's memory.
+            separate: leave the present state unchanged until `adopt`: new tensors also for the model, in host memory.
 
         Raises:
-            StateMismatchError: the state is that of another model, or lies beyond all bounds.
+            StateMismatchError: the state is of another model, or too large.
         """
         own = self.model_tensors()
         if len(manifest.tensors) > MAX_TENSORS:
             raise StateMismatchError(f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}")
         if (manifest.parameters, manifest.buffers) != (len(self._parameters), len(own) - len(self._parameters)):
             raise StateMismatchError(
-                f"it has {manifest.parameters} parameters and {manifest.buffers} buffers where this model has "
+                f"it has {manifest.parameters} parameters and {manifest.buffers} buffers, but this model has "
                 f"{len(self._parameters)} and {len(own) - len(self._parameters)}"
             )
         if sorted(manifest.extra) != sorted(self.extra):
-            raise StateMismatchError(f"it has extra {sorted(manifest.extra)} where this job has {sorted(self.extra)}")
+            raise StateMismatchError(f"it has extra {sorted(manifest.extra)}, but this job has {sorted(self.extra)}")
         if other := self.optimizers.describe_difference(manifest.optimizer):
             raise StateMismatchError(other)
         self.added_parameters(manifest)
@@ -262,7 +261,7 @@ class TrainingState:
         return targets
 
     def adopt(self, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
-        """Make a received state the present one; `tensors` are those of `prepare`, filled.
+        """Make a received state the present one; `tensors` are the filled tensors of `prepare`.
 
         Raises:
             StateMismatchError: the values do not fit the objects.
@@ -281,9 +280,9 @@ class TrainingState:
             raise StateMismatchError(f"{type(error).__name__}: {error}") from error
 
     def buffer_versions(self) -> dict[str, tuple[int, int]]:
-        """Return what changes when a buffer is written to or replaced: (identity, torch's version counter).
+        """Return identity and version counter of each buffer, which change if it is written to or replaced.
 
-        Of the modules that the model had when this was made, like the parameters; without the `buffers` given there.
+        Only for the modules that the model had when this object was made, and without the `buffers` given there.
         """
         return {
             name: (id(buffer), buffer._version)
@@ -293,9 +292,9 @@ class TrainingState:
         }
 
     def find_nan(self) -> str:
-        """Return the name of a parameter of the model that has a NaN in it, "" where none has.
+        """Return the name of a parameter of the model that contains a NaN, or "".
 
-        Whatever is read again from memory or a disk may be whole and have one all the same: then it is of no use.
+        State from memory or disk may have correct checksums and still contain a NaN; then it cannot be used.
         """
         for name, parameter in self.model.named_parameters():
             if parameter.is_floating_point() and bool(torch.isnan(local_of(parameter).detach()).any()):
@@ -305,7 +304,7 @@ class TrainingState:
     # ---- inside ----
 
     def _restore_frozen(self, frozen: tuple[int, ...] | None) -> None:
-        """Let those parameters require a gradient that did where the state was captured."""
+        """Restore which parameters require a gradient."""
         if frozen is None:
             return
         without = set(frozen)
@@ -324,37 +323,38 @@ class TrainingState:
 
     @torch.no_grad()
     def _copy_received(self, tensors: list[torch.Tensor]) -> None:
-        """Copy what has come aside into the model's own tensors."""
-        for (_, own), came in zip(self.model_tensors(), tensors, strict=False):
+        """Copy separately received tensors into the model's own."""
+        for (_, own), received in zip(self.model_tensors(), tensors, strict=False):
             here = local_of(own)
-            if came.data_ptr() != here.data_ptr():
-                here.copy_(came)
+            if received.data_ptr() != here.data_ptr():
+                here.copy_(received)
 
     def _restore_placement(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what has come as what it was: tensors that were spread as one that is here are so again.
+        """Return received tensors as DTensors with their original placement.
 
         Raises:
-            ValueError: one is spread as none of these is.
+            ValueError: no tensor of this worker has such a placement.
         """
         here = [*self.capture().spread.values()] if any(spec.placed for spec in manifest.tensors) else []
         spread = {placement_of(tensor): tensor for tensor in here}
-        placed = {as_what.placed: tensor for as_what, tensor in spread.items()}  # (of whatever shape)
+        placed = {placement.placed: tensor for placement, tensor in spread.items()}  # regardless of shape
         found: list[torch.Tensor] = []
         for spec, tensor in zip(manifest.tensors, tensors, strict=True):
             how = TensorPlacement(spec.whole, spec.placed)
             like = spread.get(how, placed.get(how.placed)) if how.placed else None
-            # (what an optimizer makes for itself, such as a row's mean, may be cut as nothing else is)
+            # An optimizer's own tensor, such as a mean of rows, may have a placement that no other tensor has.
             again = wrap_like(tensor, like, how.whole) if like is not None else tensor
             again = wrap_by_placement(tensor, how, here) if how.placed and like is None else again
             if again is None:
-                raise ValueError(f"{spec.name} is spread as nothing that is here: {spec.placed}")
+                raise ValueError(f"{spec.name} has a placement that no tensor here has: {spec.placed}")
             found.append(again)
         return found
 
     def find_late_tensor(self) -> str:
-        """Return what of `extra` was made since, "" for nothing: a fresh process cannot know how that is spread.
+        """Return the path of a tensor in `extra` that a fresh process could not place, or "".
 
-        Of others it knows it by their like, which it has from the begin, or by the name of their parameter.
+        Such a tensor was made after `protect`, is spread or has the shape of a model's tensor, and does not have the
+        name of a parameter.
         """
         own = self.model_tensors()
         named, shapes = {name for name, _ in own}, {tuple(tensor.shape) for _, tensor in own if tensor.dim()}
@@ -375,17 +375,17 @@ class TrainingState:
         return next((parameter.device for parameter in self._parameters.values()), torch.device("cpu"))
 
     def check_parameters(self) -> None:
-        """Look whether the model still has the parameters that are kept here.
+        """Check that the model still has the parameters that were protected.
 
         Raises:
-            BadInputError: something has replaced one, which would never be trained.
+            BadInputError: a parameter was replaced, so the new one would never be trained.
         """
         known = self._known_ids()
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in known:
                 raise BadInputError(
-                    f"parameter {strip_wrapper_prefixes(name)!r} is not the one that job.protect() was given: whatever "
-                    "replaces parameters (fully_shard, parallelize_module) is to be called before the optimizer is made"
+                    f"parameter {strip_wrapper_prefixes(name)!r} is not the one that job.protect() was given: call functions that "
+                    "replace parameters (fully_shard, parallelize_module) before the optimizer is made"
                 )
 
     def _known_ids(self) -> set[int]:
@@ -395,8 +395,8 @@ class TrainingState:
         known = self._known_ids()
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
             raise BadInputError(
-                "the optimizer has parameters that are not the model's: protect the model it is for, and make it after "
-                "whatever replaces parameters (fully_shard, parallelize_module, job.materialize)"
+                "the optimizer has parameters that are not the model's: protect its model, and make it after all "
+                "functions that replace parameters (fully_shard, parallelize_module, job.materialize)"
             )
 
 

@@ -1,13 +1,13 @@
-"""State to joiners: a sender connects, both sides show who they are, then two streams go straight into memory.
+"""State transfer to joiners: a sender connects, both sides authenticate, then two streams go directly into memory.
 
-Where several have the state, each sends a part of it, in streams of its own: all claim to be of the same step, with the
-same tensors, or nothing is taken.
+If several members have the state, each sends a part of it, in its own streams. All must claim the same step and the
+same tensors, or the state is refused.
 
-Each stream is a TCP connection of its own. Before anything is parsed, both sides prove with HMAC-SHA256 that they know
-the plan's secret, bound to the generation, both worker ids, the stream and fresh nonces; the sender's proof covers the
-step and a digest of the header as well. Stream 0 then carries the header (what the tensors are, the step, v), and
-every stream its part of the bytes in chunks with checksums, which are computed in the stream's own thread on both
-sides. A halt shuts the sockets: both sides leave at once, and what was received is void.
+Each stream is a TCP connection. Before anything is parsed, both sides prove with HMAC-SHA256 that they know the plan's
+secret, bound to the generation, both worker ids, the stream and fresh nonces. The sender's proof also covers the step
+and a digest of the header. Stream 0 then carries the header (description of the tensors, step, step results). Every
+stream carries its part of the bytes in chunks with checksums, which each side computes in the stream's thread. A halt
+shuts the sockets: both sides stop at once, and the received bytes are void.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.runtime.state.wire import (
 )
 
 CONNECT_S = 5.0
-#: how often a sender tries to get a word in: strangers may keep it out until the receiver knows its plan, no longer
+#: seconds between two attempts to connect; strangers may block a sender, but only until the receiver knows its plan
 PAUSE_S = 0.1
 CONNECT_ATTEMPTS = round(OFFER_WAIT_S / PAUSE_S)
 
@@ -66,17 +66,17 @@ class StateSender:
         connect_attempts: int = CONNECT_ATTEMPTS,
         kind: bytes = STATE,
     ) -> None:
-        """Prepare.
+        """Prepare; `start` starts to send.
 
         Args:
             view: the state; its tensors must not change until `sent`, or until some time after `abort`.
-            on_end: called once from a thread of the push, also after an abort: with what went wrong first and the
-                receiver that it concerns, or twice "".
-            midway: called in the midst of each stream's first chunk, which may be all that it carries.
-            chunk_bytes: the receiver's, too.
-            make_wire: what a connection is written and read by.
-            introductions: how often to connect where the receiver closes the connection before it has shown who it is.
-            kind: what it is that is sent.
+            on_end: called once from a thread of the sender, also after an abort, with the first error and its receiver,
+                or with two empty strings.
+            midway: called during each stream's first chunk, which may be the only one.
+            chunk_bytes: the same as the receiver's.
+            make_wire: makes the reader and writer of a connection.
+            connect_attempts: how often to connect if the receiver closes the connection before it is authenticated.
+            kind: STATE or PARCEL.
         """
         self._kind = kind
         self._plan = plan
@@ -94,15 +94,15 @@ class StateSender:
         self._sockets = Sockets()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
-        #: what went wrong, and with which receiver
+        #: errors, each with its receiver
         self._errors: list[tuple[str, str]] = []
         self._left = 0
         self._threads: list[threading.Thread] = []
-        #: all receivers have everything
+        #: whether all receivers have the whole state
         self.sent = False
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start to send; returns at once."""
         members = {member.worker: member for member in self._plan.members}
         jobs = [
             (members[receiver], stream) for receiver in self._receivers for stream in self._ticket(receiver).own_streams
@@ -118,11 +118,11 @@ class StateSender:
             thread.start()
 
     def _ticket(self, receiver: str) -> Ticket:
-        """Return what this sender shows a receiver."""
+        """Return this sender's ticket for a receiver."""
         return Ticket(plan=self._plan, sender=self._sender, receiver=receiver, kind=self._kind)
 
     def abort(self) -> None:
-        """Leave at once. Any thread; never blocks."""
+        """Stop at once. Any thread; never blocks."""
         self._aborted.set()
         self._sockets.shut_all()
 
@@ -147,7 +147,7 @@ class StateSender:
             if error:
                 self._errors.append((error, receiver))
             last = self._left == 0
-            if last:  # (what is sent may be old by the time that nobody looks at this any more)
+            if last:  # This object may exist for longer than the tensors are needed.
                 flat.clear()
                 self._tensors = []
             self.sent = last and not self._errors
@@ -174,7 +174,7 @@ class StateSender:
 
     @contextlib.contextmanager
     def _connect(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
-        """Connect to the receiver, and yield a wire on which both sides have shown who they are."""
+        """Connect to the receiver, and yield the wire after both sides are authenticated."""
         for left in reversed(range(self._connect_attempts)):
             connection = socket.create_connection(address, timeout=CONNECT_S)
             self._sockets.add(connection)
@@ -183,7 +183,7 @@ class StateSender:
                 try:
                     self._authenticate(wire, receiver, stream)
                 except ClosedError:
-                    # A crowd of strangers may have taken the place before it was our turn, or all where one may wait.
+                    # Strangers may have taken all places for new connections, or all for waiting offers.
                     if not left or self._aborted.wait(PAUSE_S):
                         raise
                     continue
@@ -203,5 +203,5 @@ class StateSender:
         except (ConnectionResetError, BrokenPipeError) as error:
             raise ClosedError(str(error)) from None
         if not hmac.compare_digest(proof, ticket.make_proof("receiver", stream, mine + theirs)):
-            raise TransferError("the receiver could not show who it is")
+            raise TransferError("the receiver could not be authenticated")
         wire.write(self._claim, ticket.make_proof("sender", stream, mine + theirs, self._claim))

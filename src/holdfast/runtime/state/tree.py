@@ -1,4 +1,4 @@
-"""State that is not a tensor, as a small typed tree: it crosses the wire as MessagePack, never as pickle."""
+"""Values that are not tensors, as a small typed tree: it is sent as MessagePack, never as pickle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from holdfast.errors import BadInputError
 
 _MAX_DEPTH = 32
-#: of the path to a value, in errors
+#: length of the path to a value in errors
 _MAX_PATH_CHARACTERS = 120
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all that a tree of values is made of; each kind has a tag of one letter."""
+    """Base of all nodes of a tree; each kind has a tag of one letter."""
 
 
 class Plain(_Node, frozen=True, array_like=True, tag="v"):
@@ -38,7 +38,7 @@ class Big(_Node, frozen=True, array_like=True, tag="i"):
 
 
 class Place(_Node, frozen=True, array_like=True, tag="x"):
-    """A tensor: its place in the list that travels beside the tree."""
+    """A tensor: its index in the list that is sent with the tree."""
 
     index: int
 
@@ -79,11 +79,11 @@ def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, de
 
     Args:
         value: scalars, strings, bytes, tensors, dtypes, and lists, tuples, sets and mappings of them.
-        place: takes each tensor and returns its place; None: there may be none.
-        where: what the value is called in errors.
+        place: stores a tensor and returns its index; None if tensors are not allowed.
+        where: name of the value in errors.
 
     Raises:
-        BadInputError: some part is of another type, or too deep.
+        BadInputError: a part has another type, or is nested too deep.
     """
     if depth > _MAX_DEPTH:
         raise BadInputError(
@@ -124,12 +124,12 @@ def _unsupported_type(kind: str, place: Callable[[torch.Tensor], int] | None, wh
     tensors = "" if place is None else "tensors, "
     return BadInputError(
         f"{_shorten_path(where)} is a {kind}: the state may hold {tensors}numbers, strings, bytes, lists, tuples, "
-        "sets and mappings; leave out what is no state, and write down the rest in these"
+        "sets and mappings; leave out values that are not state, and convert the others to these types"
     )
 
 
 def _shorten_path(where: str) -> str:
-    """Return the path to a value, its middle left out where it is long."""
+    """Return the path to a value; the middle of a long path is left out."""
     half = _MAX_PATH_CHARACTERS // 2
     return where if len(where) <= _MAX_PATH_CHARACTERS else f"{where[:half]} ... {where[-half:]}"
 
@@ -166,7 +166,7 @@ def unpack(node: Node, tensors: list[torch.Tensor]) -> Any:
 
 
 def tensor_places(node: Node) -> list[int]:
-    """Return the places of all tensors of a tree, in order."""
+    """Return the indices of all tensors of a tree, in order."""
     match node:
         case Place():
             return [node.index]
@@ -179,7 +179,7 @@ def tensor_places(node: Node) -> list[int]:
 
 
 def tensor_paths(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield how each tensor of a tree is reached, keys and numbers from the outside in, with its place."""
+    """Yield the path and the index of each tensor of a tree; a path has the keys and numbers from the root."""
     match node:
         case Place():
             yield way, node.index
@@ -194,30 +194,30 @@ def tensor_paths(node: Node, way: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def tensors_by_path(value: Any, where: str) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the tensors of a value, each with how it is reached.
+    """Yield the path and the tensor of each tensor in a value.
 
     Raises:
         BadInputError: as `pack`.
     """
     found: list[torch.Tensor] = []
 
-    def take(tensor: torch.Tensor) -> int:
+    def store(tensor: torch.Tensor) -> int:
         found.append(tensor)
         return len(found) - 1
 
-    for way, place in tensor_paths(pack(value, take, where)):
+    for way, place in tensor_paths(pack(value, store, where)):
         yield way, found[place]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the torch dtype of a name.
+    """Return the torch dtype with a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it does not exist.
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"there is no dtype {name!r}")
+        raise ValueError(f"dtype {name!r} does not exist in torch")
     return dtype
 
 

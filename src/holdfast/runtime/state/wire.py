@@ -1,4 +1,4 @@
-"""What a state transfer consists of on the wire: proofs, a header, chunks, and the memory that they go to."""
+"""The wire format of a state transfer: proofs, a header, chunks, and the memory that they fill."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from holdfast.protocol.plan import GenerationPlan, PassedSteps
 from holdfast.runtime.state.memory import host_bytes, is_directly_readable
 from holdfast.runtime.state.state import Manifest
 
-#: of each sender
+#: number of streams of each sender
 STREAMS = 2
 CHUNK_BYTES = 1 << 20
-#: How long an offer may come before its plan: orders reach workers at different times.
+#: seconds that an offer may precede its plan, because orders reach workers at different times
 OFFER_WAIT_S = 10.0
 
-#: what a stream begins with: it brings a whole state, or a parcel
+#: first bytes of a stream: for a whole state, or for a parcel
 STATE = b"holdfast"
 PARCEL = b"hfparcel"
 NONCE = 32
@@ -33,7 +33,7 @@ ACCEPTED = b"K"
 
 
 class Offer(NamedTuple):
-    """What whoever connects says that it brings, before it has shown who it is."""
+    """The unauthenticated offer of a peer that connects."""
 
     kind: bytes
     generation: int
@@ -42,16 +42,18 @@ class Offer(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent: the state of `step`, or a part of it; the newest steps that led to it, as far as v is known."""
+    """The description of a sent state, or of a part of it."""
 
+    #: the step of the state
     step: int
+    #: the last steps and their results, as far as they are known
     passed: PassedSteps
     manifest: Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """Who may send whom the state of a generation, or a parcel."""
+    """The permission for a transfer: which member may send the state of a generation, or a parcel, to which member."""
 
     plan: GenerationPlan
     sender: str
@@ -60,17 +62,17 @@ class Ticket:
 
     @property
     def streams(self) -> int:
-        """In how many streams it comes: a parcel of one sender, a state in turn of all that send it."""
+        """The number of streams: a parcel comes from one sender, a state from all its senders in turn."""
         return STREAMS * len(self.senders)
 
     @property
     def senders(self) -> tuple[str, ...]:
-        """Who sends what comes in all of them."""
+        """The members that send the streams."""
         return (self.sender,) if self.kind == PARCEL else self.plan.senders(self.receiver)
 
     @property
     def own_streams(self) -> range:
-        """Which of them the sender has."""
+        """The streams of this ticket's sender."""
         senders = self.senders
         return range(senders.index(self.sender), self.streams, len(senders))
 
@@ -79,17 +81,17 @@ class Ticket:
         text = "\0".join(
             (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
         )
-        what = b"holdfast parcel\0" if self.kind == PARCEL else b"holdfast state\0"
-        return hmac.digest(self.plan.secret, what + text.encode() + b"\0" + nonces + claim, "sha256")
+        kind = b"holdfast parcel\0" if self.kind == PARCEL else b"holdfast state\0"
+        return hmac.digest(self.plan.secret, kind + text.encode() + b"\0" + nonces + claim, "sha256")
 
 
 # ---- bytes of tensors as one flat space ----
 
 
 class FlatState:
-    """The bytes of a list of tensors, laid end to end.
+    """The bytes of a list of tensors, concatenated.
 
-    Tensors that cannot be read or written in place (on a device, or not contiguous) go through copies.
+    Tensors that cannot be read or written in place (on a device, or not contiguous) are copied.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -122,7 +124,7 @@ class FlatState:
         return found
 
     def copy_staged(self) -> None:
-        """Copy what came into staging to where it belongs."""
+        """Copy received bytes from staging copies into their tensors."""
         with torch.no_grad():
             for tensor, host in self._staged:
                 tensor.copy_(host)
@@ -131,6 +133,6 @@ class FlatState:
 def stream_chunks(
     nbytes: int, stream: int, chunk_bytes: int = CHUNK_BYTES, *, streams: int = STREAMS
 ) -> list[tuple[int, int]]:
-    """Return (offset, length) of the chunks that one of so many streams carries: each that many-th of the state's."""
+    """Return (offset, length) of the chunks in one stream: every `streams`-th chunk of the state."""
     starts = range(stream * chunk_bytes, nbytes, streams * chunk_bytes)
     return [(start, min(chunk_bytes, nbytes - start)) for start in starts]
