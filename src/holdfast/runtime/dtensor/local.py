@@ -1,4 +1,7 @@
-"""What a worker holds of a tensor that is spread over its unit (a DTensor), without importing what it may not need."""
+"""The local part of a DTensor on this worker, without importing DTensor's modules if they are not in use.
+
+A DTensor here is a tensor that is spread over the local ranks of a replica group.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,41 @@ import torch
 
 from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD
 
-#: the name of a group along a dimension of the layout, before that of the dimension
+#: prefix of the name of a group along a dimension of the layout; the dimension's name follows
 GROUP = "holdfast-"
 
 
 class TensorPlacement(NamedTuple):
-    """How a tensor is spread over a unit: its global shape, and its placements in words, along the mesh's dimensions.
+    """How a tensor is spread over a replica group; `NOT_SPREAD` for a plain tensor."""
 
-    ((), "") where a worker holds all of it.
-    """
-
+    #: the global shape, or ()
     whole: tuple[int, ...] = ()
+    #: placements in words, along the dimensions of the mesh, or ""
     placed: str = ""
 
 
-#: a worker holds all of it
+#: each worker holds the whole tensor
 NOT_SPREAD = TensorPlacement()
 
-#: said instead of placements of what each place has all of, where what is like it is spread
+#: placement in words of a tensor that each local rank has completely, although similar tensors are spread
 PLAIN = "plain"
 
-#: a dimension of a mesh, and that nothing is cut along it, or which dimension of a tensor is
+#: a dimension of a mesh, with R for a tensor that is not cut along it, or S and the cut dimension of the tensor
 _CUT = re.compile(r"(\w+) (?:R|S\((\d{1,2})\))")
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is spread over the places of a unit (a DTensor)."""
+    """Return whether a tensor is spread over a replica group."""
     return type(tensor) is not torch.Tensor and hasattr(tensor, "_local_tensor")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is cut along the layout's shard dimension."""
+    """Return whether a tensor is cut along the layout's shard dimension."""
     return is_dtensor(tensor) and SHARD in layout_dimensions(cast(Any, tensor).device_mesh)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what is here of a tensor, in its own memory; of one that is not spread, itself."""
+    """Return the local part of a DTensor, in its own memory; a plain tensor is returned unchanged."""
     if not is_dtensor(tensor):
         return tensor
     untyped: Any = tensor
@@ -53,9 +55,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_dimensions(mesh: Any) -> tuple[str, ...]:
-    """Return which dimensions of the layout those of a mesh are, whatever it calls them; "" where it is none of them.
+    """Return the layout's name of each dimension of a mesh, "" if it is not one of the layout's dimensions.
 
-    Where it has other names than the layout (`Job.mesh_as`) its groups say so.
+    If the mesh has other names than the layout (`Job.mesh_as`), the names of its groups show the layout's names.
     """
     own: tuple[str, ...] = mesh.mesh_dim_names or ()
     if own and set(own) <= {*DIMENSIONS}:
@@ -75,12 +77,12 @@ def placement_of(tensor: torch.Tensor) -> TensorPlacement:
 
 
 def wrap_like(local: torch.Tensor, like: torch.Tensor, whole: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Return a tensor of which `local` is here, spread as another one is.
+    """Return a DTensor with this local part, placed like another one; the memory is shared.
 
-    It has the memory of `local`. Where the other one is not spread, that is `local` itself.
+    If the other one is a plain tensor, return `local` itself.
 
     Args:
-        whole: its global shape; None: the other one's.
+        whole: the global shape; by default the other tensor's.
     """
     if not is_dtensor(like):
         return local
@@ -100,40 +102,47 @@ def wrap_like(local: torch.Tensor, like: torch.Tensor, whole: tuple[int, ...] | 
 
 
 def parse_cuts(placed: str) -> dict[str, int | None] | None:
-    """Return which dimension of a tensor is cut along each of a mesh, None for none; of other placements nothing."""
+    """Return the cut dimension of a tensor for each dimension of a mesh, or None if it is not cut there.
+
+    Args:
+        placed: placements in words; the result is None if they have another form.
+    """
     matches = [_CUT.fullmatch(words) for words in placed.split(", ")]
     cuts = {found[1]: int(found[2]) if found[2] else None for found in matches if found}
     return cuts if len(cuts) == len(matches) else None
 
 
 def wrap_by_placement(
-    local: torch.Tensor, said: TensorPlacement, beside: Iterable[torch.Tensor]
+    local: torch.Tensor, placement: TensorPlacement, others: Iterable[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Return a tensor of which `local` is here, spread as is said, over the mesh of another one.
+    """Return a DTensor with this local part and placement, on the mesh of another one; None if no mesh fits.
 
     Args:
-        beside: others that are spread. None comes back where none has such a mesh.
+        placement: the placement.
+        others: DTensors with possible meshes.
     """
-    cuts, meshes = parse_cuts(said.placed), [cast(Any, tensor).device_mesh for tensor in beside]
+    cuts = parse_cuts(placement.placed)
+    meshes = [cast(Any, tensor).device_mesh for tensor in others]
     mesh = next((one for one in meshes if cuts is not None and tuple(cuts) == tuple(one.mesh_dim_names or ())), None)
     if cuts is None or mesh is None:
         return None
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placements = [Replicate() if cut is None else Shard(cut) for cut in cuts.values()]
-    whole = torch.empty(said.whole, device="meta")
+    whole = torch.empty(placement.whole, device="meta")
     return cast(Any, DTensor).from_local(
         local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
 def is_counted_here(parameter: torch.Tensor, coordinates: dict[str, int]) -> bool:
-    """Tell whether what is here of a parameter is to be counted here, where all places of a unit are added up.
+    """Return whether a parameter's local part counts on this local rank, in a sum over all of them.
 
-    Along a dimension of the mesh in which it is not cut all places have the same of it: it counts in the first of them.
+    Along dimensions of the mesh in which it is not cut, all local ranks have the same part: it counts in the first of
+    them.
 
     Args:
-        coordinates: of this place, by the dimension's name.
+        coordinates: of this local rank, by the dimension's name.
     """
     cut: set[str] = set()
     if is_dtensor(parameter):

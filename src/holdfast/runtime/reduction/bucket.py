@@ -1,12 +1,12 @@
-"""One flat buffer of gradients on its way through a communicator's levels: summed part by part, then spread again.
+"""One flat buffer of gradients, which is summed and then gathered level by level of a communicator.
 
-On each level an all-to-all within the group brings each owner all versions of its part, which it adds up in the group's
-order; with that part it goes on to the next level. What is left after the last one is its shard: the sum over all
-ranks, in an order that follows from the levels alone. The way back spreads the shards level by level. Through a rank go
-as many bytes as without levels, in fewer and larger messages; with several workers on a node only the owners' parts,
-the node's sum once, leave it.
+On each level, an all-to-all within the group brings each owner all versions of its part. The owner adds them in the
+group's order, and continues with the sum on the next level. After the last level it has its shard: the sum over all
+ranks, in an order that depends only on the levels. The all-gathers go back level by level. Each rank sends as many
+bytes as without levels, in fewer and larger messages. With several workers on a node, only the owners' parts (the
+node's sums) leave the node, once.
 
-Sums are in float32 at least. Half precision is rounded once: between levels such sums travel as float32.
+Sums are in float32 or wider. Half precision is rounded once: between levels such sums are sent as float32.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from holdfast.runtime.state.memory import large_zeros
 
 #: Elements that are summed, scaled and squared at a time, while they are in the cache.
 CHUNK = 1 << 16
-#: For so many shards there is room from the start.
+#: number of shards for which memory is allocated at first
 FIRST_SHARDS = 64
 
 
 def sum_versions(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
-    """Sum in this order, times `scale`, in float32 at least; half precision is rounded once, at the end.
+    """Sum in this order, times `scale`, in float32 or wider; half precision is rounded once, at the end.
 
-    So a mean that float16 can hold comes out where the sum is more than it holds. One addition after the other takes
-    half the time of torch.sum over the rows of a matrix.
+    So a mean fits into float16 even if the sum does not. Consecutive additions take half the time of torch.sum over the
+    rows of a matrix.
     """
     if out.dtype.itemsize < torch.float32.itemsize:
         total = versions[0].to(torch.float32, copy=True)
@@ -53,25 +53,25 @@ def sum_versions(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: flo
 
 
 class ReceiveBuffer:
-    """Room for what comes of one bucket while it is summed up; buckets of a dtype and device take turns with a few.
+    """Receives the versions of one bucket while it is summed; buckets of one dtype and device share a few.
 
-    Were each to have its own, that would be as much memory again as the gradients have.
+    A buffer for each bucket would need as much memory as the gradients.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Have no room yet."""
+        """Start without memory."""
         self._dtype, self._device = dtype, device
         self._numel = 0
         self.allocate()
 
     def allocate(self) -> None:
-        """Make room in the place of that which abandoned operations may still write to."""
+        """Allocate new memory, because abandoned operations may still write to the old one."""
         self.buffer = large_zeros(self._numel, dtype=self._dtype, device=self._device)
 
     def ensure_size(self, numel: int) -> None:
-        """Have room for so many elements. To be called while nobody uses it."""
+        """Make the buffer large enough for `numel` elements. Call it only while the buffer is unused."""
         if numel > self._numel:
-            # (more than is needed now, so that a world that grows does not come here at every step of it)
+            # More than is needed now, so that a growing world does not allocate at each of its sizes.
             self._numel = numel + numel // 8
             self.allocate()
 
@@ -79,11 +79,11 @@ class ReceiveBuffer:
 class Bucket:
     """Flat buffers of some parameters of one dtype and device.
 
-    `local` has this rank's gradients as autograd made them, None where there is none. Of parameters that are spread
-    over a unit's places (layouts), everything here is about the part that this worker holds.
-    `flat` holds this rank's gradients, and the reduced ones once they have been gathered. Behind the `numel` gradient
-    elements lie one flag per parameter (how many ranks touched it), one more (how many ranks have `noted` something
-    beside their gradients), and zeros, so that it can be cut into equal shards.
+    For parameters that are spread over a replica group (layouts), everything here is about the part of this worker.
+
+    `flat` holds this rank's gradients, and the reduced ones after they are gathered. After the `numel` gradient
+    elements follow one flag per parameter (the number of ranks with a gradient), one more (the number of ranks with
+    notes), and zeros, so that it can be cut into equal shards.
     """
 
     def __init__(
@@ -93,16 +93,18 @@ class Bucket:
         counts: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        """Make the buffers.
+        """Allocate the buffers.
 
         Args:
-            device: of the buffers if there are no parameters. The notes of the ranks are reduced also then.
-            counts: its squared norm is to be added up with the others'; not that of what another role has as well.
+            counts: whether this worker adds its squared norm to the total; False if another role has the same
+                parameters.
+            device: of the buffers without parameters. The notes of the ranks are reduced even then.
         """
         self.parameters = tuple(parameters)
         self.counts = counts
+        #: this rank's gradients as autograd made them, or None
         self.local: list[torch.Tensor | None] = [None] * len(self.parameters)
-        #: torch's version counters of `local` as backward left them, 0 where there is none
+        #: torch's version counters of `local` after the last backward, 0 for None
         self.versions = [0] * len(self.parameters)
         self._here = [local_of(parameter).detach() for parameter in parameters]
         #: the dtype and the device of its buffers
@@ -112,39 +114,40 @@ class Bucket:
         self._spread = any(is_dtensor(parameter) for parameter in parameters)
         self.numel = sum(parameter.numel() for parameter in self._here)
         self.used = self.numel + len(parameters) + 1
+        #: whether this rank has notes of its micro-batches
         self.has_notes = False
         self._capacity = self.used + BLOCK * FIRST_SHARDS
-        #: where what comes on its way is received, from `fill` to the last `add_level`
+        #: receives the versions, from `fill_buffer` to the last `sum_level`
         self._receive_buffer = ReceiveBuffer(*self.kind)
-        #: begin and size of what this rank has before each of its levels, and at last of its shard where it owns one
+        #: start and size of this rank's part before each of its levels, and finally of its shard, if it owns one
         self._spans: list[tuple[int, int]] = []
         self.allocate_buffers()
 
     def allocate_buffers(self) -> None:
-        """Make buffers, in the place of those that abandoned operations may still read and write."""
+        """Allocate new buffers, because abandoned operations may still use the old ones."""
         self.flat = large_zeros(self._capacity, dtype=self.kind[0], device=self.kind[1])
         self.views = self._make_views(self.flat)
-        #: sums of half precision on their way, in float32, by level; and what has come of them
+        #: float32 sums of half-precision gradients between levels, by level; 0 is the memory to receive them
         self._wide: dict[int, torch.Tensor] = {}
-        #: what has come on the level under way, (versions, elements); None where this rank owns nothing there
+        #: received versions of the present level, (versions, elements), or None if this rank owns nothing there
         self._versions: torch.Tensor | None = None
 
     @property
     def local_parts(self) -> list[torch.Tensor | None]:
-        """What this worker holds of `local`. (Asked several times in each micro-batch.)"""
+        """The parts of `local` on this worker. Called several times in each micro-batch."""
         if not self._spread:
             return self.local
         return [None if gradient is None else local_of(gradient) for gradient in self.local]
 
     def current_versions(self) -> list[int]:
-        """Return torch's version counters of `local`, 0 where there is none."""
+        """Return torch's version counters of `local`, 0 for None."""
         return [0 if gradient is None else gradient._version for gradient in self.local_parts]
 
     def fill_buffer(self, comm: Communicator, receive_buffer: ReceiveBuffer | None = None) -> None:
-        """Begin a reduction: cut `flat`, which is given room for all shards, and copy this rank's gradients into it.
+        """Start a reduction: make `flat` large enough for all shards, and copy this rank's gradients into it.
 
         Args:
-            arrivals: where to receive what comes; room of its own if None.
+            receive_buffer: receives the other ranks' versions; by default an own one.
         """
         self._spans = _level_spans(comm, self.used)
         self._receive_buffer = receive_buffer or self._receive_buffer
@@ -158,7 +161,7 @@ class Bucket:
                 view.zero_()
 
     def start_sums(self, comm: Communicator, level: int) -> Pending:
-        """Start bringing this rank all versions of what it owns on a level."""
+        """Start to receive all versions of this rank's part on a level."""
         group, owners = comm.groups[level], comm.owners[level]
         start, numel = self._spans[level]
         source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
@@ -177,10 +180,10 @@ class Bucket:
         return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
 
     def sum_level(self, comm: Communicator, level: int, scale: float) -> GradientSummary:
-        """Add up what has come on a level; on the last one scaled, into this rank's shard of `flat`.
+        """Sum the received versions of a level; on the last one scaled, into this rank's shard of `flat`.
 
         Returns:
-            What the shard comes to; nothing on all other levels.
+            The summary of the shard on the last level, an empty one on all other levels.
         """
         versions, self._versions = self._versions, None
         if versions is None:
@@ -192,7 +195,7 @@ class Bucket:
         else:
             total = self.flat[start : start + numel]
         gradients = min(max(self.numel - start, 0), numel)
-        # (on a GPU there is no cache to stay within, and each chunk would mean a wait for the device)
+        # A GPU does not profit from chunks, and each chunk would wait for the device.
         chunk = CHUNK if total.device.type == "cpu" else numel
         squares: list[torch.Tensor] = []
         for begin in range(0, numel, chunk):
@@ -203,15 +206,15 @@ class Bucket:
         return GradientSummary.from_blocks(squares, total[:gradients])
 
     def start_spread(self, comm: Communicator, level: int) -> Pending:
-        """Start bringing all parts of a level to its group, in `flat`."""
+        """Start to send all parts of a level to its group, in `flat`."""
         group, owners = comm.groups[level], comm.owners[level]
         start, numel = self._spans[level]
         part, parts = numel // owners, self.flat[start : start + numel]
-        mine = parts[group.rank * part : (group.rank + 1) * part]  # empty where this rank owns nothing
+        mine = parts[group.rank * part : (group.rank + 1) * part]  # empty if this rank owns nothing
         return group.start_spread(parts, mine, owners)
 
     def scale_shard(self, comm: Communicator, factor: float) -> None:
-        """Multiply the gradients in this rank's shard; the flags behind them are none."""
+        """Multiply the gradients in this rank's shard, but not the flags after them."""
         if len(self._spans) > len(comm.owners):
             start, numel = self._spans[-1]
             self.flat[start : min(start + numel, self.numel)].mul_(factor)
@@ -221,7 +224,7 @@ class Bucket:
         _, needed = self._spans[0]
         self._receive_buffer.ensure_size(group.size * needed // owners)
         if needed > self._capacity:
-            # More than is needed now, so that a world that grows does not come here at every step of it.
+            # More than is needed now, so that a growing world does not allocate at each of its sizes.
             self._capacity = needed + needed // 8
             self.allocate_buffers()
 
@@ -230,7 +233,7 @@ class Bucket:
         return self.flat.dtype.itemsize < torch.float32.itemsize
 
     def _arrival_view(self, source: torch.Tensor, numel: int) -> torch.Tensor:
-        """Return room for what comes on a level, of the source's dtype."""
+        """Return memory of the source's dtype to receive a level into."""
         return self._receive_buffer.buffer[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
 
     def _wide_buffer(self, level: int, numel: int) -> torch.Tensor:
@@ -250,9 +253,9 @@ class Bucket:
 
 
 def _level_spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
-    """Return where what this rank has begins and how much it is: before each level it is on, and at last its shard.
+    """Return start and size of this rank's part before each of its levels, and finally of its shard.
 
-    There is no shard where it does not own one.
+    A rank that owns nothing on a level has no later spans.
     """
     shards = math.prod(comm.owners)
     start, numel = 0, -(-used // (shards * BLOCK)) * BLOCK * shards

@@ -1,14 +1,14 @@
-"""Gradient reduction out of place: the local sums stay intact, the reduced gradients come into buffers of their own.
+"""Gradient reduction out of place: local sums stay intact, reduced gradients are in separate buffers.
 
 The local sums are the tensors that autograd makes. For the reduction they are copied into flat buckets, and each bucket
-is cut into one shard per rank. An all-to-all brings every rank all versions of its shard; it sums them in rank order,
-scales and clips, and an all-gather spreads the result over the bucket: each element is summed by one rank, so all have
-the same bits. Local gradients can be reused after a failure, and reduced ones applied later by a FORWARD decision.
-Where the communicator has levels, a bucket is cut level by level, within a node first (see bucket.py).
+is cut into one shard per rank. An all-to-all brings every rank all versions of its shard. The rank sums them in rank
+order, scales and clips, and an all-gather sends the result to all ranks. Each element is summed by one rank, so all
+have the same bits. Local gradients can be reused after a failure, and reduced ones can be applied later by a FORWARD
+decision. If the communicator has levels, a bucket is cut level by level, within a node first (see bucket.py).
 
-All lanes of v are added up on the way, in float64: by a tiny collective behind the all-to-all, which goes on beside
-the all-gather. With clipping it is waited for before: each rank then multiplies its shard instead of everything, and
-nothing is read from memory once more.
+All fields of the step result are summed in float64 by a small collective after the all-to-all, which runs during the
+all-gather. With clipping, its result is needed before the all-gather: each rank then scales its shard instead of all
+gradients, without another pass over the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.runtime.reduction.squares import DIGITS, GradientSummary, digits_t
 from holdfast.runtime.tensors import to_floats
 
 BUCKET_BYTES = 25 << 20
-#: So many buckets are on their way beside the one that is added up, so that the network need not wait for that.
+#: number of buckets in transit while another one is summed, so that the network stays busy
 AHEAD = 2
 #: What torch.nn.utils.clip_grad_norm_ adds to the norm.
 CLIP_EPSILON = 1e-6
@@ -41,10 +41,11 @@ CLIP_EPSILON = 1e-6
 class Reducible(Protocol):
     """Gradients of a model, or of a part of it, that all ranks reduce shard by shard.
 
-    Both calls raise HaltedError or PeerLostError where they are left: the local gradients are intact then, the reduced
-    ones lost. `everywhere`: they are of all workers, whatever part of the model each has; else of those with the same.
+    Both methods raise HaltedError or PeerLostError if they are abandoned. Then the local gradients are intact, the
+    reduced ones lost.
     """
 
+    #: whether the gradients of all workers are summed, or only of workers with the same part of the model
     over_all_workers: bool
 
     def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
@@ -52,20 +53,20 @@ class Reducible(Protocol):
         ...
 
     def all_gather(self, comm: Communicator, factor: float) -> None:
-        """Multiply the shards by `factor` and bring them to whoever needs them. All ranks must call it."""
+        """Multiply the shards by `factor` and send them to the ranks that need them. All ranks must call it."""
         ...
 
 
-#: given the number of workers, returns what one of them puts into the sums to be compared (`fingerprint_contribution`)
+#: given the number of workers, returns one worker's numbers in the compared sums (`fingerprint_contribution`)
 ComparedNumbers = Callable[[int], Sequence[float]]
 
 
 def compare_nothing(world: int) -> Sequence[float]:
-    """Compare nothing."""
+    """Return no numbers, so that nothing is compared."""
     return ()
 
 
-#: what a rank adds to the lanes of v that are of no gradients, where nobody wants them
+#: a contribution of zero to all fields of the step result except for the gradients
 EMPTY_RESULT = Commit(grad_square=0.0, loss_sum=0.0, samples=0, nonfinite=0)
 
 
@@ -78,18 +79,18 @@ def reduce_gradients(
     all_workers: Communicator | None = None,
     compared: ComparedNumbers = compare_nothing,
 ) -> Commit:
-    """Bring the gradients' sums over all ranks, times `scale`, and v to all ranks. All ranks must call it.
+    """Sum the gradients over all ranks, times `scale`, and compute the step result. All ranks must call it.
 
     Args:
-        parts: together they are all gradients of the job.
+        parts: all gradients of the job.
         scale: 1 / (M * loss scale), with M micro-batches in the whole step.
-        max_norm: clip to this norm, by torch.nn.utils.clip_grad_norm_'s own formula; None for no clipping.
-        own: this rank's part of v, but for what is said of the gradients.
-        everybody: over whom v is added up, where those whose gradients are reduced together are not all.
-        compared: given the number of workers in `everybody`, returns what this rank puts into the sums to be compared.
+        max_norm: clip to this norm, by the formula of torch.nn.utils.clip_grad_norm_; None for no clipping.
+        own: this rank's part of the step result, except for the gradients.
+        all_workers: the group over which the step result is summed, if it differs from `comm`.
+        compared: returns this rank's numbers in the compared sums, given the size of `all_workers`.
 
     Returns:
-        v, but for its flags, the same on every rank in every bit: the squared norm is the one before clipping.
+        The step result without flags, the same on every rank in every bit; its squared norm is the one before clipping.
 
     Raises:
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
@@ -104,7 +105,7 @@ def reduce_gradients(
     if v is not None and max_norm is not None:
         v, factor = _rescale_for_skips(v)
         norm = math.sqrt(v.grad_square) + CLIP_EPSILON
-        # The norm may be no number: then the step changes nothing.
+        # The norm may be NaN: then the step changes nothing.
         factor *= max_norm / norm if norm > max_norm else 1.0
     for part in parts:
         part.all_gather(world if part.over_all_workers else comm, factor)
@@ -112,14 +113,14 @@ def reduce_gradients(
         return v
     v, factor = _rescale_for_skips(_decode_sums(finish_sums(lanes), world.size))
     if factor != 1.0:
-        # Only in a step with skipped micro-batches, of which no rank knows before: scale the shards and gather again.
+        # The step has skipped micro-batches, which no rank knew before: scale the shards and gather again.
         for part in parts:
             part.all_gather(world if part.over_all_workers else comm, factor)
     return v
 
 
 def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
-    """Return v and the factor of the gradients, if they are to be means over the samples that were not skipped."""
+    """Return the step result and the factor that makes gradients means over the samples that were not skipped."""
     if v.skipped_samples <= 0 or v.trained_samples <= 0:
         return v, 1.0
     factor = v.samples / v.trained_samples
@@ -127,14 +128,14 @@ def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
 
 
 def _rank_sums(own: Commit, mine: GradientSummary) -> list[float]:
-    """Return what this rank puts into the sums over all: its lanes, and the digits of its squared norm."""
+    """Return this rank's numbers in the sums over all: its fields of the result, and the digits of its squared norm."""
     square = mine.square
     digits = sum_to_digits(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
     return [*lane_contribution(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
 
 
 def _decode_sums(sums: Sequence[float], world: int) -> Commit:
-    """Return v of the sums of all ranks' numbers: its squared norm is that of the digits wherever it is finite."""
+    """Return the step result from the sums of all ranks' numbers; a finite squared norm is taken from the digits."""
     lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
     v = commit_from_sums(lanes)
     if math.isfinite(v.grad_square):
@@ -145,7 +146,7 @@ def _decode_sums(sums: Sequence[float], world: int) -> Commit:
 
 @contextlib.contextmanager
 def reallocate_on_failure(buffers: Callable[[], None]) -> Generator[None]:
-    """Where what happens inside is left, make buffers anew: the graveyard holds the old ones, which are still used."""
+    """Allocate new buffers if the block is abandoned, because operations in abandoned groups may use the old ones."""
     try:
         yield
     except (HaltedError, PeerLostError):
@@ -154,18 +155,18 @@ def reallocate_on_failure(buffers: Callable[[], None]) -> Generator[None]:
 
 
 def foreign_gradient_error(parameter: torch.nn.Parameter) -> StepUseError:
-    """Return what is said of a gradient that is no sum of this step's."""
+    """Return the error for a gradient that is not a sum of this step."""
     return StepUseError(
         f"the gradient of a parameter of shape {tuple(parameter.shape)} was made or changed outside of "
-        "step.backward(loss): leave loss.backward() out, zero_grad(set_to_none=False) too, and let "
-        "protect(..., max_grad_norm=...) clip"
+        "step.backward(loss): remove loss.backward() and zero_grad(set_to_none=False), and clip by "
+        "protect(..., max_grad_norm=...)"
     )
 
 
 class GradientBuckets:
     """The local and the reduced gradients of a model, independent of the world's size.
 
-    Local gradients are those that plain PyTorch would have: autograd's own tensors, None where there is none.
+    Local gradients are the same as in plain PyTorch: autograd's own tensors, or None.
     """
 
     over_all_workers = False
@@ -178,11 +179,11 @@ class GradientBuckets:
         counts: Callable[[torch.nn.Parameter], bool] = lambda _: True,
         device: torch.device | None = None,
     ) -> None:
-        """Take over the gradients of the parameters that require one; if none does, nothing is reduced.
+        """Manage the gradients of the parameters that require one; without any, nothing is reduced.
 
         Args:
+            counts: returns whether a parameter counts in this worker's part of the step result, or in another role's.
             device: of the buffers if no parameter requires a gradient.
-            counts: tells whether a parameter counts here in v, or in another role that has the same of it.
 
         Raises:
             BadInputError: a parameter that requires a gradient is complex.
@@ -201,50 +202,50 @@ class GradientBuckets:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Those whose gradients these are."""
+        """The parameters of these gradients."""
         return [parameter for bucket in self._buckets for parameter in bucket.parameters]
 
     @property
     def numel(self) -> int:
-        """How many gradient elements there are."""
+        """The number of gradient elements."""
         return sum(bucket.numel for bucket in self._buckets)
 
     @property
     def has_sums(self) -> bool:
-        """Whether a backward of this step has made a gradient here."""
+        """Whether a backward of this step has made a gradient."""
         return any(gradient is not None for bucket in self._buckets for gradient in bucket.local)
 
     def zero(self) -> None:
-        """Begin a step: no gradient yet, whatever there was."""
+        """Start a step without gradients."""
         for bucket in self._buckets:
             bucket.local = [None] * len(bucket.parameters)
         self.hide_sums()
 
     @torch.no_grad()
     def collect(self) -> None:
-        """After each backward: take in the gradients, and put back what user code has reset."""
+        """Collect the gradients after a backward, and restore the sums that user code has reset."""
         for bucket in self._buckets:
             for place, (parameter, known) in enumerate(zip(bucket.parameters, bucket.local, strict=True)):
-                made = parameter.grad
-                if made is known:
+                gradient = parameter.grad
+                if gradient is known:
                     continue
-                if known is None and made is not None:
-                    known = bucket.local[place] = made.to_dense() if made.is_sparse else made
-                elif known is not None and made is not None:
-                    known.add_(made)
+                if known is None and gradient is not None:
+                    known = bucket.local[place] = gradient.to_dense() if gradient.is_sparse else gradient
+                elif known is not None and gradient is not None:
+                    known.add_(gradient)
                 parameter.grad = known
         self._record_versions()
 
     def check_gradients(self) -> bool:
-        """Before each backward, and before the reduction: nobody else has made or changed gradients.
+        """Check that only this class has made or changed gradients. Called before each backward and each reduction.
 
         Returns:
-            Whether user code has let go of some (`zero_grad()`), or `hide`; they are still here.
+            Whether `p.grad` of some sums is None, by `zero_grad()` or `hide_sums`; the sums themselves are kept.
 
         Raises:
-            StepUseError: somebody has: the step would not be what its samples make of it.
+            StepUseError: the script has changed gradients, so the step would not match its samples.
         """
-        gone = False
+        hidden = False
         for bucket in self._buckets:
             now = bucket.current_versions()
             if now != bucket.versions:
@@ -256,17 +257,17 @@ class GradientBuckets:
                     continue
                 if here is not None:
                     raise foreign_gradient_error(parameter)
-                gone = True
-        return gone
+                hidden = True
+        return hidden
 
     def show_sums(self) -> None:
-        """Right before a backward: autograd adds to the sums in place, and does not make as many bytes again."""
+        """Set every `p.grad` to its sum before a backward, so that autograd adds in place, without further memory."""
         for bucket in self._buckets:
             for parameter, known in zip(bucket.parameters, bucket.local, strict=True):
                 parameter.grad = known
 
     def hide_sums(self) -> None:
-        """Let every `p.grad` be None: what user code does to it before the next backward leaves the sums alone."""
+        """Set every `p.grad` to None, so that user code cannot change the sums before the next backward."""
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -277,9 +278,9 @@ class GradientBuckets:
             bucket.versions = bucket.current_versions()
 
     def use_reduced(self) -> None:
-        """Let every `p.grad` be the reduced gradient.
+        """Set every `p.grad` to the reduced gradient.
 
-        A parameter that no rank touched has none at all, as in plain PyTorch: optimizers skip it.
+        A parameter without a gradient on any rank gets None, as in plain PyTorch: optimizers skip it.
         """
         for bucket in self._buckets:
             flags = to_floats(bucket.flat[bucket.numel : bucket.used - 1])
@@ -287,11 +288,11 @@ class GradientBuckets:
                 parameter.grad = wrap_like(view, parameter) if flag else None
 
     def set_has_notes(self, noted: bool) -> None:
-        """Let the next reduction tell all ranks whether this one has noted something beside its gradients."""
+        """Set whether the next reduction reports that this rank has notes."""
         self._buckets[0].has_notes = noted
 
     def any_rank_has_notes(self) -> bool:
-        """Tell whether any rank had noted something, by the reduction that was gathered last."""
+        """Return whether any rank had notes in the last gathered reduction."""
         first = self._buckets[0]
         return bool(first.flat[first.used - 1])
 
@@ -306,8 +307,8 @@ class GradientBuckets:
         levels, total = len(comm.groups), len(self._buckets)
         with reallocate_on_failure(self._allocate_buffers):
             pending: dict[int, Pending] = {}
-            # Bucket b is added up on level l in round b + l: on each level they come in one order on all ranks, and
-            # each has a round in which it travels while others are added up.
+            # Bucket b is summed on level l in round b + l. So all ranks have the same order on each level, and each
+            # bucket is in transit for at least one round, while others are summed.
             for now in range(-1 - AHEAD, total + levels - 1):
                 for level in range(levels - 1, -1, -1):
                     if not 0 <= (number := now - level) < total:
@@ -325,7 +326,7 @@ class GradientBuckets:
 
     @torch.no_grad()
     def all_gather(self, comm: Communicator, factor: float) -> None:
-        """Multiply this rank's shards by `factor`, and bring all shards to all ranks. All ranks must call it.
+        """Multiply this rank's shards by `factor`, and send all shards to all ranks. All ranks must call it.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
@@ -344,7 +345,7 @@ class GradientBuckets:
                         gathers[number] = bucket.start_spread(comm, level - 1)
 
     def _receive_buffer(self, bucket: Bucket, number: int) -> ReceiveBuffer:
-        """Return the room of that number for buckets of this kind."""
+        """Return a numbered receive buffer for buckets of this kind."""
         return self._receive_buffers.setdefault((*bucket.kind, number), ReceiveBuffer(*bucket.kind))
 
     def _allocate_buffers(self) -> None:

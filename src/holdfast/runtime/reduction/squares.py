@@ -1,10 +1,10 @@
-"""A squared norm that is the same in every bit, however many ranks add up its parts, and whichever part each has.
+"""A squared norm that is the same in every bit for any number of ranks and any division into shards.
 
-The clipping factor is made of the norm. Were each rank to add up its shard in floating point, another cut of the same
-gradients would give another last bit: a step that has one rank more, as a planned move has, would train on to other
-parameters. So squares are added up in blocks that lie in a bucket where they do whoever owns them, and the blocks'
-sums, which are rounded alike everywhere, are added up without any rounding: as whole numbers of the smallest float64's
-unit, cut into digits that fit a lane of the sums over all ranks. What comes out is rounded once.
+The clipping factor follows from the norm. If each rank summed its shard in floating point, another division of the same
+gradients would give another last bit. A step with one more rank, as in a planned move, would then train other
+parameters. So squares are summed in blocks at fixed positions of a bucket, which every owner rounds in the same way.
+The sums of the blocks are then added exactly: as integers in units of the smallest float64, split into digits that fit
+into the sums over all ranks. The result is rounded once.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import torch
 from holdfast.planning.levels import BLOCK
 from holdfast.runtime.tensors import compute_row_norms, split_tensor, to_ints
 
-#: Bits of a float64's mantissa; the exponent of the smallest one, as frexp gives it; and of the largest.
-_MANTISSA, _LEAST, _MOST = 53, -1073, 1024
-#: The unit is 2 to the power of minus this.
+#: bits of a float64's mantissa
+_MANTISSA = 53
+#: exponents of the smallest and the largest float64, as frexp returns them
+_LEAST, _MOST = -1073, 1024
+#: the unit is 2 to the power of minus this
 _UNIT = _MANTISSA - _LEAST
-#: Bits of what is added up as int64: a piece has up to twice as many, so 2**27 pieces find room.
+#: bits of a bin, which is an int64 sum: shifted pieces have up to twice as many, so 2**27 of them fit
 _BIN = 18
 _BINS = (_MOST - _LEAST + _MANTISSA) // _BIN + 2
-#: Bits of a digit: those of 2**17 ranks add up to a float64 that is exact.
+#: bits of a digit: the sum over 2**17 ranks is an exact float64
 _DIGIT = 36
 DIGITS = (_BINS * _BIN + _DIGIT) // _DIGIT
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSummary:
-    """This rank's part of v, as far as it is of the reduced gradients.
+    """This rank's part of the step result that follows from the reduced gradients."""
 
-    squares: squared norms of the blocks of this rank's shards, float64 vectors. nonfinite: how many of the shards'
-    elements are not finite.
-    """
-
+    #: squared norms of the blocks of this rank's shards, float64 vectors
     squares: tuple[torch.Tensor, ...] = ()
+    #: number of the shards' elements that are not finite
     nonfinite: int = 0
 
     @classmethod
     def from_blocks(cls, squares: Sequence[torch.Tensor], elements: torch.Tensor) -> GradientSummary:
-        """Return what a shard comes to that has these elements, and these squares of its blocks."""
+        """Return the summary of a shard with these elements and these squared norms of its blocks."""
         together = torch.cat([*squares]) if squares else torch.empty(0)
         if bool(together.isfinite().all()):
             return cls((together,))
@@ -51,25 +51,26 @@ class GradientSummary:
 
     @classmethod
     def from_pieces(cls, elements: torch.Tensor, sizes: Sequence[int]) -> GradientSummary:
-        """Return what a vector comes to of consecutive pieces with these sizes, each of which begins a block."""
-        blocks = all(size % BLOCK == 0 for size in sizes[:-1])  # (then the pieces' blocks are those of the vector)
+        """Return the summary of a vector with consecutive pieces of these sizes; each piece starts a block."""
+        # If true, the blocks of the pieces are the same as the blocks of the whole vector.
+        blocks = all(size % BLOCK == 0 for size in sizes[:-1])
         parts = (elements,) if blocks else split_tensor(elements, sizes)
         return cls.from_blocks([block_squares(part) for part in parts], elements)
 
     @classmethod
     def combine(cls, parts: Iterable[GradientSummary]) -> GradientSummary:
-        """Return what several come to together."""
+        """Return the summary of several parts together."""
         parts = tuple(parts)
         return cls(tuple(one for part in parts for one in part.squares), sum(part.nonfinite for part in parts))
 
     @property
     def square(self) -> float:
-        """The squared norm, as one rank would have it by itself: how it is rounded depends on the shards."""
+        """The squared norm of this rank's part; its rounding depends on the shards."""
         return sum(float(one.sum()) for one in self.squares)
 
 
 def block_squares(part: torch.Tensor) -> torch.Tensor:
-    """Return the squared norm of each block of a vector that begins where a block does, in float64."""
+    """Return the squared norm of each block in float64; the vector must start at the start of a block."""
     whole = part.numel() // BLOCK * BLOCK
     squares = compute_row_norms(part[:whole].view(-1, BLOCK), torch.float64)
     if whole < part.numel():
@@ -78,9 +79,9 @@ def block_squares(part: torch.Tensor) -> torch.Tensor:
 
 
 def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sum of all these finite numbers, which are not negative, in digits.
+    """Return the sum of finite, non-negative numbers in digits.
 
-    Digits of several such sums can be added up one by one, in any order: `number_of` then makes of them the whole sum.
+    Digits of several sums can be added separately, in any order; `digits_to_number` then returns the total.
     """
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for one in squares:
@@ -90,7 +91,7 @@ def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _exact_sum(squares: torch.Tensor) -> int:
-    """Return a sum in units."""
+    """Return the sum as an integer number of units."""
     fractions, exponents = torch.frexp(squares)
     mantissas = (fractions * 2.0**_MANTISSA).to(torch.int64)
     places = exponents.to(torch.int64) - _LEAST
@@ -104,7 +105,7 @@ def _exact_sum(squares: torch.Tensor) -> int:
 
 
 def digits_to_number(digits: Sequence[float]) -> float:
-    """Return the number that these digits, each of them a sum of some ranks', stand for, rounded once."""
+    """Return the number of these digits, which may be sums over ranks, rounded once."""
     total = sum(int(digit) << (place * _DIGIT) for place, digit in enumerate(digits))
     try:
         return total / (1 << _UNIT)
