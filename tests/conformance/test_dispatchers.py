@@ -162,7 +162,7 @@ def test_many_ranks_and_experts_give_the_same_integers(kernels: TokenKernels) ->
     )
     ours, plain = kernels.plan(question), TorchKernels().plan(question)
     assert (ours.send, ours.receive) == (plain.send, plain.receive)
-    for name in ("send_order", "unsend", "receive_order", "unreceive", "row_ends"):
+    for name in ("send_order", "send_inverse", "receive_order", "receive_inverse", "row_ends"):
         assert torch.equal(getattr(ours, name), getattr(plain, name))
 
 

@@ -186,7 +186,7 @@ def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None
     snapped = Job(tmp_path, 1, state)
     node = snapped.nodes[0]
     node.told.clear()
-    with pytest.raises(SnapshotLostError, match=r"0\.weight has values that are no numbers"):
+    with pytest.raises(SnapshotLostError, match=r"0\.weight contains a NaN"):
         node.snapshots.restore(snapped.source(), snapped.plan, 0)
     (told,) = node.told
     assert isinstance(told, SnapshotDamaged)

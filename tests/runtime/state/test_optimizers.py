@@ -114,10 +114,10 @@ class Wrapped(SGD):
         (lambda ps: {"a": SGD(ps), "b": SGD(ps[:1])}, r"shape \(2, 2\) is in the optimizers 'a' and 'b'"),
         (
             lambda ps: torch.optim.SparseAdam(list(ps)),
-            "SparseAdam, which takes sparse gradients only, .*leave sparse=True out",
+            "SparseAdam, which needs sparse gradients, .*leave sparse=True out",
         ),
         (lambda ps: torch.optim.LBFGS(ps), r"LBFGS; its step\(\) needs a closure: .* use one without"),
-        (lambda ps: Wrapped(ps), r"Wrapped, which has its own state_dict\(\): only plain"),
+        (lambda ps: Wrapped(ps), r"Wrapped with its own state_dict\(\): only plain"),
     ],
 )
 def test_what_cannot_be_protected_is_refused_in_one_line(given: Callable[[Any], Any], words: str) -> None:

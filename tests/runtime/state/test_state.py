@@ -145,7 +145,7 @@ def test_state_of_another_model_is_refused() -> None:
 
 def test_state_of_another_optimizer_is_refused() -> None:
     """SGD took up Adam's and began with no momentum, without a word."""
-    with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.* where dampening"):
+    with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.*, but dampening"):
         copy(make(steps=1), make(optimizer="sgd"))
     newer, older = make(steps=1), make()
     newer.optimizers.by_name[""].param_groups[0]["option_of_a_later_torch"] = True

@@ -1,4 +1,4 @@
-"""Which bytes of the state a member copies: the list of tensors laid end to end, cut into as many parts as members."""
+"""Division of the state into parts: the concatenated bytes of all tensors, one part per member."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ import torch
 from holdfast.protocol.names import Count
 from holdfast.runtime.moe.holding.shards import LayerSpec
 
-#: parts begin at multiples of it
+#: parts start at multiples of this
 ALIGNMENT = 64
 
 
 class PartManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a part's body is: the bytes from `start` on of the state whose `Manifest`, encoded, is `state`.
+    """The content of a part: a range of the dense state, then the rows of experts."""
 
-    Behind them are the rows of these `experts`, (layer, expert), of each those that `specs` says of its layer.
-    """
-
+    #: the encoded `Manifest` of the dense state
     state: bytes
+    #: offset of the part in the dense state
     start: Count
+    #: the tensors of each layer's experts
     specs: tuple[LayerSpec, ...] = ()
+    #: (layer, expert) of the rows after the dense state
     experts: tuple[tuple[Count, Count], ...] = ()
 
 
 def part_range(nbytes: int, part: int, parts: int) -> tuple[int, int]:
-    """Return where a part begins and ends."""
+    """Return start and end of a part."""
     first, last = (-(-nbytes * number // parts // ALIGNMENT) * ALIGNMENT for number in (part, part + 1))
     return min(first, nbytes), nbytes if part + 1 == parts else min(last, nbytes)
 
 
 def copy_range(tensors: Sequence[torch.Tensor], start: int, target: torch.Tensor) -> None:
-    """Copy the bytes from `start` on, of tensors laid end to end, as many as fit `target`, which is of bytes."""
+    """Copy a range of concatenated tensors, from byte `start`, into a tensor of bytes of the same length."""
     for tensor, first, last, at in _overlaps(tensors, start, start + target.numel()):
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
         source = flat.reshape(-1).view(torch.uint8)[first:last]
@@ -41,7 +42,7 @@ def copy_range(tensors: Sequence[torch.Tensor], start: int, target: torch.Tensor
 
 
 def _overlaps(tensors: Sequence[torch.Tensor], start: int, end: int) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-    """Yield each tensor that has bytes in a range: which of its own these are, and where in the range they begin."""
+    """Yield each tensor that overlaps a range: start and end within the tensor, and the start within the range."""
     at = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""The tensors of a state, as the parts of a snapshot come in; of the experts only those that a worker is to host."""
+"""Reads a snapshot's parts into the tensors of a state; of the experts only those to be hosted here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Rows = list[dict[tuple[int, str], torch.Tensor]]
 
 
 class SnapshotReader:
-    """One state on its way in."""
+    """Reads one state from the parts of a snapshot."""
 
     def __init__(
         self,
@@ -30,75 +30,75 @@ class SnapshotReader:
         wanted: Sequence[Sequence[int]],
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Nothing is here yet.
+        """Start without parts.
 
         Args:
-            wanted: the experts of each layer that this worker is to host.
-            place: which part of a replica is here; the parts are those of its role.
+            wanted: the experts of each layer that this worker will host.
+            place: the part of a replica on this worker; only parts of its role contain its dense state.
         """
         self._place = place
-        #: what was read so far
+        #: bytes read so far
         self.nbytes = 0
         self._state, self._experts, self._wanted = state, experts, wanted
         self._encoded = b""
         self._manifest: Manifest | None = None
         self._tensors: list[torch.Tensor] = []
         self._flat: FlatState | None = None
-        #: of the part that came first, and of the role's first: they say what the optimizer keeps
+        #: the experts' tensors and optimizer values, from the first part that was read or the role's first part
         self._specs: tuple[LayerSpec, ...] = ()
         self._rows: _Rows = []
         self._received: set[tuple[int, int]] = set()
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
     def read_part(self, reader: PartReader) -> None:
-        """Take a part in; of one of another role only its experts, once one of this role has been taken.
+        """Read a part; of another role's part only the experts, and only after a part of this role.
 
         Raises:
-            DamagedPartError: it is not what was written, or does not belong to the others.
+            DamagedPartError: its content was damaged, or does not match the other parts.
             StateMismatchError: it is of another model.
             OSError: it cannot be read.
         """
         snapshot = reader.header.snapshot
         self.nbytes += reader.header.body_bytes
         try:
-            said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
+            manifest = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
             if snapshot.part not in self._place.role_ranks(snapshot.parts):
-                self._read_experts(reader, said)
+                self._read_experts(reader, manifest)
                 return
-            flat = self._prepare(said)
+            flat = self._prepare(manifest)
         except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         turn, turns = self._place.role_position(snapshot.part, snapshot.parts)
         start, end = part_range(flat.nbytes, turn, turns)
-        body = PartBody(flat, (start, end), map_rows(said, self._rows), self._scratch)
-        if (said.start, reader.header.body_bytes) != (start, body.nbytes):
-            raise DamagedPartError("it is another part of the state than its name says")
+        body = PartBody(flat, (start, end), map_rows(manifest, self._rows), self._scratch)
+        if (manifest.start, reader.header.body_bytes) != (start, body.nbytes):
+            raise DamagedPartError("its content is not the part of the state that its name says")
         read_body(reader, body.target, body.is_wanted)
         body.copy_staged()
-        self._received.update(said.experts)
+        self._received.update(manifest.experts)
         if turn == 0:
-            self._specs = said.specs
+            self._specs = manifest.specs
 
-    def _read_experts(self, reader: PartReader, said: PartManifest) -> None:
-        """Take in the experts of a part whose beginning is another role's.
+    def _read_experts(self, reader: PartReader, manifest: PartManifest) -> None:
+        """Read the experts of another role's part.
 
         Raises:
-            DamagedPartError: it does not belong to the others.
+            DamagedPartError: it does not match the other parts.
             OSError: it cannot be read.
         """
         assert self._flat is not None
-        check_same_rows(said, self._specs)
-        beside = sum(row.nbytes for layer, _ in said.experts for row in said.specs[layer].rows)
-        dense = reader.header.body_bytes - beside
+        check_same_rows(manifest, self._specs)
+        expert_bytes = sum(row.nbytes for layer, _ in manifest.experts for row in manifest.specs[layer].rows)
+        dense = reader.header.body_bytes - expert_bytes
         if dense < 0:
             raise DamagedPartError("it is shorter than the experts that it names")
-        body = PartBody(self._flat, (0, 0), map_rows(said, self._rows), self._scratch, before=dense)
+        body = PartBody(self._flat, (0, 0), map_rows(manifest, self._rows), self._scratch, before=dense)
         read_body(reader, body.target, body.is_wanted)
         body.copy_staged()
-        self._received.update(said.experts)
+        self._received.update(manifest.experts)
 
     def adopt(self) -> None:
-        """All is here: make it the present state.
+        """Make the received state the present one, after all parts were read.
 
         Raises:
             StateMismatchError: its values do not fit the objects, or an expert is in none of the parts.
@@ -113,24 +113,24 @@ class SnapshotReader:
         if self._experts is not None:
             self._experts.adopt(self._wanted, self._specs, self._rows)
 
-    def _prepare(self, said: PartManifest) -> FlatState:
-        """Return the memory for a state with this manifest: the same for all parts."""
+    def _prepare(self, manifest: PartManifest) -> FlatState:
+        """Return the memory for a state with this manifest, which must be the same for all parts."""
         if self._flat is None:
-            self._manifest = msgspec.msgpack.decode(said.state, type=Manifest)
+            self._manifest = msgspec.msgpack.decode(manifest.state, type=Manifest)
             self._tensors = self._state.prepare(self._manifest)
-            self._allocate_rows(said.specs)
-            self._encoded, self._flat = said.state, FlatState(self._tensors)
-        elif said.state != self._encoded:
+            self._allocate_rows(manifest.specs)
+            self._encoded, self._flat = manifest.state, FlatState(self._tensors)
+        elif manifest.state != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
         else:
-            check_same_rows(said, self._specs)
+            check_same_rows(manifest, self._specs)
         return self._flat
 
     def _allocate_rows(self, specs: tuple[LayerSpec, ...]) -> None:
-        """Have memory for the experts that are wanted.
+        """Allocate memory for the wanted experts.
 
         Raises:
-            StateMismatchError: this model has others.
+            StateMismatchError: this model has other experts.
         """
         check_same_experts(self._experts, specs)
         if self._experts is not None:
@@ -139,46 +139,53 @@ class SnapshotReader:
 
 
 def check_same_experts(experts: JobExperts | None, specs: Sequence[LayerSpec]) -> None:
-    """Look whether a model has experts like those of a part.
+    """Check that a model has the same kind of experts as a part.
 
     Raises:
-        StateMismatchError: it has others.
+        StateMismatchError: it does not.
     """
     mine = experts.describe_layers() if experts is not None else ()
     if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
         raise StateMismatchError("its MoE layers have other experts")
 
 
-def check_same_rows(said: PartManifest, specs: Sequence[LayerSpec]) -> None:
-    """Look whether a part's experts are of the same state as those of another part, by what is kept of each.
+def check_same_rows(manifest: PartManifest, specs: Sequence[LayerSpec]) -> None:
+    """Check that the experts of two parts have the same tensors.
 
     Raises:
-        DamagedPartError: they are not.
+        DamagedPartError: they do not.
     """
-    if [spec.rows for spec in said.specs] != [spec.rows for spec in specs]:
+    if [spec.rows for spec in manifest.specs] != [spec.rows for spec in specs]:
         raise DamagedPartError("it belongs to another state than the other parts")
 
 
-def map_rows(said: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]) -> list[torch.Tensor | int]:
-    """Return where the rows of a part go, in their order: a tensor, or how many bytes are of no use.
+def map_rows(
+    manifest: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]
+) -> list[torch.Tensor | int]:
+    """Return the target of each row in a part, in order: a tensor, or the number of bytes to ignore.
 
     Raises:
         DamagedPartError: it names layers that it does not describe.
     """
     found: list[torch.Tensor | int] = []
-    for layer, expert in said.experts:
-        if layer >= min(len(said.specs), len(rows)):
-            raise DamagedPartError(f"it has experts of MoE layer {layer}, which is none")
-        for row in said.specs[layer].rows:
+    for layer, expert in manifest.experts:
+        if layer >= min(len(manifest.specs), len(rows)):
+            raise DamagedPartError(f"it has experts of MoE layer {layer}, which does not exist")
+        for row in manifest.specs[layer].rows:
             tensor = rows[layer].get((expert, row.name))
             found.append(tensor if tensor is not None else row.nbytes)
     return found
 
 
 class PartBody:
-    """Where the bytes of one part belong: a range of the dense state, then rows of experts.
+    """The targets of one part's bytes: a range of the dense state, then rows of experts.
 
-    `before`: so many bytes of no use lie in front of both.
+    Args:
+        flat: the dense state.
+        dense: start and end of the part's range in the dense state.
+        rows: from `map_rows`.
+        scratch: memory for ignored bytes.
+        before: number of ignored bytes before the range.
     """
 
     def __init__(
@@ -191,10 +198,10 @@ class PartBody:
     ) -> None:
         self._flat, self._start, self._scratch = flat, dense[0], scratch
         self._dense = dense[1] - dense[0]
-        #: those rows that are wanted
+        #: the rows that are needed
         self.wanted_rows = [row for row in rows if not isinstance(row, int)]
         self._flat_rows = FlatState(self.wanted_rows)
-        #: (offset in the body, bytes, offset among those that are wanted or -1)
+        #: (offset in the body, bytes, offset in the needed rows or -1)
         self._pieces: list[tuple[int, int, int]] = [(0, before, -1)] if before else []
         at, inside = self._dense + before, 0
         for row in rows:
@@ -204,7 +211,7 @@ class PartBody:
         self.nbytes = at
 
     def is_wanted(self, start: int, length: int) -> bool:
-        """Tell whether something in a range of the body is of any use."""
+        """Return whether any byte in a range of the body is needed."""
         end = start + length
         used = (at < end and start < at + size for at, size, inside in self._pieces if inside >= 0)
         return start < self._dense or any(used)
@@ -224,5 +231,5 @@ class PartBody:
         return found
 
     def copy_staged(self) -> None:
-        """Copy what came into staging to where it belongs."""
+        """Copy received bytes from staging copies into their tensors."""
         self._flat_rows.copy_staged()

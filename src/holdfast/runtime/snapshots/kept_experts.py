@@ -1,7 +1,7 @@
-"""Experts that are put away for another layout: each worker puts those away that it hosts, by layer and expert.
+"""Experts stashed for a change of layout: each worker stashes the experts that it hosts, by layer and expert.
 
-So a node's memory has of them what the node had, and each is on as many nodes as before. Whoever reads them takes those
-that it is to host under the other layout, of its own node's parts first.
+So a node's memory contains the experts that the node hosted, and each expert is on as many nodes as before. A reader
+takes the experts that it will host under the new layout, from its own node's parts first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from holdfast.runtime.state.wire import FlatState
 def stash_experts(
     experts: JobExperts, names: Sequence[Sequence[int]], folder: Path, job: str, part: SnapshotPart
 ) -> int:
-    """Write these experts of each layer, which live here and must not change meanwhile; return the bytes.
+    """Write these experts of each layer, which must not change meanwhile; return the bytes.
 
     Raises:
-        OSError, RuntimeError: there is no room for them.
+        OSError, RuntimeError: there is not enough memory.
     """
     pairs = tuple((layer, expert) for layer, these in enumerate(names) for expert in these)
     rows = experts.rows_of_pairs(pairs)
@@ -46,57 +46,61 @@ def stash_experts(
 
 
 class StashedExpertReader:
-    """Experts that were put away, on their way to a worker that is to host them."""
+    """Reads stashed experts that a worker will host."""
 
     def __init__(self, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:
-        """Nothing is here yet. `wanted`: of each layer."""
+        """Start without experts.
+
+        Args:
+            wanted: the experts of each layer.
+        """
         self._experts, self._wanted = experts, wanted
-        #: what was read so far
+        #: bytes read so far
         self.nbytes = 0
         self._lacking = {(layer, expert) for layer, these in enumerate(wanted) for expert in these}
-        #: of the part that came first: they say what the optimizer keeps
+        #: the experts' tensors and optimizer values, from the first part that was read
         self._specs: tuple[LayerSpec, ...] = ()
         self._rows: list[dict[tuple[int, str], torch.Tensor]] = []
 
     def is_needed(self, names: Sequence[Sequence[int]]) -> bool:
-        """Tell whether a part with these experts of each layer is to be read."""
+        """Return whether a part with these experts of each layer must be read."""
         here = {(layer, expert) for layer, these in enumerate(names) for expert in these}
         return not (self._specs and self._lacking.isdisjoint(here))
 
     def read_part(self, reader: PartReader) -> None:
-        """Take of a part what is wanted, and is not here yet.
+        """Read the experts of a part that are wanted and not read yet.
 
         Raises:
-            DamagedPartError: it is not what was written, or does not belong to the others.
+            DamagedPartError: its content was damaged, or does not match the other parts.
             StateMismatchError: it is of another model.
             OSError: it cannot be read.
         """
         try:
-            said = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
+            manifest = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
         except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
         if not self._specs:
-            check_same_experts(self._experts, said.specs)
-            self._rows = empty_rows(said.specs, self._wanted, self._experts.layers[0].experts.device)
-            self._specs = said.specs
-        check_same_rows(said, self._specs)
+            check_same_experts(self._experts, manifest.specs)
+            self._rows = empty_rows(manifest.specs, self._wanted, self._experts.layers[0].experts.device)
+            self._specs = manifest.specs
+        check_same_rows(manifest, self._specs)
         pending = [
             {(expert, name): row for (expert, name), row in rows.items() if (layer, expert) in self._lacking}
             for layer, rows in enumerate(self._rows)
         ]
-        body = PartBody(FlatState([]), (0, 0), map_rows(said, pending), memoryview(bytearray(CHUNK_BYTES)))
+        body = PartBody(FlatState([]), (0, 0), map_rows(manifest, pending), memoryview(bytearray(CHUNK_BYTES)))
         if body.nbytes != reader.header.body_bytes:
-            raise DamagedPartError("it has not as many bytes as the experts that it names")
+            raise DamagedPartError("its size does not match the experts that it names")
         self.nbytes += sum(row.nbytes for row in body.wanted_rows)
         read_body(reader, body.target, body.is_wanted)
         body.copy_staged()
-        self._lacking.difference_update(said.experts)
+        self._lacking.difference_update(manifest.experts)
 
     def adopt(self) -> None:
-        """All are here: let them live here.
+        """Replace this worker's experts by the received ones.
 
         Raises:
-            StateMismatchError: one is in none of the parts, or no part could be read.
+            StateMismatchError: an expert is in none of the parts, or no part could be read.
         """
         if not self._specs:
             raise StateMismatchError("none of its parts of experts can be read")

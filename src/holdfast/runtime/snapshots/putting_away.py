@@ -1,7 +1,7 @@
-"""A state that is put away for another layout: in terms of whole tensors, one part for each place of a unit.
+"""A state stashed for a change of layout: in terms of whole tensors, one part per local rank of a replica group.
 
-Each node has all parts, so that nothing is lost as long as one of them is left. Whoever reads it takes of every part
-the boxes of what it has itself of each tensor, under whatever layout.
+Each node has all parts, so that nothing is lost as long as one node is left. Under any layout, a reader takes its own
+boxes of each tensor from every part.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingS
 
 
 class StashManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a part's body is: pieces of tensors, as `header` says, of the whole state that `state` says."""
+    """The content of a part: pieces of the tensors of a state."""
 
+    #: the encoded manifest, in terms of whole tensors
     state: bytes
+    #: the positions of the pieces in the body
     header: bytes
 
 
 def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
-    """Write a place's part of the state, which must not change meanwhile; return its bytes.
+    """Write a local rank's part of the state, which must not change meanwhile; return its bytes.
 
     Raises:
-        OSError, RuntimeError: there is no room for it.
-        BadInputError: of some of it nobody could say under another layout which part belongs where.
+        OSError, RuntimeError: there is not enough memory.
+        BadInputError: another layout could not place a tensor of the state.
     """
     if late := state.find_late_tensor():
-        raise BadInputError(f"{late} was made after job.protect(), so another layout cannot spread it: make it before")
+        raise BadInputError(f"{late} was made after job.protect(), so another layout cannot place it: make it before")
     view = state.capture()
     laid = lay_out(view, 0, 1, place=place)
     file = PartFile(folder, laid.nbytes)
@@ -63,12 +65,16 @@ def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job:
 
 
 class StashReader:
-    """A state that was put away, on its way into what is here of each tensor."""
+    """Reads the local parts of a stashed state's tensors."""
 
     def __init__(self, state: TrainingState, place: ReplicaPosition) -> None:
-        """Nothing is here yet. `place`: which part of a replica is here."""
+        """Start without parts.
+
+        Args:
+            place: the part of a replica on this worker.
+        """
         self._state, self._place = state, place
-        #: what was read so far
+        #: bytes read so far
         self.nbytes = 0
         self._encoded = b""
         self._manifest: Manifest | None = None
@@ -76,18 +82,18 @@ class StashReader:
         self._filling: BoxReader | None = None
 
     def read_part(self, reader: PartReader) -> None:
-        """Take of a part what belongs here.
+        """Read the pieces of a part that belong to this worker.
 
         Raises:
-            DamagedPartError: it is not what was written, or does not belong to the others.
+            DamagedPartError: its content was damaged, or does not match the other parts.
             StateMismatchError: it is of another model.
             OSError: it cannot be read.
         """
         called, size = reader.header.snapshot.name, reader.header.body_bytes
         try:
-            said = msgspec.msgpack.decode(reader.manifest, type=StashManifest)
-            filling = self._prepare(said.state)
-            pieces, _ = read_header(io.BytesIO(said.header), len(said.header) + size, called)
+            manifest = msgspec.msgpack.decode(reader.manifest, type=StashManifest)
+            filling = self._prepare(manifest.state)
+            pieces, _ = read_header(io.BytesIO(manifest.header), len(manifest.header) + size, called)
             body = _Chunks(reader, filling.byte_ranges(called, pieces))
             self.nbytes += body.nbytes
             filling.read_pieces(body, called, pieces, 0)
@@ -97,7 +103,7 @@ class StashReader:
             raise DamagedPartError(str(error)) from None
 
     def adopt(self) -> None:
-        """All is here: make it the present state.
+        """Make the received state the present one, after all parts were read.
 
         Raises:
             StateMismatchError: its values do not fit the objects, or a piece of a tensor is in none of the parts.
@@ -122,13 +128,13 @@ class StashReader:
 
 
 class _Chunks:
-    """Those chunks of a part's body in which some ranges lie, compared with their checksums."""
+    """The chunks of a part's body that overlap some ranges, after their checksums were verified."""
 
     def __init__(self, reader: PartReader, ranges: Sequence[tuple[int, int]]) -> None:
         self._at = 0
         wanted = {place for start, length in ranges for place in _chunk_numbers(start, length)}
         sizes = dict(enumerate(chunks(reader.header.body_bytes)))
-        #: by their numbers
+        #: the chunks by number
         self._data = {place: bytearray(sizes[place][1]) for place in sorted(wanted) if place in sizes}
         self.nbytes = sum(map(len, self._data.values()))
         read_body(
@@ -138,12 +144,12 @@ class _Chunks:
         )
 
     def seek(self, offset: int, /) -> int:
-        """Go on reading there."""
+        """Set the position for the next read."""
         self._at = offset
         return offset
 
     def read(self, size: int, /) -> bytes:
-        """Return so many bytes, fewer where they lie in no chunk that is here."""
+        """Return up to this many bytes, fewer if a chunk is missing."""
         found = bytearray()
         while len(found) < size:
             place, inside = divmod(self._at, CHUNK_BYTES)

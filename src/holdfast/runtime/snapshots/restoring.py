@@ -1,8 +1,8 @@
-"""A state put together from the parts of a snapshot: from this node's own memory first, then from other nodes'.
+"""Restores a state from the parts of a snapshot: from this node's memory first, then from other nodes.
 
-Each part is looked for where the coordinator has said that it lies. A copy that cannot be read, or is not what was
-written, is told, and the next one of the same part is taken. So is what is whole and of no use: a parameter that is
-no number. Where no copy of a part is left the snapshot is lost, and another source is for the coordinator to name.
+The coordinator names the nodes that keep each part. A copy that cannot be read, or is damaged, is reported, and the
+next copy of the same part is read. An intact snapshot is also rejected if a parameter contains a NaN. If no copy of a
+part is left, the snapshot is lost, and the coordinator must name another source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 logger = logging.getLogger(__name__)
 
-#: told of each copy that is of no use: which part, on which node ("": whatever holds it), and why
+#: called for each copy that cannot be used, with the part, the node ("" for all nodes), and the reason
 ReportDamage = Callable[[SnapshotPart, str, str], None]
 
 
@@ -32,18 +32,24 @@ _Reader = SnapshotReader | StashReader | StashedExpertReader
 
 
 class SnapshotLostError(Exception):
-    """No copy of some part is of any use."""
+    """No copy of a part can be used."""
 
 
 class SnapshotRestorer:
-    """Puts the state of one snapshot into a worker's tensors."""
+    """Reads the state of one snapshot into a worker's tensors."""
 
     def __init__(
         self, folder: Path, job: str, worker: str, report_damage: ReportDamage, place: ReplicaPosition = WHOLE_REPLICA
     ) -> None:
-        """`folder`: that of this worker's agent. `place`: which part of a replica is here."""
+        """Start without a snapshot.
+
+        Args:
+            folder: of this worker's agent.
+            report_damage: called for each copy that cannot be used.
+            place: the part of a replica on this worker.
+        """
         self._place = place
-        #: of the last state, from other nodes
+        #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
         self._folder, self._job, self._node, self._report_damage = folder, job, node_of(worker), report_damage
 
@@ -55,15 +61,15 @@ class SnapshotRestorer:
         experts: JobExperts | None = None,
         wanted: Sequence[Sequence[int]] = (),
     ) -> int:
-        """Fill the state from a snapshot, and return its step. What was there is gone, whatever comes of this.
+        """Restore the state from a snapshot, and return its step. The present state is lost, even after an error.
 
         Args:
-            rank: members begin at different parts, so that not all read from one node. Of those of other roles only
-                experts are read.
-            experts: those of this worker; `wanted`: the ones of each layer that it is to host.
+            rank: members start with different parts, so that they read from different nodes.
+            experts: of this worker.
+            wanted: the experts of each layer that it will host; only these are read from other roles' parts.
 
         Raises:
-            SnapshotLostError: that is not possible; whatever stood in its way was complained of.
+            SnapshotLostError: that is not possible; the reasons were reported.
         """
         self.moved_bytes = 0
         if source.everywhere:
@@ -74,7 +80,7 @@ class SnapshotRestorer:
         filling = SnapshotReader(state, experts, wanted, self._place)
         mine = self._place.role_ranks(len(source.parts))
         if not mine:
-            self._reject(source, f"its {len(source.parts)} parts are those of another layout")
+            self._reject(source, f"its {len(source.parts)} parts belong to another layout")
         first = self._place.role_position(rank, len(source.parts))[0] % len(mine)
         for number in (*mine[first:], *mine[:first]):
             self._read_part(number, source, filling)
@@ -86,13 +92,13 @@ class SnapshotRestorer:
         except StateMismatchError as error:
             self._reject(source, f"it does not fit: {error}")
         if name := state.find_nan():
-            self._reject(source, f"{name} has values that are no numbers")
+            self._reject(source, f"{name} contains a NaN")
         return source.step
 
     def _restore_stash(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
-        """As `restore`, of a state that was put away under another layout: of each part a piece may belong here.
+        """Restore a state that was stashed under another layout; each part may contain pieces for this worker.
 
-        It was looked at when it was put away, by all: what it has of values that are no numbers they all had.
+        It is not checked for NaNs: it was a live state, and a NaN in it would have been in all replicas.
         """
         filling, parts = StashReader(state, self._place), source.dense
         for number in range(parts):
@@ -105,7 +111,7 @@ class SnapshotRestorer:
     def _restore_stashed_experts(
         self, source: SnapshotSource, rank: int, experts: JobExperts, wanted: Sequence[Sequence[int]]
     ) -> None:
-        """Bring the experts that are wanted here: each lies in several parts, of which this node's come first."""
+        """Read the wanted experts; each is in several parts, and this node's parts are read first."""
         filling, parts = StashedExpertReader(experts, wanted), len(source.experts)
         numbers = [source.dense + (number + rank) % parts for number in range(parts)]
         here = {place for place, keeper in enumerate(source.keepers) if keeper.node == self._node}
@@ -118,12 +124,16 @@ class SnapshotRestorer:
             self._reject(source, f"it does not fit: {error}")
 
     def _read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> None:
-        """Bring one part, from the first place that has it whole."""
+        """Read one part from the nearest intact copy.
+
+        Raises:
+            SnapshotLostError: no copy can be read.
+        """
         if not self._try_read_part(number, source, filling):
             raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
 
     def _try_read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> bool:
-        """Tell whether a part was brought, from the first place that has it whole."""
+        """Return whether a part could be read from one of its copies."""
         snapshot = source.part(number)
         for keeper in self._nearest_keepers(source, number):
             try:
@@ -144,7 +154,7 @@ class SnapshotRestorer:
         return False
 
     def _reject(self, source: SnapshotSource, why: str) -> None:
-        logger.warning("the snapshot of step %d is of no use: %s", source.step, why)
+        logger.warning("the snapshot of step %d cannot be used: %s", source.step, why)
         self._report_damage(source.part(0), "", why)
         raise SnapshotLostError(why)
 

@@ -1,4 +1,4 @@
-"""One worker's part in the tier in memory: it takes snapshots with all others, and goes back to one when told."""
+"""One worker's part of the memory tier: it takes snapshots together with all other workers, and restores them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Send = Callable[[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged], None]
 
 
 class Snapshots:
-    """For the training thread."""
+    """Takes and restores snapshots; used by the training thread."""
 
     def __init__(
         self,
@@ -39,41 +39,43 @@ class Snapshots:
         experts: JobExperts | None = None,
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Take none yet.
+        """Start without a snapshot.
 
         Args:
-            folder: the agent's. every: steps between snapshots, 0: none. tell: sends to the coordinator; thread-safe.
-            place: which part of a replica is here.
+            folder: the agent's.
+            every: steps between snapshots, or 0 for none.
+            send: sends a message to the coordinator; thread-safe.
+            place: the part of a replica on this worker.
         """
         self._folder, self._job, self._worker, self._send = folder, job, worker, send
         self._state, self._experts, self._place = state, experts, place
-        #: what the last state that was restored here has brought from other nodes
+        #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
         self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, send=send, place=place)
 
     def on_step_applied(self, plan: GenerationPlan, step: int) -> None:
-        """All members have applied a step under a plan: take a snapshot, if one is due."""
+        """Take a snapshot, if one is due after a step that all members have applied under a plan."""
         self._taker.copy_if_due(self._state, self._experts, plan, step)
 
     def wait_copied(self) -> None:
-        """The state is about to change: wait until nothing reads it."""
+        """Wait until no copy reads the state, before it changes."""
         self._taker.wait_copied()
 
     def restore(self, source: SnapshotSource, plan: GenerationPlan, rank: int) -> int:
-        """Go back to a snapshot, and return its step.
+        """Restore a snapshot, and return its step.
 
         Raises:
-            SnapshotLostError: that is not possible; why was told.
+            SnapshotLostError: that is not possible; the reasons were sent to the coordinator.
         """
 
-        def complain(snapshot: SnapshotPart, node: str, why: str) -> None:
+        def report_damage(snapshot: SnapshotPart, node: str, why: str) -> None:
             self._send(
                 SnapshotDamaged(
                     worker=self._worker, generation=plan.generation, snapshot=snapshot, node=node, why=why[:1024]
                 )
             )
 
-        restorer = SnapshotRestorer(self._folder, self._job, self._worker, complain, self._place)
+        restorer = SnapshotRestorer(self._folder, self._job, self._worker, report_damage, self._place)
         wanted: Sequence[Sequence[int]] = ()
         if self._experts is not None and plan.expert_plan is not None:
             wanted = self._experts.planned_experts(plan.expert_plan, rank)
@@ -83,10 +85,10 @@ class Snapshots:
             self.moved_bytes = restorer.moved_bytes
 
     def stash(self, plan: GenerationPlan, step: int) -> None:
-        """Put the state of a step into the memory of this node, and tell it: workers under another layout read it."""
+        """Stash the state of a step in this node's memory for workers under another layout, and report it."""
         rank = plan.rank(self._worker) or 0
         part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
-        if part is not None:  # (else another unit of this node does)
+        if part is not None:  # Otherwise another replica group of this node stashes it.
             self._write_stash(plan, part, partial(stash_state, self._state, self._place))
         if apart is not None and self._experts is not None and plan.expert_plan is not None:
             names = self._experts.planned_experts(plan.expert_plan, rank)
@@ -95,39 +97,39 @@ class Snapshots:
     def _write_stash(
         self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]
     ) -> None:
-        begun, step = time.monotonic(), part.step
+        started = time.monotonic()
         try:
             nbytes = write(self._folder, self._job, part)
-        except (OSError, RuntimeError, BadInputError) as error:  # (torch's own are RuntimeErrors)
+        except (OSError, RuntimeError, BadInputError) as error:  # torch raises RuntimeError.
             self._send(
                 SnapshotLeftOut(
                     worker=self._worker,
                     generation=plan.generation,
-                    step=step,
-                    why=f"the state cannot be put away: {error}"[:1024],
+                    step=part.step,
+                    why=f"the state cannot be stashed: {error}"[:1024],
                     lasting=isinstance(error, BadInputError),
                 )
             )
             return
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         self._send(SnapshotTaken(worker=self._worker, snapshot=part, bytes=nbytes, seconds=seconds, stall_s=seconds))
 
     def wait(self) -> None:
-        """Wait until this worker's part of the last one is whole, or left out."""
+        """Wait until this worker's part of the last snapshot is complete, or left out."""
         self._taker.wait()
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the snapshot in progress, and stop the thread."""
         self._taker.close()
 
 
 def make_snapshots(
     settings: WorkerSettings | None, workload: Workload, send: Send, folder: str = ""
 ) -> Snapshots | None:
-    """Return what a worker's settings ask for; None: no snapshots.
+    """Return the snapshots that a worker's settings ask for, or None.
 
     Args:
-        folder: the agent's, where the job may change its layout, whether or not any are taken every so many steps.
+        folder: the agent's, if the job may change its layout, even without periodic snapshots.
     """
     folder = folder or (settings.snapshots if settings is not None else "")
     if settings is None or not folder:

@@ -1,7 +1,7 @@
-"""Snapshots, as one member takes them: its part of the state goes to its agent's memory while the next step computes.
+"""Takes snapshots as one member: copies its part of the state into its agent's memory during the next step.
 
-Only the next `apply` waits, for the copy alone: it reads the tensors that apply is about to change. Checksums, and
-what else makes a file whole, are left to a thread of their own.
+Only the next `apply` waits, and only for the copy, because it changes the copied tensors. A thread computes checksums
+and completes the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(kw_only=True, slots=True)
 class _Copy:
-    """One part on its way; `copied`: the state's tensors are not read any more."""
+    """One part that is being copied."""
 
     view: StateView
     experts: tuple[tuple[int, int], ...]
@@ -46,6 +46,7 @@ class _Copy:
     started: float
     stall_s: float = 0.0
     nbytes: int = 0
+    #: set once the state's tensors are no longer read
     copied: Event = field(default_factory=Event)
 
 
@@ -62,29 +63,31 @@ class SnapshotTaker:
         send: Callable[[SnapshotTaken | SnapshotLeftOut], None],
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Take none yet.
+        """Start without a snapshot.
 
         Args:
-            folder: the agent's. every: steps between snapshots, 0: none. tell: sends to the coordinator; thread-safe.
-            place: which part of a replica is here.
+            folder: the agent's.
+            every: steps between snapshots, or 0 for none.
+            send: sends a message to the coordinator; thread-safe.
+            place: the part of a replica on this worker.
         """
         self._place = place
         self._folder, self._job, self._worker, self._every, self._send = folder, job, worker, every, send
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
         self._latest: _Copy | None = None
         self._writing: Future[None] | None = None
-        #: for the next part; for the thread alone
+        #: the file for the next part; used only by the thread
         self._next_file: PartFile | None = None
-        #: why the last one was left out, numbers aside; "" where it was written
+        #: why the last part was left out, without numbers; "" if it was written
         self._last_reason = ""
         self._lock = Lock()
 
     def is_due(self, step: int) -> bool:
-        """Return whether a snapshot of this step is wanted: the same on all workers."""
+        """Return whether a snapshot of this step is due: the same on all workers."""
         return self._every > 0 and step % self._every == 0
 
     def copy_if_due(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
-        """The state is that of `step` now, applied under `plan`: copy this member's part of it, if one is due."""
+        """Copy this member's part of the state of `step`, applied under `plan`, if a snapshot is due."""
         rank = plan.rank(self._worker)
         if rank is None or not self.is_due(step):
             return
@@ -102,7 +105,7 @@ class SnapshotTaker:
         self._writing = self._thread.submit(self._write, copy)
 
     def wait_copied(self) -> float:
-        """The state is about to change: wait until no copy reads it; return how long that took, in seconds."""
+        """Wait until no copy reads the state, before it changes; return the seconds of waiting."""
         copy = self._latest
         if copy is None:
             return 0.0
@@ -114,12 +117,12 @@ class SnapshotTaker:
         return waited_s
 
     def wait(self) -> None:
-        """Wait until the last one is written, or left out."""
+        """Wait until the last part is written, or left out."""
         if self._writing is not None:
             self._writing.result()
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the part in progress, and stop the thread."""
         self._thread.shutdown(wait=True)
         if self._next_file is not None:
             self._next_file.abandon()
@@ -130,7 +133,7 @@ class SnapshotTaker:
     def _write(self, copy: _Copy) -> None:
         try:
             nbytes = self._copy_part(copy)
-        except (OSError, RuntimeError) as error:  # (torch's own are RuntimeErrors)
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError.
             self._report_left_out(copy.snapshot.generation, copy.snapshot.step, str(error))
             return
         finally:
@@ -148,8 +151,8 @@ class SnapshotTaker:
     def _copy_part(self, copy: _Copy) -> int:
         view, snapshot = copy.view, copy.snapshot
         start, end = part_range(view.nbytes, *self._place.role_position(snapshot.part, snapshot.parts))
-        beside = sum(row.numel() * row.element_size() for row in copy.rows)
-        copy.nbytes = end - start + beside
+        expert_bytes = sum(row.numel() * row.element_size() for row in copy.rows)
+        copy.nbytes = end - start + expert_bytes
         file = self._open_file(copy.nbytes)
         try:
             if len(file.body):
@@ -165,10 +168,10 @@ class SnapshotTaker:
             raise
 
     def _open_file(self, nbytes: int) -> PartFile:
-        """Return a file for so many bytes: the one that was made ready, if it has as many.
+        """Return a file of this size: the prepared one, if it fits.
 
         Raises:
-            OSError: there is no room.
+            OSError: there is not enough memory.
         """
         ready, self._next_file = self._next_file, None
         if ready is not None and len(ready.body) == nbytes:
@@ -178,18 +181,16 @@ class SnapshotTaker:
         return PartFile(self._folder, nbytes)
 
     def _prepare_next_file(self, nbytes: int) -> None:
-        """Have memory for the next one: to find its pages takes longer than to copy into them."""
-        with contextlib.suppress(OSError):  # (it is tried again when it is needed)
+        """Allocate memory for the next part in advance, because allocating its pages takes longer than copying."""
+        with contextlib.suppress(OSError):  # `_open_file` tries again.
             self._next_file = PartFile(self._folder, nbytes)
 
     def _report_left_out(self, generation: int, step: int, why: str) -> None:
-        """Say it once; later ones are tried all the same, for room may have come, or more time."""
+        """Report the reason once; later snapshots are tried anyway, because there may be more memory, or time."""
         with self._lock:
-            before, self._last_reason = (
-                self._last_reason,
-                _NUMBER.sub("", why),
-            )  # (how many bytes are left is never the same)
-            if before == self._last_reason:
+            reason = _NUMBER.sub("", why)  # Numbers, such as of free bytes, differ each time.
+            if reason == self._last_reason:
                 return
+            self._last_reason = reason
         logger.warning("no snapshot of step %d is taken here: %s", step, why)
         self._send(SnapshotLeftOut(worker=self._worker, generation=generation, step=step, why=why[:1024]))
