@@ -384,8 +384,8 @@ class TrainingState:
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in known:
                 raise BadInputError(
-                    f"parameter {strip_wrapper_prefixes(name)!r} is not the one that job.protect() was given: call functions that "
-                    "replace parameters (fully_shard, parallelize_module) before the optimizer is made"
+                    f"parameter {strip_wrapper_prefixes(name)!r} is not the one that job.protect() was given: call "
+                    "functions that replace parameters (fully_shard, parallelize_module) before the optimizer is made"
                 )
 
     def _known_ids(self) -> set[int]:
