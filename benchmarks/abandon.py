@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from standstill import Watch
 
-from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.reduction.reduction import EMPTY_RESULT
 from tests.harness.local_world import Seat, run_world
@@ -53,7 +53,7 @@ def all_gather(comm: Communicator) -> None:
 
 
 def commit(comm: Communicator) -> None:
-    finish(start_commit(comm), EMPTY_RESULT)
+    finish_commit(start_commit(comm), EMPTY_RESULT)
 
 
 KINDS: dict[str, Operation] = {
@@ -142,7 +142,7 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
         wake(seat, victim, f"left/{number}/{victim}")
     retire(comm, tally)
     del comm
-    tally.buried_most = max(tally.buried_most, seat.graveyard.size)
+    tally.buried_most = max(tally.buried_most, seat.reaper.size)
     seat.meet()
     for key in [key for key in control.values() if key.startswith("left/")]:
         control.remove(key)
@@ -166,7 +166,7 @@ def abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
     for number in range(rounds):
         abandon_round(seat, number, KINDS[kind], tally)
     started = time.perf_counter()
-    assert seat.graveyard.wait_empty(120.0), f"{seat.graveyard.size} groups are left"
+    assert seat.reaper.wait_empty(120.0), f"{seat.reaper.size} groups are left"
     tally.empty_s = time.perf_counter() - started
     seat.meet()
     return tally
@@ -197,7 +197,7 @@ def reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
     warm_up = max(rounds // 5, 2)
     for number in range(rounds + warm_up):
         if number == warm_up:
-            assert seat.graveyard.wait_empty(120.0)
+            assert seat.reaper.wait_empty(120.0)
             first = Footprint.now()
         halt = threading.Event()
         comm = seat.connect(number + 1, halt=halt)
@@ -209,7 +209,7 @@ def reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
         comm.retire(sever=bool(number % 2))
         del comm
         seat.meet()
-    assert seat.graveyard.wait_empty(120.0), f"{seat.graveyard.size} groups are left"
+    assert seat.reaper.wait_empty(120.0), f"{seat.reaper.size} groups are left"
     assert first is not None
     return first, Footprint.now()
 

@@ -37,7 +37,7 @@ def served(self: RandomSampler) -> Iterator[int]:
     """Yield a sampler's data set in the order of holdfast's first pass over it."""
     source: Any = self.data_source
     order = SampleOrder(seed=SEED, length=len(source), global_batch=1, micro_batch=1)
-    return map(order.sample, range(len(source)))
+    return map(order.sample_at, range(len(source)))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def measure(seat: Seat, repeats: int, tokens: int, seconds: float) -> dict[tuple
                 results[key].append(took)
     for side in sides.values():
         side.close()
-    seat.graveyard.wait_empty(10)
+    seat.reaper.wait_empty(10)
     return results
 
 

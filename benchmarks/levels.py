@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from holdfast.planning.levels import FAN_OUT, levels_of
-from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.reduction.reduction import EMPTY_RESULT, GradientBuckets, reduce_gradients
 from tests.harness.local_world import Seat, run_world
@@ -41,7 +41,7 @@ class Spent:
 
 
 def commit(comm: Communicator) -> None:
-    finish(start_commit(comm), EMPTY_RESULT)
+    finish_commit(start_commit(comm), EMPTY_RESULT)
 
 
 def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:
@@ -81,7 +81,7 @@ def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters:
         sides.append(Spent(build, commits, reductions))
         seat.meet()
         comm.retire(sever=False)
-        seat.graveyard.wait_empty(60)
+        seat.reaper.wait_empty(60)
     return sides
 
 

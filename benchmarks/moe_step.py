@@ -261,7 +261,7 @@ def measure(
                 results[name].append(result)
     dist.destroy_process_group()
     comm.retire(sever=False)
-    seat.graveyard.wait_empty(10)
+    seat.reaper.wait_empty(10)
     return results
 
 

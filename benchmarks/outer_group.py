@@ -97,7 +97,7 @@ def measure(seat: Seat, options: argparse.Namespace, folder: str) -> tuple[dict[
     difference = max(float((a - b).abs().max()) for a, b in zip(*locals_of, strict=True) if a.numel())
     size = sum(one.numel() for one in models["torch"].parameters())
     plain_torch.barrier()
-    group.give_up(sever=False)
+    group.retire_communicator(sever=False)
     unregister(group)
     plain_torch.leave_group()
     return clocks, difference, size

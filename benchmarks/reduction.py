@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
@@ -34,7 +34,7 @@ def model_of(parameters: int) -> nn.Module:
 
 def ours(comm: Communicator, buckets: GradientBuckets) -> None:
     v = reduce_gradients([buckets], comm, 1.0 / comm.size, 1.0)
-    finish(start_commit(comm), v)
+    finish_commit(start_commit(comm), v)
 
 
 def all_reduce(group: Any, flat: torch.Tensor, model: nn.Module) -> None:
@@ -71,7 +71,7 @@ def measure(seat: Seat, parameters: int, steps: int) -> dict[str, list[float]]:
             if step >= WARM_UP:
                 seconds[name].append(time.perf_counter() - started)
     comm.retire(sever=False)
-    seat.graveyard.wait_empty(10)
+    seat.reaper.wait_empty(10)
     return seconds
 
 

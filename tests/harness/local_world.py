@@ -27,7 +27,7 @@ from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.protocol.messages.orders import Posted
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import MAX_VALUE_BYTES, Board
 
 _END = b""
@@ -40,12 +40,12 @@ class _Mailbox:
 
 
 class Seat:
-    """One process's place in a local world: its rank, its boards, its graveyard."""
+    """One process's place in a local world: its rank, its boards, its reaper."""
 
     def __init__(self, rank: int, mailboxes: Sequence[_Mailbox], barrier: threading.Barrier) -> None:
         self.rank = rank
         self.size = len(mailboxes)
-        self.graveyard = Graveyard()
+        self.reaper = GroupReaper()
         self._mailboxes = mailboxes
         self._barrier = barrier
         self._boards: dict[int, Board] = {}
@@ -83,7 +83,7 @@ class Seat:
             self.rank if rank is None else rank,
             nodes,
             generation=generation,
-            graveyard=self.graveyard,
+            reaper=self.reaper,
             any_to_any=any_to_any,
             flat_up_to=flat_up_to,
             fan_out=fan_out,
@@ -103,7 +103,7 @@ class Seat:
         """End the threads of this seat."""
         self._mailboxes[self.rank].writing.send(_END)
         self._reader.join()
-        self.graveyard.close(0.0)
+        self.reaper.close(0.0)
 
     def _post(self, generation: int, keys: dict[str, bytes]) -> None:
         message = msgspec.msgpack.encode(Posted(generation=generation, keys=keys))

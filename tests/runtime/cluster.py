@@ -90,7 +90,7 @@ def is_open(job: Any, gate: int, due: Path) -> bool:
     """Tell whether a gate is open, and what is `due` (a fault's phase, or no such file) has come to this worker."""
     if not due.with_name(f"go{gate}").exists():
         return False
-    return not due.exists() or job._session._faults.armed(due.read_text(), gate)
+    return not due.exists() or job._session._faults.is_due(due.read_text(), gate)
 
 
 def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import build_gloo
 from holdfast.runtime.groups.transports.nccl import build_nccl
@@ -27,19 +27,19 @@ def run(options: Options, figures: Figures) -> None:
     """Build two groups, swap them, and abort the second with an operation enqueued."""
     if options.device == "cuda" and not dist.is_nccl_available():
         raise NotPossibleError("this build of torch has no NCCL")
-    device, graveyard = torch.device(options.device), Graveyard()
+    device, reaper = torch.device(options.device), GroupReaper()
 
     def build(generation: int) -> Communicator:
         board = Board(generation, lambda _: None)
         if device.type == "cpu":
-            return build_gloo(board, 0, 1, generation=generation, graveyard=graveyard)
+            return build_gloo(board, 0, 1, generation=generation, reaper=reaper)
         return build_nccl(
             board,
             0,
             1,
             generation=generation,
             device=torch.device("cuda", 0),
-            graveyard=graveyard,
+            reaper=reaper,
             build_timeout_s=60.0,
         )
 
@@ -49,7 +49,7 @@ def run(options: Options, figures: Figures) -> None:
     second = _timed(figures, "second_build_s", lambda: build(2))
     _use(first, device)
     _timed(figures, "swap_s", lambda: _swap(first, second, device))
-    figures["first_group_destroyed"] = graveyard.wait_empty(30.0)
+    figures["first_group_destroyed"] = reaper.wait_empty(30.0)
     require(figures["first_group_destroyed"], "the group that was swapped out is not destroyed after 30 s")
     _use(second, device)
 
@@ -65,7 +65,7 @@ def run(options: Options, figures: Figures) -> None:
     _timed(figures, "abort_s", second.sever)
     _timed(figures, "retire_s", second.retire)
     _timed(figures, "device_free_s", lambda: _synchronize(device))
-    figures["aborted_group_destroyed"] = graveyard.wait_empty(30.0)
+    figures["aborted_group_destroyed"] = reaper.wait_empty(30.0)
     require(figures["aborted_group_destroyed"], "the aborted group is not destroyed after 30 s")
     _use(_timed(figures, "third_build_s", lambda: build(3)), device)
     require(figures["abort_s"] < ABORT_BOUND_S, f"an abort took {figures['abort_s']:.1f} s")

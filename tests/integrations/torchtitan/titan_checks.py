@@ -186,7 +186,7 @@ def check_refused() -> None:
 def check_dims() -> None:
     """torchtitan finds the job's groups under its own names, and asks for no other."""
     replica = ReplicaMesh(Layout(shard=2, tensor=2), Role(place=3), torch.device("cpu"))
-    job: Any = SimpleNamespace(mesh=replica.mesh, mesh_as=lambda **names: replica.named(names))
+    job: Any = SimpleNamespace(mesh=replica.mesh, mesh_as=lambda **names: replica.rename_dimensions(names))
     for backend, storage in (("partial_dtensor", "fsdp"), ("full_dtensor", "dp_shard"), ("spmd_types", "dp_shard")):
         dims = JobParallelDims(job, backend)
         assert dims.world_mesh.size() == 4
@@ -205,12 +205,12 @@ def _spread_gradients(seat: Seat, backend: str) -> Any:
     layout = Layout(shard=2, tensor=2)
     replica = ReplicaMesh(layout, Role(place=seat.rank), torch.device("cpu"))
     groups = {}
-    for number, (dimension, members) in enumerate(replica.wanted.items(), 1):
+    for number, (dimension, members) in enumerate(replica.connected_ranks.items(), 1):
         place, size = members.index(seat.rank), len(members)
         groups[dimension] = seat.connect(number * 10 + members[0], rank=place, size=size, halt=None)
     replica.swap(groups)
     job: Any = SimpleNamespace(
-        device=torch.device("cpu"), mesh=replica.mesh, mesh_as=lambda **names: replica.named(names), rank=0
+        device=torch.device("cpu"), mesh=replica.mesh, mesh_as=lambda **names: replica.rename_dimensions(names), rank=0
     )
     made = config(data_parallel_shard_degree=2, tensor_parallel_degree=2, spmd_backend=backend)
     try:

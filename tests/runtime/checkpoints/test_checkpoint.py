@@ -480,9 +480,9 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
 ) -> None:
     told, faults, storage = Told(), Faults(lambda: None), FullStorage(tmp_path)
     storage.room = room if isinstance(room, int) else 2
-    saver = saver_of(storage, told, at_disk=faults.at_disk)
+    saver = saver_of(storage, told, at_disk=faults.strike_at_disk)
     if room == "injected":
-        faults.order(Inject(fault="disk-full"))
+        faults.on_inject(Inject(fault="disk-full"))
     with caplog.at_level(logging.ERROR):
         assert saver.save_if_due(make(1), 1, ORIGIN)
         if room == "manifest":

@@ -100,7 +100,7 @@ def make(warm_torch: str) -> Iterator[Callable[..., MicroBatchLoader]]:
         made.append(one)
         one.start()
         if workers and up:
-            until(lambda: one._pool is not None and one._pool.up == workers, one)
+            until(lambda: one._pool is not None and one._pool.workers_up == workers, one)
         return one
 
     yield loader
@@ -114,7 +114,7 @@ def until(true: Callable[[], bool], loader: MicroBatchLoader | None = None) -> N
         assert time.monotonic() < deadline
         if loader is not None:
             assert loader._pool is not None
-            loader._pool.comes((1, 0))
+            loader._pool.will_deliver((1, 0))
         time.sleep(0.005)
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_fetched_beyond_the_last_step(make: Callable[..., MicroBatchL
     pool = loader._pool
     assert pool is not None
     asked: list[tuple[int, int]] = []
-    pool._wanted = lambda step, part: asked.append((step, part))
+    pool._fetch_argument = lambda step, part: asked.append((step, part))
     loader.last_step = 2
     loader.expect(coming())
     assert [loader.load(2, part) for part in range(STEP)] == [(2, part) for part in range(STEP)]
@@ -207,7 +207,7 @@ def test_nothing_is_fetched_beyond_the_last_step(make: Callable[..., MicroBatchL
 def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1, up=False)
     assert loader._pool is not None
-    loader._pool.comes = lambda key: False  # pyright: ignore[reportAttributeAccessIssue]
+    loader._pool.will_deliver = lambda key: False  # pyright: ignore[reportAttributeAccessIssue]
     loader.expect(coming())
     assert set(loader.load(1, 0)[1].tolist()) == {os.getpid()}
 
@@ -330,7 +330,7 @@ def test_a_data_set_that_cannot_be_taken_over_is_said_with_its_traceback(
     make: Callable[..., MicroBatchLoader],
 ) -> None:
     loader = make(Hidden(), up=False)
-    until(lambda: loader._pool is not None and loader._pool.comes((1, 0)))
+    until(lambda: loader._pool is not None and loader._pool.will_deliver((1, 0)))
     with pytest.raises(FileNotFoundError, match="the index of the data set") as error:
         loader.load(1, 0)
     assert "as it took over the data set" in str(error.value.__cause__)

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.loading import MicroBatchLoader
-from holdfast.runtime.data.randomness import seed_micro_batch, stream_seed
+from holdfast.runtime.data.randomness import derive_seed, seed_micro_batch
 from holdfast.runtime.data.sampling import SampleOrder
 from holdfast.runtime.data.torch_loader import DataOptions
 
@@ -131,7 +131,7 @@ def test_a_redone_micro_batch_draws_the_same(seed: int, step: int, micro_batch: 
 
 @given(st.integers(), st.integers(1, 1000), st.integers(0, 1000))
 def test_torch_is_seeded_as_by_its_own_function(seed: int, step: int, micro_batch: int) -> None:
-    torch.manual_seed(stream_seed(seed, step, micro_batch))
+    torch.manual_seed(derive_seed(seed, step, micro_batch))
     expected = torch.rand(3)
     seed_micro_batch(seed, step, micro_batch)
     assert torch.equal(torch.rand(3), expected)
@@ -155,7 +155,7 @@ def test_samples_that_are_drawn_are_the_same_whenever_they_are_fetched() -> None
 
 
 def test_streams_are_distinct() -> None:
-    seeds = {stream_seed(seed, step, part) for seed in range(5) for step in range(1, 20) for part in range(10)}
+    seeds = {derive_seed(seed, step, part) for seed in range(5) for step in range(1, 20) for part in range(10)}
     assert len(seeds) == 5 * 19 * 10
 
 

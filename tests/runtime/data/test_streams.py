@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.data.loading import MicroBatchLoader, job_data
+from holdfast.runtime.data.loading import MicroBatchLoader, make_job_data
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import StreamedData
 from holdfast.runtime.data.torch_loader import DataOptions
@@ -105,15 +105,15 @@ class Numbered:
 
 
 def fresh(data: Any) -> StreamedData:
-    made = job_data(data, list, SIZES)
+    made = make_job_data(data, list, SIZES)
     assert isinstance(made, StreamedData)
     return made
 
 
 def fetched(worker: StreamedData, step: int, micro_batch: int) -> Any:
     """As in a loader worker: what is wanted and what is fetched are pickled on their way."""
-    wanted = pickle.loads(pickle.dumps(worker.wanted(step, micro_batch)))
-    return worker.arrived(step, micro_batch, worker.fetch(step, micro_batch, wanted))
+    wanted = pickle.loads(pickle.dumps(worker.fetch_argument(step, micro_batch)))
+    return worker.on_fetched(step, micro_batch, worker.fetch(step, micro_batch, wanted))
 
 
 def calm(data: Any, steps: int) -> list[list[Any]]:
@@ -163,7 +163,7 @@ def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: rand
         for part in range(M):
             worker = story.choice(workers)
             if story.random() < 0.3 and step < len(expected):  # ahead, and perhaps for nothing
-                assert worker.fetch(step + 1, part, worker.wanted(step + 1, part)).batch == expected[step][part]
+                assert worker.fetch(step + 1, part, worker.fetch_argument(step + 1, part)).batch == expected[step][part]
             for _ in range(story.choice([1, 1, 2])):  # (the second time as after a failure)
                 assert fetched(worker, step, part) == expected[step - 1][part]
             notes.append(worker.make_note())
@@ -198,10 +198,10 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
 )
 def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> None:
     if words is None:
-        assert isinstance(job_data(data, None, SIZES), StreamedData)
+        assert isinstance(make_job_data(data, None, SIZES), StreamedData)
         return
     with pytest.raises(BadInputError, match=words):
-        job_data(data, None, SIZES)
+        make_job_data(data, None, SIZES)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.loading import MicroBatchLoader
-from holdfast.runtime.data.torch_loader import DataOptions, take_apart
+from holdfast.runtime.data.torch_loader import DataOptions, unwrap_loader
 
 DATA = TensorDataset(torch.arange(12.0))
 CPU = torch.device("cpu")
@@ -44,20 +44,20 @@ def test_its_samples_are_those_of_its_data_set_given_bare() -> None:
 
 def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
     loader: Any = DataLoader(DATA, batch_size=3, num_workers=1, prefetch_factor=5, collate_fn=collate)
-    dataset, options, _ = take_apart(loader, DataOptions(), 3)
+    dataset, options, _ = unwrap_loader(loader, DataOptions(), 3)
     assert dataset is DATA
     assert options == DataOptions(collate=collate, num_workers=1, prefetch_factor=5, pin_memory=False)
     asked = DataOptions(collate=list, num_workers=2, prefetch_factor=4, pin_memory=True)
-    assert take_apart(loader, asked, 3)[1] == asked
-    assert take_apart(DATA, asked, 3) == (DATA, asked, "")
+    assert unwrap_loader(loader, asked, 3)[1] == asked
+    assert unwrap_loader(DATA, asked, 3) == (DATA, asked, "")
 
 
 def test_nobody_fetches_ahead_without_loader_workers() -> None:
     """torch's DataLoader says so as well."""
     with pytest.raises(BadInputError, match=r"prefetch_factor is 4 and num_workers is 0: .* give num_workers above 0"):
-        take_apart(DATA, DataOptions(prefetch_factor=4), 3)
+        unwrap_loader(DATA, DataOptions(prefetch_factor=4), 3)
     loader: Any = DataLoader(DATA, batch_size=3, num_workers=1)
-    assert take_apart(loader, DataOptions(prefetch_factor=4), 3)[1].prefetch_factor == 4
+    assert unwrap_loader(loader, DataOptions(prefetch_factor=4), 3)[1].prefetch_factor == 4
 
 
 def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> None:
@@ -65,16 +65,16 @@ def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> N
     sampler = SequentialSampler(DATA)
     parts = {"dataset": DATA, "batch_size": 3, "collate_fn": collate, "num_workers": 2, "sampler": sampler}
     foreign = SimpleNamespace(**parts, batch_sampler=BatchSampler(sampler, 3, drop_last=False))
-    assert take_apart(foreign, DataOptions(), 3)[:2] == (DATA, DataOptions(collate=collate, num_workers=2))
+    assert unwrap_loader(foreign, DataOptions(), 3)[:2] == (DATA, DataOptions(collate=collate, num_workers=2))
     whole = {"replacement": False, "num_samples": len(DATA)}
     for theirs, refused in ((whole, False), ({**whole, "num_samples": 3}, True)):
         foreign.sampler = as_torchdata("RandomSampler", **theirs)
         foreign.batch_sampler = as_torchdata("BatchSampler")
         if refused:
             with pytest.raises(BadInputError, match="draws some samples twice, or not all of them"):
-                take_apart(foreign, DataOptions(), 3)
+                unwrap_loader(foreign, DataOptions(), 3)
         else:
-            assert "shuffled in an order of its own" in take_apart(foreign, DataOptions(), 3)[2]
+            assert "shuffled in an order of its own" in unwrap_loader(foreign, DataOptions(), 3)[2]
 
 
 def as_torchdata(name: str, **said: Any) -> Any:
@@ -83,9 +83,9 @@ def as_torchdata(name: str, **said: Any) -> Any:
 
 
 def test_the_difference_in_order_is_said() -> None:
-    assert "it would give samples as they lie" in take_apart(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
+    assert "it would give samples as they lie" in unwrap_loader(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
     shuffled: Any = DataLoader(DATA, batch_size=3, shuffle=True, worker_init_fn=print)
-    said = take_apart(shuffled, DataOptions(), 3)[2]
+    said = unwrap_loader(shuffled, DataOptions(), 3)[2]
     assert "shuffled in an order of its own" in said
     assert "worker_init_fn is not called" in said
 
@@ -104,4 +104,4 @@ def test_the_difference_in_order_is_said() -> None:
 )
 def test_a_loader_that_says_which_samples_a_batch_has_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words):
-        take_apart(DataLoader(DATA, **options), DataOptions(), 3)
+        unwrap_loader(DataLoader(DATA, **options), DataOptions(), 3)

@@ -10,7 +10,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
+from holdfast.runtime.evaluation.shards import (
+    ModelEvaluation,
+    ShardResult,
+    find_first_holders,
+    intersect_bits,
+    pack_shards,
+)
 
 X = torch.arange(10.0)
 DATA = TensorDataset(X)
@@ -32,8 +38,8 @@ def test_each_sample_is_in_one_shard(data: Any, sizes: list[int]) -> None:
     batches = [one.fetch(1, shard)[0] for shard in range(one.shards)]
     assert [len(batch) for batch in batches] == sizes
     assert torch.equal(torch.cat(batches), X)
-    results = [one.measured(shard, one.measure(one.fetch(1, shard))) for shard in range(one.shards)]
-    assert one.combined(results) == {"loss": pytest.approx(X.mean().item())}
+    results = [one.make_result(shard, one.measure(one.fetch(1, shard))) for shard in range(one.shards)]
+    assert one.combine(results) == {"loss": pytest.approx(X.mean().item())}
 
 
 def test_a_collate_function_is_used() -> None:
@@ -78,24 +84,24 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None
 )
 def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:
     with pytest.raises(BadInputError, match=why):
-        evaluation().measured(0, found)
+        evaluation().make_result(0, found)
 
 
 def test_every_shard_has_the_same_names_and_what_is_monitored() -> None:
     with pytest.raises(BadInputError, match=r"returned \['a'\] for shard 0 and \['b'\] for shard 1"):
-        evaluation().combined([ShardResult(4, {"a": 1.0}), ShardResult(4, {"b": 1.0}), ShardResult(2, {"a": 1.0})])
+        evaluation().combine([ShardResult(4, {"a": 1.0}), ShardResult(4, {"b": 1.0}), ShardResult(2, {"a": 1.0})])
     with pytest.raises(BadInputError, match=r"monitor='loss'\): its function returns \['a'\]: monitor one"):
-        evaluation(keep=1).combined([ShardResult(4, {"a": 1.0})] * 3)
+        evaluation(keep=1).combine([ShardResult(4, {"a": 1.0})] * 3)
 
 
 def test_who_has_which_shard_first() -> None:
     result = ShardResult(1, {})
-    bits = [to_bits(dict.fromkeys(shards, result), 11) for shards in ([0, 10], [3, 0], [])]
-    assert holders_of(bits, 11) == [0, None, None, 1, *[None] * 6, 0]
+    bits = [pack_shards(dict.fromkeys(shards, result), 11) for shards in ([0, 10], [3, 0], [])]
+    assert find_first_holders(bits, 11) == [0, None, None, 1, *[None] * 6, 0]
 
 
 def test_a_unit_has_what_all_of_its_places_have() -> None:
     first, second = ({shard: ShardResult(samples=1, means={}) for shard in here} for here in ([0, 3, 9], [3, 9, 10]))
-    assert holders_of([in_all([to_bits(first, 11), to_bits(second, 11)])], 11) == [
+    assert find_first_holders([intersect_bits([pack_shards(first, 11), pack_shards(second, 11)])], 11) == [
         0 if shard in (3, 9) else None for shard in range(11)
     ]

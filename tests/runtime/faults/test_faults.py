@@ -22,66 +22,66 @@ def none() -> int | None:
 
 def test_a_fault_strikes_once_at_its_step_and_phase() -> None:
     faults = Faults(none)
-    faults.order(Inject(fault="raise", step=5, phase="ready"))
+    faults.on_inject(Inject(fault="raise", step=5, phase="ready"))
     for step in range(1, 5):
         for phase in FAULT_PHASES:
-            faults.at(phase, step)
-    faults.at("compute", 5)
-    assert faults.armed("ready", 5)
-    assert not faults.armed("voted", 5)
+            faults.strike_at(phase, step)
+    faults.strike_at("compute", 5)
+    assert faults.is_due("ready", 5)
+    assert not faults.is_due("voted", 5)
     with pytest.raises(InjectedError):
-        faults.at("ready", 5)
-    faults.at("ready", 5)
+        faults.strike_at("ready", 5)
+    faults.strike_at("ready", 5)
 
 
 def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
     faults = Faults(none)
-    faults.order(Inject(fault="raise", step=5, phase="forward"))
+    faults.on_inject(Inject(fault="raise", step=5, phase="forward"))
     with pytest.raises(InjectedError):
-        faults.at("forward", 9)
+        faults.strike_at("forward", 9)
 
 
 def test_a_hold_waits_in_the_training_thread_alone() -> None:
     faults, held = Faults(none), []
-    faults.on(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
-    faults.order(Inject(fault="hold", step=2, phase="passed"))
-    faults.at("passed", 1)
-    faults.at_side("passed", 2)
+    faults.register_actions(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
+    faults.on_inject(Inject(fault="hold", step=2, phase="passed"))
+    faults.strike_at("passed", 1)
+    faults.strike_in_side_thread("passed", 2)
     assert held == []
-    faults.at("passed", 2)
-    faults.at("passed", 2)
+    faults.strike_at("passed", 2)
+    faults.strike_at("passed", 2)
     assert held == [True]
 
 
 def test_a_hold_that_came_too_late_is_void() -> None:
     faults, held = Faults(none), []
-    faults.on(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
-    faults.order(Inject(fault="hold", step=2, phase="passed"))
-    faults.at("passed", 3)
+    faults.register_actions(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
+    faults.on_inject(Inject(fault="hold", step=2, phase="passed"))
+    faults.strike_at("passed", 3)
     assert held == []
 
 
 def test_an_exception_now_waits_for_the_training_thread() -> None:
     faults = Faults(none)
-    faults.order(Inject(fault="raise"))
-    faults.at_side("transfer", 3)
+    faults.on_inject(Inject(fault="raise"))
+    faults.strike_in_side_thread("transfer", 3)
     with pytest.raises(InjectedError):
-        faults.at("", 3)
+        faults.strike_at("", 3)
 
 
 def test_an_exception_in_a_transfer_is_raised_in_the_training_thread() -> None:
     faults = Faults(none)
-    faults.order(Inject(fault="raise", step=2, phase="transfer"))
-    faults.at("compute", 3)
-    faults.at_side("transfer", 3)
+    faults.on_inject(Inject(fault="raise", step=2, phase="transfer"))
+    faults.strike_at("compute", 3)
+    faults.strike_in_side_thread("transfer", 3)
     with pytest.raises(InjectedError):
-        faults.at("compute", 3)
+        faults.strike_at("compute", 3)
 
 
 def _strike(inject: Inject, agent: int | None) -> None:
     faults = Faults(lambda: agent)
-    faults.order(inject)
-    faults.at("voted", 1)
+    faults.on_inject(inject)
+    faults.strike_at("voted", 1)
 
 
 @pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("exit", EXIT_CODE)])
@@ -119,76 +119,76 @@ def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
 def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     faults, hung = Faults(none), []
     monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
-    faults.order(Inject(fault="hang", phase=phase))
-    faults.at("compute", 1)
-    faults.at("ready", 1)
+    faults.on_inject(Inject(fault="hang", phase=phase))
+    faults.strike_at("compute", 1)
+    faults.strike_at("ready", 1)
     assert hung == []
-    faults.at_work(2)
-    faults.at_work(2)
+    faults.strike_in_compute(2)
+    faults.strike_in_compute(2)
     assert hung == [True]
 
 
 def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     faults, hung = Faults(none), []
     monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
-    faults.order(Inject(fault="hang", phase="ready", step=2))
-    faults.at_work(2)
-    faults.at_side("ready", 2)
+    faults.on_inject(Inject(fault="hang", phase="ready", step=2))
+    faults.strike_in_compute(2)
+    faults.strike_in_side_thread("ready", 2)
     assert hung == []
-    faults.at("ready", 2)
+    faults.strike_at("ready", 2)
     assert hung == [True]
 
 
 def test_connections_break_once() -> None:
     faults, broken = Faults(none), []
-    faults.on(hold=lambda: None, drop=lambda: broken.append(True), corrupt=lambda: None)
-    faults.order(Inject(fault="drop", phase="voted"))
-    faults.at("ready", 1)
-    faults.at("voted", 1)
-    faults.at("voted", 2)
+    faults.register_actions(hold=lambda: None, drop=lambda: broken.append(True), corrupt=lambda: None)
+    faults.on_inject(Inject(fault="drop", phase="voted"))
+    faults.strike_at("ready", 1)
+    faults.strike_at("voted", 1)
+    faults.strike_at("voted", 2)
     assert broken == [True]
 
 
 def test_where_memory_has_run_out_the_training_thread_says_so() -> None:
     faults = Faults(none)
-    faults.order(Inject(fault="memory"))
+    faults.on_inject(Inject(fault="memory"))
     with pytest.raises(MemoryError):
-        faults.at("compute", 1)
+        faults.strike_at("compute", 1)
 
 
 def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
     faults = Faults(none)
-    faults.drag(time.monotonic() - 10.0)  # (not yet)
-    faults.order(Inject(fault="slow", times=4.0))
-    faults.at("compute", 1)
+    faults.slow_down(time.monotonic() - 10.0)  # (not yet)
+    faults.on_inject(Inject(fault="slow", times=4.0))
+    faults.strike_at("compute", 1)
     for _ in range(2):
         began = time.monotonic()
-        faults.drag(began - 0.01)
+        faults.slow_down(began - 0.01)
         assert time.monotonic() - began >= 0.03
-    faults.order(Inject(fault="slow", times=1.0))
-    faults.at("compute", 2)
+    faults.on_inject(Inject(fault="slow", times=1.0))
+    faults.strike_at("compute", 2)
     began = time.monotonic()
-    faults.drag(began - 10.0)
+    faults.slow_down(began - 10.0)
     assert time.monotonic() - began < 10.0
 
 
 def test_whose_link_is_slow_sends_so_many_times_slower_from_then_on() -> None:
     faults = Faults(none)
     assert faults.slow_link == 1.0
-    faults.order(Inject(fault="slow-link", times=4.0))
+    faults.on_inject(Inject(fault="slow-link", times=4.0))
     assert faults.slow_link == 1.0
-    faults.at("compute", 1)
+    faults.strike_at("compute", 1)
     assert faults.slow_link == 4.0
 
 
 def test_state_is_corrupted_once_in_the_training_thread() -> None:
     faults, flipped = Faults(none), []
-    faults.on(hold=lambda: None, drop=lambda: None, corrupt=lambda: flipped.append(True))
-    faults.order(Inject(fault="corrupt-state"))
-    faults.at_side("transfer", 1)
+    faults.register_actions(hold=lambda: None, drop=lambda: None, corrupt=lambda: flipped.append(True))
+    faults.on_inject(Inject(fault="corrupt-state"))
+    faults.strike_in_side_thread("transfer", 1)
     assert flipped == []
-    faults.at("", 1)
-    faults.at("", 2)
+    faults.strike_at("", 1)
+    faults.strike_at("", 2)
     assert flipped == [True]
 
 

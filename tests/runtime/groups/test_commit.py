@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.protocol.commit import Commit, Flag, Wish
-from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator
 from tests.harness.local_world import Seat, run_world
 
@@ -17,17 +17,17 @@ V = Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0)
 
 @given(st.sampled_from([(), (Flag.SWAP,)]), st.sampled_from([(), (Wish.STOP,), (Wish.STOP, Wish.SAVE)]))
 def test_a_world_of_one_gets_back_what_it_gave(flags: tuple[Flag, ...], wishes: tuple[Wish, ...]):
-    v = finish(start_commit(LocalCommunicator(), flags, wishes), V)
+    v = finish_commit(start_commit(LocalCommunicator(), flags, wishes), V)
     assert v == replace(V, flags=flags, wishes=wishes)
 
 
 def commit_body(seat: Seat) -> tuple[Commit, Commit]:
     communicator = seat.connect(1)
-    all_raise = finish(start_commit(communicator, (Flag.SWAP,), (Wish.SAVE,) if seat.rank == 1 else ()), V)
-    all_but_one = finish(start_commit(communicator, () if seat.rank == 3 else (Flag.SWAP,)), V)
+    all_raise = finish_commit(start_commit(communicator, (Flag.SWAP,), (Wish.SAVE,) if seat.rank == 1 else ()), V)
+    all_but_one = finish_commit(start_commit(communicator, () if seat.rank == 3 else (Flag.SWAP,)), V)
     seat.meet()
     communicator.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return all_raise, all_but_one
 
 
@@ -45,11 +45,11 @@ def absent_body(seat: Seat) -> str:
         pending = start_commit(communicator)
         threading.Timer(0.005, halt.set).start()
         with pytest.raises(HaltedError) as caught:
-            finish(pending, V)
+            finish_commit(pending, V)
         outcome = str(caught.value)
     seat.meet()
     communicator.retire()
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 

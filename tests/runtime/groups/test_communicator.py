@@ -85,7 +85,7 @@ def test_the_exception_does_not_keep_the_operation_alive(failure: str):
     del operation
     with pytest.raises((HaltedError, PeerLostError)) as caught:
         LocalCommunicator(halt=lambda: True).wait(pending)
-    pending.take()
+    pending.detach()
     gc.collect()
     assert gone() is None
     assert caught.value.__traceback__ is not None
@@ -93,7 +93,7 @@ def test_the_exception_does_not_keep_the_operation_alive(failure: str):
 
 def test_what_was_taken_from_a_retired_group_counts_as_failed():
     pending = Pending("commit", FakeOperation(1 << 30))
-    taken = pending.take()
+    taken = pending.detach()
     assert not taken.done()
     with pytest.raises(PeerLostError, match="retired"):
         LocalCommunicator().wait(pending)

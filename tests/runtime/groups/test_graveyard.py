@@ -1,15 +1,15 @@
-"""What is buried is destroyed once it has ended, in the graveyard's thread, and never before."""
+"""What is buried is destroyed once it has ended, in the reaper's thread, and never before."""
 
 import subprocess
 import sys
 import threading
 
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 
 DEADLINE_S = 60.0
 
 
-class FakeRemains:
+class FakeGroup:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.looked = threading.Event()
@@ -17,7 +17,7 @@ class FakeRemains:
         self.destroyed_by: threading.Thread | None = None
         self.early = False
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         self.looked.set()
         return self.over.is_set()
 
@@ -28,67 +28,67 @@ class FakeRemains:
 
 
 def test_remains_are_destroyed_once_ended_and_not_before():
-    graveyard = Graveyard()
-    slow, quick = FakeRemains(), FakeRemains()
-    graveyard.bury(slow)
+    reaper = GroupReaper()
+    slow, quick = FakeGroup(), FakeGroup()
+    reaper.add(slow)
     assert slow.looked.wait(DEADLINE_S)
     quick.over.set()
-    graveyard.bury(quick)
+    reaper.add(quick)
     assert quick.destroyed.wait(DEADLINE_S), "one that has not ended must not hold up the others"
     assert not slow.destroyed.is_set()
     slow.over.set()
-    assert graveyard.wait_empty(DEADLINE_S)
+    assert reaper.wait_empty(DEADLINE_S)
     assert slow.destroyed_by is not None
     assert slow.destroyed_by is not threading.current_thread()
     assert not slow.early
-    assert graveyard.size == 0
-    assert graveyard.buried == 2
-    assert graveyard.close(DEADLINE_S)
-    assert not any(thread.name == "holdfast-graveyard" for thread in threading.enumerate())
+    assert reaper.size == 0
+    assert reaper.added == 2
+    assert reaper.close(DEADLINE_S)
+    assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
 def test_close_says_what_is_left_and_ends_the_thread():
-    graveyard = Graveyard()
-    graveyard.bury(FakeRemains())
-    assert not graveyard.close(0.01)
-    assert graveyard.size == 1
-    late = FakeRemains()
-    graveyard.bury(late)
-    assert graveyard.size == 2
+    reaper = GroupReaper()
+    reaper.add(FakeGroup())
+    assert not reaper.close(0.01)
+    assert reaper.size == 1
+    late = FakeGroup()
+    reaper.add(late)
+    assert reaper.size == 2
     assert not late.destroyed.is_set()
-    assert not any(thread.name == "holdfast-graveyard" for thread in threading.enumerate())
+    assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
 def test_what_lingers_is_destroyed_at_its_time_or_when_the_graveyard_closes():
-    graveyard = Graveyard()
-    brief, long = FakeRemains(), FakeRemains()
+    reaper = GroupReaper()
+    brief, long = FakeGroup(), FakeGroup()
     brief.over.set()
     long.over.set()
-    graveyard.bury(long, linger_s=1e6)
-    graveyard.bury(brief, linger_s=0.01)
+    reaper.add(long, linger_s=1e6)
+    reaper.add(brief, linger_s=0.01)
     assert brief.destroyed.wait(DEADLINE_S)
     assert not long.destroyed.is_set()
-    assert graveyard.close(DEADLINE_S)
+    assert reaper.close(DEADLINE_S)
     assert long.destroyed.is_set()
 
 
 def test_an_unused_graveyard_has_no_thread():
-    graveyard = Graveyard()
-    assert graveyard.close(0.0)
-    assert not any(thread.name == "holdfast-graveyard" for thread in threading.enumerate())
+    reaper = GroupReaper()
+    assert reaper.close(0.0)
+    assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
 def test_what_is_left_at_exit_is_never_freed():
     script = """
-from holdfast.runtime.groups.graveyard import Graveyard
-class Remains:
-    def ended(self): return False
+from holdfast.runtime.groups.graveyard import GroupReaper
+class Abandoned:
+    def has_ended(self): return False
     def destroy(self): print("destroyed")
     def __del__(self): print("freed")
-graveyard = Graveyard()
-graveyard.bury(Remains())
-print(graveyard.close(0.0))
-del graveyard
+reaper = GroupReaper()
+reaper.add(Abandoned())
+print(reaper.close(0.0))
+del reaper
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=True

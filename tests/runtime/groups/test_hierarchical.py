@@ -20,7 +20,7 @@ from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.messages.orders import Inject
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults, InjectedError
-from holdfast.runtime.groups.commit import finish, start_commit
+from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
@@ -63,7 +63,7 @@ def test_sums_are_those_of_the_plan_whoever_is_late(shape: tuple[list[str], int,
     def body(comm: Communicator) -> tuple[list[float], Commit]:
         sums = finish_sums(start_sums(comm, draws[comm.rank].tolist(), "sums"))
         flags = () if comm.rank == seed % (2 * comm.size) else (Flag.SWAP,)
-        return sums, finish(start_commit(comm, flags), EMPTY_RESULT)
+        return sums, finish_commit(start_commit(comm, flags), EMPTY_RESULT)
 
     outcomes = run_threads(nodes, body, seed=seed, flat_up_to=flat_up_to, fan_out=fan_out)
     expected = level_sums(nodes, flat_up_to, fan_out, list(draws))
@@ -157,7 +157,7 @@ def real_body(seat: Seat) -> dict[str, Any]:
     comm = seat.connect(1, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2)
     outcome["owners"] = comm.owners
     outcome["sums"] = finish_sums(start_sums(comm, [0.1 * (seat.rank + 1), 1 / 3, 1.0], "sums"))
-    outcome["v"] = finish(start_commit(comm, (Flag.SWAP,)), EMPTY_RESULT)
+    outcome["v"] = finish_commit(start_commit(comm, (Flag.SWAP,)), EMPTY_RESULT)
     for dtype in (torch.float32, torch.bfloat16):
         for bucket_bytes, numel in ((64, 50), (1 << 22, 300_000)):  # both ways to spread
             buckets = buckets_of(seat.rank, dtype, numel, bucket_bytes)
@@ -178,7 +178,7 @@ def real_body(seat: Seat) -> dict[str, Any]:
     seat.meet()
     comm.retire(sever=False)
     outcome["left"] = left_when_one_is_absent(seat)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 
@@ -276,7 +276,7 @@ def killed_body(seat: Seat) -> str:
         outcome = str(error)
     backstop.cancel()
     comm.retire()
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 
@@ -330,7 +330,7 @@ def test_a_fault_in_the_reduction_strikes_though_there_are_levels():
     def body(comm: Communicator) -> bool:
         faults = Faults(lambda: None)
         if comm.rank == 1:
-            faults.order(Inject(fault="raise", step=1, phase="reducing"))
+            faults.on_inject(Inject(fault="raise", step=1, phase="reducing"))
         dying = FaultingCommunicator(comm, faults, 1, "reducing")
         try:
             reduce_gradients([buckets_of(comm.rank, torch.float32, 9, 1)], dying, 1.0)

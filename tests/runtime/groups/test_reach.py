@@ -6,7 +6,7 @@ import socket
 
 from holdfast.protocol.names import node_of, worker_id
 from holdfast.protocol.plan import GenerationPlan, Member
-from holdfast.runtime.groups.reach import AT_ONCE, CONNECT_S, LONGEST_S, unreachable
+from holdfast.runtime.groups.reach import AT_ONCE, CONNECT_S, LONGEST_S, find_unreachable
 
 
 def member(node: str, port: int) -> Member:
@@ -18,12 +18,12 @@ def test_a_closed_port_is_named_and_an_open_one_is_not() -> None:
         port, closed = open_.getsockname()[1], closing.getsockname()[1]
         closing.close()
         plan = GenerationPlan(term=1, generation=1, members=(member("a", port), member("b", port), member("c", closed)))
-        assert unreachable(plan, "a/0/a") == ("c/0/a",)
+        assert find_unreachable(plan, "a/0/a") == ("c/0/a",)
 
 
 def test_nobody_asks_its_own_node_or_a_member_without_a_port() -> None:
     plan = GenerationPlan(term=1, generation=1, members=(member("a", 1), member("b", 0)))
-    assert unreachable(plan, "a/0/a", lambda host, port: False) == ()
+    assert find_unreachable(plan, "a/0/a", lambda host, port: False) == ()
 
 
 def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at() -> None:
@@ -39,7 +39,7 @@ def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at(
         asked.append(1.0)
         return False
 
-    named = unreachable(
+    named = find_unreachable(
         GenerationPlan(term=1, generation=1, members=members), "n10/0/a", connects, lambda: sum(asked) / AT_ONCE
     )
     assert len(named) <= (LONGEST_S + CONNECT_S) * AT_ONCE
@@ -51,5 +51,5 @@ def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at(
 
 def test_all_are_asked() -> None:
     plan = GenerationPlan(term=1, generation=1, members=tuple(member(f"n{index}", index) for index in range(1, 101)))
-    named = unreachable(plan, "n1/0/a", lambda host, port: port % 2 == 0)
+    named = find_unreachable(plan, "n1/0/a", lambda host, port: port % 2 == 0)
     assert named == tuple(f"n{index}/0/a" for index in range(3, 101, 2))

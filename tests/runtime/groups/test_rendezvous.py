@@ -50,7 +50,7 @@ def test_a_post_is_here_and_is_sent():
 def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
     sent = []
     board = Board(3, sent.append)
-    board.expect(2)
+    board.expect_keys(2)
     board.post("a", b"1")
     assert sent == []
     assert board.values() == {"a": b"1"}, "it is here at once"
@@ -61,7 +61,7 @@ def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
 
 def test_who_posts_nothing_says_so():
     sent = []
-    Board(3, sent.append).expect(0)
+    Board(3, sent.append).expect_keys(0)
     assert sent == [{}]
 
 
@@ -119,7 +119,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch):
 def test_who_has_more_to_post_than_can_be_sent_on_says_so_and_what_to_do():
     sent = []
     board = Board(4, sent.append)
-    board.expect(2)
+    board.expect_keys(2)
     board.post("a", bytes(MAX_VALUE_BYTES))
     with pytest.raises(ValueError, match=r"for generation 4 come to \d+ bytes, and 589824 at most .* fewer workers"):
         board.post("b", bytes(MAX_VALUE_BYTES))

@@ -8,7 +8,7 @@ from thread_rank import DATA, MICRO_BATCH, Rank
 from thread_world import run_threads
 
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.evaluation.evaluating import Evaluating
+from holdfast.runtime.evaluation.evaluating import Evaluator
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import Communicator
@@ -25,7 +25,7 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
             measured.append(len(batch))
             return {"loss": float(len(measured))}
 
-        evaluating = Evaluating(rank.shared, rank.workload, None, None)
+        evaluating = Evaluator(rank.shared, rank.workload, None, None)
         choice = BestChoice(monitor="loss", mode="min", keep=0)
         evaluating.add(ModelEvaluation(measure, DATA, every=1, name="eval", micro_batch=MICRO_BATCH, choice=choice))
         applying = StepApplier(
@@ -38,14 +38,14 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
             after_apply=None,
             on_after_apply_error=lambda *_: None,
             verify_state=0,
-            evaluating=evaluating,
+            evaluator=evaluating,
         )
         shards = len(DATA) // MICRO_BATCH
         for seen in (shards, shards):  # what is known is not measured again
-            assert evaluating.at(1, 1)
+            assert evaluating.run_due(1, 1)
             assert len(measured) == seen
         applying.on_state_replaced()
-        assert evaluating.at(1, 1)
+        assert evaluating.run_due(1, 1)
         assert len(measured) == 2 * shards
         assert applying.last_applied is None
 

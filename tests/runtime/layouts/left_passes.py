@@ -36,7 +36,7 @@ def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     before = list(model.parameters())
     with ExitStack() as settling:
         for group in replica.groups.values():
-            settling.enter_context(group.settling())
+            settling.enter_context(group.discarding_left_work())
         for root in _outermost(model):
             root.reset_iter_state()
     # FSDP2 uses its gathered parameters again, and leaves in them what a backward pass had added up until it was left.

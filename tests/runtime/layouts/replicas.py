@@ -33,7 +33,7 @@ class Connector:
     def connect(self, replica: ReplicaMesh, halt: HaltCheck | None = None) -> dict[str, Communicator]:
         """Return a communicator for each dimension."""
         made, turn = {}, next(_turns)
-        for number, (dimension, members) in enumerate(replica.wanted.items()):
+        for number, (dimension, members) in enumerate(replica.connected_ranks.items()):
             # (a board of its own for each group: their keys are alike)
             generation = ((turn * 10 + number) * 10 + self.replica) * 10 + members[0]
             place, size = members.index(self.role.place), len(members)
@@ -54,11 +54,11 @@ def replica_of(seat: Seat, layout: Layout) -> Generator[tuple[ReplicaMesh, Conne
 
 @contextmanager
 def leaving_nothing(seat: Seat) -> Generator[None]:
-    """Look that threads and descriptors are those of before, once the graveyard is empty."""
-    seat.graveyard.bury(_Nothing())  # (its thread is there from the first burial on)
+    """Look that threads and descriptors are those of before, once the reaper is empty."""
+    seat.reaper.add(_Nothing())  # (its thread is there from the first burial on)
     threads, descriptors = threading.enumerate(), _descriptors()
     yield
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     for thread in threading.enumerate():
         if thread not in threads:
             thread.join(60)  # (those that waited end with their group, a moment later)
@@ -67,7 +67,7 @@ def leaving_nothing(seat: Seat) -> Generator[None]:
 
 
 class _Nothing:
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return True
 
     def destroy(self) -> None:

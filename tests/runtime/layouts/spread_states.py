@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import is_dtensor, local_of, wrap_like
 from holdfast.runtime.dtensor.place import ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.state.state import TrainingState
 
 
@@ -101,7 +101,7 @@ class SpreadState:
 
     def here(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Return what is here of a whole tensor that is spread as a parameter is."""
-        box = box_of(name, self.model.get_parameter(name), self.place)
+        box = find_box(name, self.model.get_parameter(name), self.place)
         return whole[box.slices_in(type(box).of_whole(whole.shape))].clone()
 
     def train(self, steps: int = 2) -> None:

@@ -64,7 +64,7 @@ def complaints(seat: Seat) -> list[str]:
         (Layout(tensor=2), lambda replica: unseeded(replica, seat.rank)),
     ):
         with replica_of(seat, layout) as (replica, _):
-            communicators = [replica.groups[dimension].communicator for dimension in replica.wanted]
+            communicators = [replica.groups[dimension].communicator for dimension in replica.connected_ranks]
             try:
                 check_replicated(made(replica), [one for one in communicators if one is not None])
                 found.append("")

@@ -30,7 +30,7 @@ from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.groups.communicator import HaltedError
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.layouts.sharded import check_spread, share_tokens
+from holdfast.runtime.layouts.sharded import check_spread, share_expert_tokens
 from holdfast.runtime.moe.gates.router import jitter_stream
 from holdfast.runtime.moe.gates.routing import RecordedRouting
 from holdfast.runtime.moe.holding.job_experts import make_job_experts
@@ -54,7 +54,7 @@ def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
         model = torch.nn.Sequential(*(holdfast.MoE(4, 8, 2, seed=1) for _ in range(2)))
         replica = ReplicaMesh(layout, Role(), torch.device("cpu"))
         try:
-            share_tokens(model, replica)
+            share_expert_tokens(model, replica)
         finally:
             replica.close()
         return [layer.token_split is not None for layer in moe_layers(model)]

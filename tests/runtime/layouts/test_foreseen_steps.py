@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.runtime.dtensor.local import local_of, wrap_like
-from holdfast.runtime.warming.spread_steps import foresee_steps
+from holdfast.runtime.warming.spread_steps import dry_run_steps
 
 untyped: Any = DTensor
 propagator: Any = untyped._op_dispatcher.sharding_propagator
@@ -42,7 +42,7 @@ def test_the_first_step_finds_all_found_out(monkeypatch: pytest.MonkeyPatch):
         model = _model(width)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         if foreseen:
-            foresee_steps([optimizer])
+            dry_run_steps([optimizer])
         found_out.clear()
         _step(model, optimizer)
         assert bool(found_out) is not foreseen
@@ -56,7 +56,7 @@ def test_nothing_is_changed_and_nobody_is_called():
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
     before = [local_of(one).detach().clone() for one in model.parameters()]
-    foresee_steps([optimizer])
+    dry_run_steps([optimizer])
     assert not optimizer.state
     assert not called
     assert schedule.last_epoch == 0
@@ -76,5 +76,5 @@ def test_optimizers_of_others_are_left_alone_and_what_cannot_be_foreseen_is_no_e
 
     Counting.__module__ = "somebody.elses"
     model = _model(19)
-    foresee_steps([Counting(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())])
+    dry_run_steps([Counting(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())])
     assert not Counting.steps

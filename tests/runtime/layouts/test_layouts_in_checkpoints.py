@@ -26,7 +26,7 @@ from holdfast.runtime.checkpoints.parts import part_name, stored_names
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.checkpoints.torch_file import read_state
 from holdfast.runtime.dtensor.local import local_of, placement_of
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.state.state import TrainingState
 from holdfast.storage import LocalStorage
 from resealing import reseal
@@ -116,7 +116,7 @@ def assert_here(one: SpreadState, whole: dict[str, torch.Tensor]) -> int:
     names = stored_names(view.manifest)
     assert set(names) == set(whole)
     for number, (name, tensor) in enumerate(zip(names, view.tensors, strict=True)):
-        box = box_of(name, view.spread.get(number, tensor), one.place)
+        box = find_box(name, view.spread.get(number, tensor), one.place)
         wanted = whole[name][box.slices_in(Box.of_whole(whole[name].shape))]
         assert tensor.dtype == wanted.dtype
         assert torch.equal(tensor, wanted), name

@@ -238,7 +238,7 @@ def test_every_collective_gives_what_a_plain_loop_gives(layout):
 def test_a_replica_of_one_is_ready_and_computes():
     replica = ReplicaMesh(Layout(), Role(), torch.device("cpu"))
     try:
-        assert replica.wanted == {}
+        assert replica.connected_ranks == {}
         assert replica.mesh.mesh_dim_names == ("shard", "tensor")
         assert replica.mesh.shape == (1, 1)
         for group in replica.groups.values():
@@ -286,15 +286,15 @@ def test_a_group_without_connections_says_so_and_one_of_another_size_is_refused(
     replica = ReplicaMesh(Layout(shard=2), Role(place=1), torch.device("cpu"))
     group = replica.groups["shard"]
     try:
-        assert replica.wanted == {"shard": (0, 1)}
+        assert replica.connected_ranks == {"shard": (0, 1)}
         with pytest.raises(HaltedError, match="group holdfast-shard has no connections yet"):
             dist.all_reduce(torch.zeros(1), group=group)
         with pytest.raises(ValueError, match="rank 0 of 1 cannot stand in for rank 1 of 2"):
             replica.swap({"shard": LocalCommunicator()})
         with pytest.raises(ValueError, match=r"communicators for \[\], and \['shard'\] are wanted"):
             replica.swap({})
-        replica.give_up()
-        assert isinstance(replica.left, HaltedError)
+        replica.retire_communicators()
+        assert isinstance(replica.left_error, HaltedError)
         with pytest.raises(CollectiveLeftError, match="has no connections now"):
             dist.all_reduce(torch.zeros(1), group=group)
     finally:
@@ -348,12 +348,12 @@ def abandon_body(seat: Seat, layout: Layout) -> list[float]:
                 for work in (other, receiving):
                     with pytest.raises(HaltedError):
                         work.wait()
-                    with group.settling():
+                    with group.discarding_left_work():
                         assert not work.wait()
                     assert isinstance(work.exception(), HaltedError)
                 with pytest.raises(HaltedError, match="was halted in"):
                     collective()
-                replica.give_up()
+                replica.retire_communicators()
                 assert isinstance(unused, funcol.AsyncCollectiveTensor)
                 assert torch._C._distributed_c10d._get_work_registry_size() == 0
                 gc.collect()

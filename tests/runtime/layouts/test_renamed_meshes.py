@@ -15,7 +15,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.dtensor.local import layout_dimensions
 from holdfast.runtime.dtensor.place import ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import strip_wrapper_prefixes
 
@@ -31,14 +31,14 @@ def replica() -> Iterator[ReplicaMesh]:
 
 
 def test_other_names_for_the_same_groups(replica: ReplicaMesh) -> None:
-    mesh = replica.named({"replicas": "", "fsdp": "shard", "context": "", "tp": "tensor"})
+    mesh = replica.rename_dimensions({"replicas": "", "fsdp": "shard", "context": "", "tp": "tensor"})
     assert mesh.mesh_dim_names == ("replicas", "fsdp", "context", "tp")
     assert tuple(mesh.shape) == (1, 2, 1, 2)
     assert list(mesh.get_coordinate() or ()) == [0, 1, 0, 0]
     assert mesh.get_group("fsdp") is replica.groups["shard"]
     assert mesh["tp"].get_group() is replica.groups["tensor"]
     assert layout_dimensions(mesh) == ("single", "shard", "single", "tensor")
-    alone = replica.named({"tp": "tensor"})
+    alone = replica.rename_dimensions({"tp": "tensor"})
     assert alone.mesh.tolist() == [2, 3]
     assert layout_dimensions(alone) == ("tensor",)
 
@@ -46,16 +46,16 @@ def test_other_names_for_the_same_groups(replica: ReplicaMesh) -> None:
 @pytest.mark.parametrize("names", [{}, {"a": "tensor", "b": "shard"}, {"a": "shard", "b": "shard"}, {"a": "pipeline"}])
 def test_names_that_make_no_mesh_are_refused(replica: ReplicaMesh, names: dict[str, str]) -> None:
     with pytest.raises(BadInputError, match=r"^job\.mesh_as\(.*\): give \"shard\", \"tensor\", or \"\""):
-        replica.named(names)
+        replica.rename_dimensions(names)
 
 
 def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaMesh) -> None:
     place = ReplicaPosition(layout=LAYOUT, local_rank=PLACE, has_layout=True)
     cut = torch.zeros(3, 4)
     for names in ({"shard": "shard", "tensor": "tensor"}, {"fsdp": "shard", "tp": "tensor"}):
-        mesh = replica.named(names)
+        mesh = replica.rename_dimensions(names)
         spread = DTensor.from_local(cut, mesh, (Shard(0), Shard(1)), run_check=False, shape=(6, 8), stride=(8, 1))
-        box = box_of("weight", spread, place)
+        box = find_box("weight", spread, place)
         assert (box.offset, box.shape) == ((3, 0), (3, 4))
         assert place.is_counted_here(spread)
         everywhere = DTensor.from_local(cut, mesh, (Replicate(), Shard(1)), run_check=False)

@@ -20,7 +20,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, HaltedError, Pending
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.layouts.sharded import sum_gradients
+from holdfast.runtime.layouts.sharded import disable_gradient_division
 from tests.harness.local_world import Seat, run_world
 
 SAMPLES = 8
@@ -35,7 +35,7 @@ class Training:
         self.replica = replica
         self.model = shard(gpt(dtype), replica.mesh)
         self.optimizer = optimizer_of(self.model)
-        sum_gradients(self.model)
+        disable_gradient_division(self.model)
         self.at = replica.layout.coordinates(replica.role.place)
 
     def step(self, number: int) -> tuple[float, float]:
@@ -120,7 +120,12 @@ class Counted(Communicator):
     def __init__(self, inner: Communicator, count: Callable[[], None]) -> None:
         super().__init__(rank=inner.rank, size=inner.size, generation=inner.generation, halt=inner.halted)
         self._inner, self._count = inner, count
-        self.retire, self.sever, self._await, self._ended = inner.retire, inner.sever, inner._await, inner._ended
+        self.retire, self.sever, self._poll_until_done, self._on_ended = (
+            inner.retire,
+            inner.sever,
+            inner._poll_until_done,
+            inner._on_ended,
+        )
 
     def start_all_to_all(self, *arguments, **options) -> Pending:
         self._count()
@@ -179,7 +184,7 @@ def check_left_and_redone(training: Training, connector: Connector, at: int, exp
         took = time.monotonic() - disturbed.halted_at
     disturbed.end()
     seat.meet()  # (only then: a connection that is broken would be a failure to whoever is not halted yet)
-    replica.give_up()
+    replica.retire_communicators()
     restart(training.model, replica)
     replica.swap(connector.connect(replica))
     training.step(2)

@@ -14,7 +14,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.starting import materialize
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout:
             model.to(torch.float64)
         assert torch.equal(torch.get_rng_state(), drawn)
         for name, parameter in model.named_parameters():
-            box = box_of(name, parameter, place)
+            box = find_box(name, parameter, place)
             wanted = serial.get_parameter(name)[box.slices_in(type(box).of_whole(parameter.shape))]
             assert torch.equal(local_of(parameter), wanted), name
 
@@ -81,7 +81,7 @@ def test_what_is_tied_stays_tied(layout: Layout):
         assert model.head.weight is model.tokens.weight
         assert model.inner.scale is model.scale
         for name, parameter in model.named_parameters():
-            box, whole = box_of(name, parameter, place), serial.get_parameter(name)
+            box, whole = find_box(name, parameter, place), serial.get_parameter(name)
             assert torch.equal(local_of(parameter), whole[box.slices_in(type(box).of_whole(whole.shape))]), name
 
 

@@ -16,7 +16,7 @@ from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.dtensor.local import is_dtensor, local_of, placement_of
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.snapshots.putting_away import StashReader, stash_state
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
@@ -73,7 +73,7 @@ def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: 
         assert restorer.moved_bytes == 0
         view = one.state.capture()
         for number, (name, tensor) in enumerate(zip(stored_names(view.manifest), view.tensors, strict=True)):
-            box = box_of(name, view.spread.get(number, tensor), one.place)
+            box = find_box(name, view.spread.get(number, tensor), one.place)
             assert torch.equal(tensor, known[name][box.slices_in(Box.of_whole(known[name].shape))]), name
 
 

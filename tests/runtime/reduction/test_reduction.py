@@ -294,7 +294,7 @@ def lone_body(seat: Seat, size: int) -> tuple[float, bytes]:
     buckets.use_reduced()
     seat.meet()
     communicator.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     assert module.weight.grad is not None
     return reduced.grad_square, module.weight.grad.numpy().tobytes()
 
@@ -326,7 +326,7 @@ def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, A
     buckets.use_reduced()
     seat.meet()
     communicator.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     numpy = {name: None if t is None else t.double().numpy() for name, t in gradients(ours).items()}
     return digest(ours), reduced.grad_square, numpy
 
@@ -370,7 +370,7 @@ def clipped_body(seat: Seat, max_norm: float) -> tuple[str, float, list[np.ndarr
     bits = digest(ours)
     seat.meet()
     communicator.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return bits, square, [gradient.numpy() for gradient in local]
 
 
@@ -450,7 +450,7 @@ def redone_body(seat: Seat) -> str:
     seat.meet()
     if outcome != "left out":
         second.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 

@@ -58,8 +58,8 @@ class Passed:
             state=SimpleNamespace(watch=SimpleNamespace(note=lambda: None)),
             loader=SimpleNamespace(last_step=None),
         )
-        faults: Any = SimpleNamespace(at=lambda *_: None)
-        evaluating: Any = SimpleNamespace(forget=lambda: None)
+        faults: Any = SimpleNamespace(strike_at=lambda *_: None)
+        evaluating: Any = SimpleNamespace(on_state_replaced=lambda: None)
         options: dict[str, Any] = dict.fromkeys(("experts", "saver", "snapshots", "after_apply"))
         self.applying = StepApplier(
             self.shared,
@@ -68,7 +68,7 @@ class Passed:
             **options,
             on_after_apply_error=pytest.fail,
             verify_state=0,
-            evaluating=evaluating,
+            evaluator=evaluating,
         )
         self.thread = threading.Thread(target=self._apply, daemon=True)
         self.thread.start()

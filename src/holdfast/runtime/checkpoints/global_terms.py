@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.runtime.dtensor.local import PLAIN, TensorPlacement, is_dtensor, parse_cuts, placement_of
 from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_beside, box_of
+from holdfast.runtime.layouts.boxes import find_box, find_box_like
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpec, TrainingState
 
@@ -92,11 +92,11 @@ def localize_manifest(
 
     for number, like in _matched_tensors(state, manifest):
         if 0 <= number < len(said) and said[number].shape == tuple(like.shape) and number not in parts:
-            spread(number, box_of(said[number].name, like, place), placement_of(like))
+            spread(number, find_box(said[number].name, like, place), placement_of(like))
     for number, beside in (*_sharded_optimizer_tensors(state, manifest), *_unmatched_extra_tensors(state, manifest)):
         if 0 <= number < len(said) and number not in parts and said[number].shape and said[number].placed != PLAIN:
             how = _placement_on_mesh(said[number], beside)
-            spread(number, box_beside(said[number].shape, parse_cuts(how.placed) or {}, beside, place), how)
+            spread(number, find_box_like(said[number].shape, parse_cuts(how.placed) or {}, beside, place), how)
     return replace(manifest, tensors=tuple(specs)), parts
 
 

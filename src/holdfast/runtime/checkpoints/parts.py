@@ -17,7 +17,7 @@ import torch
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, make_header
 from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.memory import host_bytes
 from holdfast.runtime.state.state import Manifest, StateView
@@ -138,7 +138,7 @@ def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) 
     for number in saved:
         name, tensor, spread = names[number], view.tensors[number], view.spread.get(number)
         whole = tuple(spread.shape) if spread is not None else ()
-        offset = box_of(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
+        offset = find_box(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
         nbytes = tensor.nbytes
         if spread is not None and not spread.numel():
             tensor, whole = tensor.reshape(whole), ()  # (of nothing a place may have another shape of nothing)

@@ -29,7 +29,7 @@ def make_saver(
     """
     if storage is None:
         return None
-    sink, obey = make_sink(storage, settings, worker, send, faults.at_disk)
+    sink, obey = make_sink(storage, settings, worker, send, faults.strike_at_disk)
     return CheckpointSaver(
         storage=storage,
         worker=worker,

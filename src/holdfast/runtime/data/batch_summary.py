@@ -33,7 +33,7 @@ def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
     if loader.streams is not None:
         return ()
     try:
-        with _generators_kept():
+        with _preserve_generators():
             batch = loader.fetch_whole(1, 0)
     except Exception as error:  # noqa: BLE001 - of the script's data set: if it matters, it is raised again in the loop
         logger.info("the data are not compared between nodes, for they cannot be fetched now: %r", error)
@@ -44,25 +44,25 @@ def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
 def summarize_batch(batch: Any) -> BatchSummary:
     """Return a summary of all tensors, arrays, numbers and texts inside nested lists, tuples and mappings."""
     parts: list[PartSummary] = []
-    for name, leaf in _leaves(batch, ""):
+    for name, leaf in _iter_leaves(batch, ""):
         if len(parts) == MAX_PARTS:
             break
-        parts.append(_summary(name[:256], leaf))
+        parts.append(_summarize_leaf(name[:256], leaf))
     return tuple(parts)
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _iter_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, one in cast(Mapping[Any, Any], value).items():
-            yield from _leaves(one, f"{name}[{key!r}]")
+            yield from _iter_leaves(one, f"{name}[{key!r}]")
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for place, one in enumerate(cast(Sequence[Any], value)):
-            yield from _leaves(one, f"{name}[{place}]")
+            yield from _iter_leaves(one, f"{name}[{place}]")
     else:
         yield name or "(the only one)", value
 
 
-def _summary(name: str, leaf: Any) -> PartSummary:
+def _summarize_leaf(name: str, leaf: Any) -> PartSummary:
     if isinstance(leaf, float | np.ndarray | np.generic):
         try:
             leaf = torch.as_tensor(cast(Any, leaf))
@@ -73,7 +73,7 @@ def _summary(name: str, leaf: Any) -> PartSummary:
         if leaf.layout is not torch.strided or leaf.is_quantized:
             return PartSummary(name=name, form=form)
         if leaf.is_floating_point() or leaf.is_complex():
-            return _summary_of_floats(name, form, leaf.detach())
+            return _summarize_floats(name, form, leaf.detach())
         return PartSummary(name=name, form=form, digest=_digest(bytes(host_bytes(leaf))))
     if isinstance(leaf, str) and os.path.isabs(leaf):
         leaf = os.path.basename(leaf)  # Nodes may have the same file in different folders.
@@ -83,7 +83,7 @@ def _summary(name: str, leaf: Any) -> PartSummary:
     return PartSummary(name=name, form=form)
 
 
-def _summary_of_floats(name: str, form: str, tensor: torch.Tensor) -> PartSummary:
+def _summarize_floats(name: str, form: str, tensor: torch.Tensor) -> PartSummary:
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = flat.reshape(-1)
     values = flat[:: max(1, flat.numel() // _SUMMED)].to("cpu", torch.float64).numpy()
@@ -100,7 +100,7 @@ def _digest(content: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _generators_kept() -> Generator[None]:
+def _preserve_generators() -> Generator[None]:
     """Leave the global generators of torch (on the host), Python and numpy as they were before."""
     ours, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:

@@ -38,23 +38,23 @@ class JobData:
     """
 
     #: what is `wanted` of a micro-batch is the list of its samples' numbers: a part of it can be fetched alone
-    numbered = False
+    has_indices = False
 
     def __init__(self, order: StepSizes, fetch: Fetch, *, keep_apart: bool = False) -> None:
         self.order = order
         self.fetch = fetch
         self.keep_apart = keep_apart
 
-    def wanted(self, step: int, micro_batch: int) -> Any:
+    def fetch_argument(self, step: int, micro_batch: int) -> Any:
         """Return what `fetch` needs to know beside the numbers, which are those of a micro-batch that there is."""
         return None
 
-    def arrived(self, step: int, micro_batch: int, fetched: Any) -> Any:
+    def on_fetched(self, step: int, micro_batch: int, fetched: Any) -> Any:
         """A micro-batch is about to be computed: return it, of what was fetched."""
         return fetched
 
 
-class FetchSamples:
+class SampleFetcher:
     """Fetches samples by their numbers."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
@@ -70,7 +70,7 @@ class FetchSamples:
 class MappedData(JobData):
     """A data set that has its samples by number."""
 
-    numbered = True
+    has_indices = True
 
     def __init__(self, dataset: Any, collate: Collate | None, sizes: StepSizes) -> None:
         """Take a data set with `__len__` and `__getitem__` (or `__getitems__`).
@@ -78,15 +78,15 @@ class MappedData(JobData):
         Raises:
             BadInputError: it is empty.
         """
-        self._samples = sizes.of(len(dataset))
-        super().__init__(self._samples, FetchSamples(dataset, collate))
+        self._samples = sizes.make_order(len(dataset))
+        super().__init__(self._samples, SampleFetcher(dataset, collate))
 
-    def wanted(self, step: int, micro_batch: int) -> list[int]:
+    def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
         """Return the numbers of its samples."""
         return self._samples.indices(step, micro_batch)
 
 
-class FetchBatches:
+class BatchFetcher:
     """Asks a stream."""
 
     def __init__(self, stream: Stream) -> None:
@@ -96,7 +96,7 @@ class FetchBatches:
         return self._stream.batch(step, micro_batch)
 
 
-class FetchOfStep:
+class CurriculumFetcher:
     """Fetches samples by their numbers, of the data set of a step."""
 
     def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None) -> None:
@@ -104,20 +104,20 @@ class FetchOfStep:
         self._collate = collate
 
     def __call__(self, step: int, micro_batch: int, indices: list[int]) -> Any:
-        return FetchSamples(self._dataset_of(step), self._collate)(step, micro_batch, indices)
+        return SampleFetcher(self._dataset_of(step), self._collate)(step, micro_batch, indices)
 
 
 class CurriculumData(JobData):
     """A data set for each step, by a function of the step's number; each has its samples by number."""
 
-    numbered = True
+    has_indices = True
 
     def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None, sizes: StepSizes) -> None:
-        super().__init__(sizes, FetchOfStep(dataset_of, collate))
+        super().__init__(sizes, CurriculumFetcher(dataset_of, collate))
         self._dataset_of = dataset_of
         self._newest: SampleOrder | None = None
 
-    def wanted(self, step: int, micro_batch: int) -> list[int]:
+    def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
         """Return the numbers of its samples; as long as the length is the same, they go on as in one data set.
 
         Raises:
@@ -129,5 +129,5 @@ class CurriculumData(JobData):
                 f"the data set of step {step} is a {type(dataset).__name__}: it needs __len__ and __getitem__"
             )
         if self._newest is None or self._newest.length != len(dataset):
-            self._newest = self.order.of(len(dataset))
+            self._newest = self.order.make_order(len(dataset))
         return self._newest.indices(step, micro_batch)

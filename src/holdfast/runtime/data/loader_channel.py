@@ -21,7 +21,7 @@ _MESSAGE = struct.Struct("<BQ")
 _DESCRIPTOR = struct.Struct("@i")
 
 
-class Said(IntEnum):
+class MessageKind(IntEnum):
     """What a message is. To a loader worker: SET_UP, FETCHER, FETCH, DROP; from it: UP, DONE, FAILED."""
 
     SET_UP = 1  # a LoaderSetting
@@ -37,11 +37,11 @@ class Said(IntEnum):
 class Message:
     """One message; `parcel`: a descriptor that is the receiver's to close, -1 for none."""
 
-    said: Said
+    kind: MessageKind
     number: int
     parcel: int
 
-    def open(self, main: Callable[[], ModuleType] | None = None) -> Any:
+    def unpack(self, main: Callable[[], ModuleType] | None = None) -> Any:
         """Return what is in the parcel, and close it.
 
         Raises:
@@ -68,14 +68,14 @@ class ChannelEnd:
         """Return the descriptor, to wait for messages."""
         return self._end.fileno()
 
-    def send(self, said: Said, number: int = 0, parcel: int = -1) -> bool:
+    def send(self, kind: MessageKind, number: int = 0, parcel: int = -1) -> bool:
         """Send a message; a descriptor stays the sender's. False where the other end is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._end, [_MESSAGE.pack(said, number)], [] if parcel < 0 else [parcel])
+            socket.send_fds(self._end, [_MESSAGE.pack(kind, number)], [] if parcel < 0 else [parcel])
             return True
         return False
 
-    def send_thing(self, said: Said, number: int, thing: object) -> bool:
+    def send_packed(self, said: MessageKind, number: int, thing: object) -> bool:
         """The same with something packed.
 
         Raises:
@@ -105,7 +105,7 @@ class ChannelEnd:
             raise EOFError
         said, number = _MESSAGE.unpack(data)
         parcels = [_DESCRIPTOR.unpack_from(given)[0] for _, _, given in beside]
-        return Message(Said(said), number, parcels[0] if parcels else -1)
+        return Message(MessageKind(said), number, parcels[0] if parcels else -1)
 
     def close(self) -> None:
         """Close this end."""
@@ -113,7 +113,7 @@ class ChannelEnd:
 
 
 #: an exception as it can travel, where it was raised, its traceback, and file and line of each frame of that
-Failed = tuple[BaseException, str, str, tuple[tuple[str, int], ...]]
+PackedException = tuple[BaseException, str, str, tuple[tuple[str, int], ...]]
 
 
 class LoaderTracebackError(TracebackElsewhereError):
@@ -128,7 +128,7 @@ class LoaderTracebackError(TracebackElsewhereError):
         return f'in {where}:\n"""\n{story}"""'
 
 
-def failure(error: BaseException, where: str) -> Failed:
+def pack_exception(error: BaseException, where: str) -> PackedException:
     """Return an exception as it can travel, where it was raised, and its traceback."""
     story = "".join(traceback.format_exception(error))
     frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
@@ -140,7 +140,7 @@ def failure(error: BaseException, where: str) -> Failed:
     return error, where, story, frames
 
 
-def raised(failure: Failed) -> BaseException:
+def unpack_exception(failure: PackedException) -> BaseException:
     """Return the exception of a failure, with its traceback as the cause."""
     error, where, story, frames = failure
     error.__cause__ = LoaderTracebackError(where, story, frames)

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.control.link.forking import ForkedProcess, ProcessSupply
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.runtime.data.datasets import Fetch
-from holdfast.runtime.data.loader_channel import ChannelEnd, Message, Said, raised
+from holdfast.runtime.data.loader_channel import ChannelEnd, Message, MessageKind, unpack_exception
 from holdfast.runtime.data.loader_process import LoaderSetting
 from holdfast.runtime.data.parcels import pack
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 #: micro-batches that each loader worker is ahead, unless the script says otherwise: as torch has it
 PREFETCH_FACTOR = 2
 #: a process, and a micro-batch, is tried again so often where a loader worker has died of it
-_TRIED_AGAIN = 1
-_WORD_OF_END_S = 2.0
+_RETRIES = 1
+_EXIT_WAIT_S = 2.0
 _MODULE = "holdfast.runtime.data.loader_process"
 #: what a zygote for loader workers alone imports
 PRELOAD_FOR_LOADERS = ("numpy", "torch", "torch.utils.data", _MODULE)
@@ -42,7 +42,7 @@ class _LoaderWorker:
     channel: ChannelEnd
     process: ForkedProcess
     up: bool = False
-    asked: dict[int, Key] = field(default_factory=dict[int, Key])
+    requested: dict[int, Key] = field(default_factory=dict[int, Key])
 
     def close(self) -> None:
         self.channel.close()
@@ -55,7 +55,7 @@ class LoaderPool:
     def __init__(
         self,
         fetch: Fetch,
-        wanted: Callable[[int, int], Any],
+        fetch_argument: Callable[[int, int], Any],
         *,
         seed: int,
         part: int = 0,
@@ -77,9 +77,9 @@ class LoaderPool:
             BadInputError: `fetch` cannot be pickled.
         """
         self.capacity = workers * ahead
-        self._wanted, self._seed, self._part, self._keep_apart = wanted, seed, part, keep_apart
+        self._fetch_argument, self._seed, self._part, self._keep_apart = fetch_argument, seed, part, keep_apart
         self._processes = processes
-        self._fetcher = _packed(fetch)
+        self._fetcher = _pack_fetch(fetch)
         self._count = 0
         self._done: dict[Key, Message] = {}
         self._died_of: Counter[Key] = Counter()
@@ -92,7 +92,7 @@ class LoaderPool:
         self._workers: list[_LoaderWorker] = []
 
     @property
-    def up(self) -> int:
+    def workers_up(self) -> int:
         """How many loader workers are there."""
         return sum(worker.up for worker in self._workers)
 
@@ -103,24 +103,24 @@ class LoaderPool:
             HoldfastError: no process can be started.
         """
         if not self._workers:
-            self._workers = [self._start(number) for number in self._numbers]
+            self._workers = [self._start_worker(number) for number in self._numbers]
 
-    def want(self, keys: Iterable[Key]) -> None:
+    def request(self, keys: Iterable[Key]) -> None:
         """Have these fetched, the first ones first; what else was asked for is dropped."""
-        self._hear(wait=False)
+        self._receive_messages(wait=False)
         asked = list(keys)[: self.capacity] if self._broken is None else []
         for key in [key for key in self._done if key not in asked]:
             self._done.pop(key).close()
         for worker in self._workers:
-            for number in [number for number, key in worker.asked.items() if key not in asked]:
-                del worker.asked[number]
-                worker.channel.send(Said.DROP, number)
-        under_way = {key for worker in self._workers for key in worker.asked.values()}
+            for number in [number for number, key in worker.requested.items() if key not in asked]:
+                del worker.requested[number]
+                worker.channel.send(MessageKind.DROP, number)
+        under_way = {key for worker in self._workers for key in worker.requested.values()}
         for key in asked:
             if key not in under_way and key not in self._done:
-                self._ask(key)
+                self._send_request(key)
 
-    def take(self, key: Key) -> Any:
+    def wait_for(self, key: Key) -> Any:
         """Return a micro-batch that was asked for, once it is there.
 
         Raises:
@@ -130,26 +130,26 @@ class LoaderPool:
         while key not in self._done:
             if self._broken is not None:
                 raise self._broken
-            if self._died_of[key] > _TRIED_AGAIN:
-                raise self._tried_twice()
-            self._hear(wait=True)
+            if self._died_of[key] > _RETRIES:
+                raise self._make_repeated_death_error()
+            self._receive_messages(wait=True)
         message = self._done.pop(key)
-        if message.said is Said.FAILED:
-            raise raised(message.open())
-        return message.open()
+        if message.kind is MessageKind.FAILED:
+            raise unpack_exception(message.unpack())
+        return message.unpack()
 
-    def knows(self, key: Key) -> bool:
+    def is_reserved(self, key: Key) -> bool:
         """Tell whether a micro-batch was asked for, or must not be fetched by anybody else."""
-        under_way = any(key in worker.asked.values() for worker in self._workers)
+        under_way = any(key in worker.requested.values() for worker in self._workers)
         return self._keep_apart or under_way or key in self._done or self._died_of[key] > 0
 
-    def comes(self, key: Key) -> bool:
+    def will_deliver(self, key: Key) -> bool:
         """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it.
 
         What is to be fetched in one place is not fetched in two.
         """
-        self._hear(wait=False)
-        return self.up > 0 or self._keep_apart or self._broken is not None or self._died_of[key] > 0
+        self._receive_messages(wait=False)
+        return self.workers_up > 0 or self._keep_apart or self._broken is not None or self._died_of[key] > 0
 
     def close(self) -> None:
         """End the loader workers."""
@@ -163,7 +163,7 @@ class LoaderPool:
             self._fetcher = -1
         self._processes.close()
 
-    def _start(self, number: int) -> _LoaderWorker:
+    def _start_worker(self, number: int) -> _LoaderWorker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = ChannelEnd(ours)
         try:
@@ -172,21 +172,23 @@ class LoaderPool:
         except OSError as error:
             channel.close()
             raise HoldfastError(f"loader worker {number} cannot be started: {error}") from None
-        channel.send_thing(Said.SET_UP, 0, LoaderSetting.of_this_process(number, self._seed, self._part))
-        channel.send(Said.FETCHER, 0, self._fetcher)
+        channel.send_packed(MessageKind.SET_UP, 0, LoaderSetting.of_this_process(number, self._seed, self._part))
+        channel.send(MessageKind.FETCHER, 0, self._fetcher)
         return _LoaderWorker(number=number, channel=channel, process=process)
 
-    def _ask(self, key: Key) -> None:
+    def _send_request(self, key: Key) -> None:
         step, micro_batch = key
         if self._keep_apart:
             worker = self._workers[micro_batch % len(self._workers)]
         else:
-            worker = min(self._workers, key=lambda one: len(one.asked))
+            worker = min(self._workers, key=lambda one: len(one.requested))
         self._count += 1
-        worker.asked[self._count] = key
-        worker.channel.send_thing(Said.FETCH, self._count, (step, micro_batch, self._wanted(step, micro_batch)))
+        worker.requested[self._count] = key
+        worker.channel.send_packed(
+            MessageKind.FETCH, self._count, (step, micro_batch, self._fetch_argument(step, micro_batch))
+        )
 
-    def _hear(self, *, wait: bool) -> None:
+    def _receive_messages(self, *, wait: bool) -> None:
         """Take what the loader workers have said; `wait` until there is something."""
         poll = select.poll()
         for worker in self._workers:
@@ -195,41 +197,41 @@ class LoaderPool:
         for worker in [worker for worker in self._workers if worker.channel.fileno() in ready]:
             try:
                 while (message := worker.channel.receive(wait=False)) is not None:
-                    self._heard(worker, message)
+                    self._on_message(worker, message)
             except EOFError:
-                self._replace(worker)
+                self._replace_worker(worker)
 
-    def _heard(self, worker: _LoaderWorker, message: Message) -> None:
-        if message.said is Said.UP:
+    def _on_message(self, worker: _LoaderWorker, message: Message) -> None:
+        if message.kind is MessageKind.UP:
             worker.up = True
         elif not message.number:
-            self._broken = raised(message.open())
-        elif message.number in worker.asked:
-            self._done[worker.asked.pop(message.number)] = message
+            self._broken = unpack_exception(message.unpack())
+        elif message.number in worker.requested:
+            self._done[worker.requested.pop(message.number)] = message
         else:
             message.close()  # dropped meanwhile
 
-    def _replace(self, dead: _LoaderWorker) -> None:
+    def _replace_worker(self, dead: _LoaderWorker) -> None:
         """A loader worker has died: what it was asked for is asked for again, of another in its place."""
-        how = dead.process.how_it_ended(_WORD_OF_END_S)
+        how = dead.process.how_it_ended(_EXIT_WAIT_S)
         dead.close()
-        at = next(iter(dead.asked.values()), None) if dead.up else None
+        at = next(iter(dead.requested.values()), None) if dead.up else None
         if at is not None:
             self._died_of[at] += 1
         self._failed_starts = 0 if dead.up else self._failed_starts + 1
-        self._ended = f"loader worker {dead.number} has ended {_doing(dead, at)}: {how}"
-        if self._failed_starts > _TRIED_AGAIN and self._broken is None:
-            self._broken = self._tried_twice()
+        self._ended = f"loader worker {dead.number} has ended {_describe_activity(dead, at)}: {how}"
+        if self._failed_starts > _RETRIES and self._broken is None:
+            self._broken = self._make_repeated_death_error()
         self._workers.remove(dead)
         if self._broken is not None:
             return
         logger.warning("%s; another takes its place", self._ended)
-        self._workers.insert(dead.number, self._start(dead.number))
-        for key in dead.asked.values():
-            if self._died_of[key] <= _TRIED_AGAIN:
-                self._ask(key)
+        self._workers.insert(dead.number, self._start_worker(dead.number))
+        for key in dead.requested.values():
+            if self._died_of[key] <= _RETRIES:
+                self._send_request(key)
 
-    def _tried_twice(self) -> HoldfastError:
+    def _make_repeated_death_error(self) -> HoldfastError:
         """Return what the script is to be told of loader workers that die, and what it may do."""
         memory = "; where memory is short (see dmesg), take fewer loader workers, or a smaller prefetch_factor"
         return HoldfastError(
@@ -238,13 +240,13 @@ class LoaderPool:
         )
 
 
-def _doing(worker: _LoaderWorker, at: Key | None) -> str:
+def _describe_activity(worker: _LoaderWorker, at: Key | None) -> str:
     if at is not None:
         return f"at micro-batch {at[1]} of step {at[0]}"
     return "with nothing to do" if worker.up else "before it was up"
 
 
-def _packed(fetch: Fetch) -> int:
+def _pack_fetch(fetch: Fetch) -> int:
     try:
         return pack(fetch)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -16,7 +16,7 @@ import torch
 
 from holdfast import environment
 from holdfast.runtime.data.datasets import Fetch
-from holdfast.runtime.data.loader_channel import ChannelEnd, Message, Said, failure
+from holdfast.runtime.data.loader_channel import ChannelEnd, Message, MessageKind, pack_exception
 from holdfast.runtime.data.main_module import LoadedMain, MainModule
 from holdfast.runtime.data.randomness import seed_fetch
 
@@ -55,7 +55,7 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
             main=MainModule.of_this_process(),
         )
 
-    def take_up(self) -> None:
+    def apply(self) -> None:
         """Make this process's surroundings those of the worker, and its name in lists of processes say whose it is."""
         with open(_COMM, "w") as name:
             name.write(f"loader-{self.worker_pid}")
@@ -71,7 +71,7 @@ class LoaderProcess:
 
     def __init__(self, channel: ChannelEnd) -> None:
         self._channel = channel
-        self._asked: deque[Message] = deque()
+        self._requests: deque[Message] = deque()
 
     def serve(self) -> None:
         """Make micro-batches until the worker is gone.
@@ -80,44 +80,44 @@ class LoaderProcess:
             EOFError: it is.
         """
         setting, fetch, main = self._set_up()
-        self._channel.send(Said.UP)
+        self._channel.send(MessageKind.UP)
         while True:
-            self._hear()
-            self._fetch(self._asked.popleft(), setting, fetch, main)
+            self._receive_requests()
+            self._answer_request(self._requests.popleft(), setting, fetch, main)
 
     def _set_up(self) -> tuple[LoaderSetting, Fetch, LoadedMain]:
         message, given = self._channel.receive(wait=True), self._channel.receive(wait=True)
         assert message is not None
         assert given is not None
-        setting: LoaderSetting = message.open()
+        setting: LoaderSetting = message.unpack()
         try:
-            setting.take_up()
+            setting.apply()
             main = LoadedMain(setting.main)
-            fetch: Fetch = given.open(main)
+            fetch: Fetch = given.unpack(main)
         except BaseException as error:
             where = f"loader worker {setting.number}, as it took over the data set"
-            self._channel.send_thing(Said.FAILED, 0, failure(error, where))
+            self._channel.send_packed(MessageKind.FAILED, 0, pack_exception(error, where))
             raise EOFError from error
         return setting, fetch, main
 
-    def _hear(self) -> None:
+    def _receive_requests(self) -> None:
         """Take all that is asked for by now; wait where nothing is left to do."""
-        while (message := self._channel.receive(wait=not self._asked)) is not None:
-            if message.said is Said.FETCH:
-                self._asked.append(message)
+        while (message := self._channel.receive(wait=not self._requests)) is not None:
+            if message.kind is MessageKind.FETCH:
+                self._requests.append(message)
                 continue
-            for unwanted in [asked for asked in self._asked if asked.number == message.number]:
-                self._asked.remove(unwanted)
+            for unwanted in [asked for asked in self._requests if asked.number == message.number]:
+                self._requests.remove(unwanted)
                 unwanted.close()
 
-    def _fetch(self, asked: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
-        step, micro_batch, wanted = asked.open(main)
+    def _answer_request(self, asked: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
+        step, micro_batch, wanted = asked.unpack(main)
         try:
             seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)
-            self._channel.send_thing(Said.DONE, asked.number, fetch(step, micro_batch, wanted))
+            self._channel.send_packed(MessageKind.DONE, asked.number, fetch(step, micro_batch, wanted))
         except BaseException as error:  # noqa: BLE001 - whatever data set and collate function raise is the script's
             where = f"loader worker {setting.number}, at micro-batch {micro_batch} of step {step}"
-            self._channel.send_thing(Said.FAILED, asked.number, failure(error, where))
+            self._channel.send_packed(MessageKind.FAILED, asked.number, pack_exception(error, where))
 
 
 def main(descriptor: int) -> int:

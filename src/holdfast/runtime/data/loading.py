@@ -12,12 +12,12 @@ import torch
 
 from holdfast.control.link.forking import ProcessSupply
 from holdfast.errors import BadInputError
-from holdfast.runtime.data.datasets import CurriculumData, FetchBatches, JobData, MappedData
+from holdfast.runtime.data.datasets import BatchFetcher, CurriculumData, JobData, MappedData
 from holdfast.runtime.data.loader_pool import PREFETCH_FACTOR, PRELOAD_FOR_LOADERS, Key, LoaderPool
 from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import Shards, StreamedData
-from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, take_apart
+from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, unwrap_loader
 from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 
 
@@ -46,12 +46,12 @@ class MicroBatchLoader:
             BadInputError: the data cannot be used as they are, or a number is wrong (`StepSizes`).
         """
         sizes = StepSizes(seed=seed, global_batch=global_batch, micro_batch=micro_batch)
-        dataset, self.options, self.difference = take_apart(data, options or DataOptions(), micro_batch)
-        self._data = job_data(dataset, self.options.collate, sizes)
+        dataset, self.options, self.difference = unwrap_loader(data, options or DataOptions(), micro_batch)
+        self._data = make_job_data(dataset, self.options.collate, sizes)
         self.device = device
         self._part, self._parts = part, parts = place.shard, place.layout.shard
         #: what data sets draw goes with the samples that are fetched: where all are, it is the same in all places
-        self._drawn = part if self._data.numbered else 0
+        self._random_part = part if self._data.has_indices else 0
         if micro_batch % parts:
             raise BadInputError(
                 f"micro_batch is {micro_batch} and the layout's shard size {parts}: the places of a unit share out a "
@@ -59,12 +59,12 @@ class MicroBatchLoader:
             )
         #: there are no data beyond this step, or none are needed; None: that is not known
         self.last_step: int | None = None
-        self._coming: Iterator[Key] = iter(())
+        self._upcoming: Iterator[Key] = iter(())
         self._ahead: deque[Key] = deque()
         #: what this process fetches itself
         self._own: Key | None = None
         #: the step that was begun last, and the one that is done again (0: none)
-        self._begun = self._again = 0
+        self._last_started = self._repeated = 0
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
@@ -89,10 +89,10 @@ class MicroBatchLoader:
     def expect(self, coming: Iterator[Key]) -> None:
         """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
         if self._pool is not None:
-            self._coming, self._ahead = takewhile(self._comes, coming), deque()
-            self._fill(self._pool)
-            self._begin(self._pool)
-            self._want(self._pool)
+            self._upcoming, self._ahead = takewhile(self._is_needed, coming), deque()
+            self._extend_ahead(self._pool)
+            self._start_step(self._pool)
+            self._request_ahead(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
         """Return the collated micro-batch on the device.
@@ -102,14 +102,14 @@ class MicroBatchLoader:
             HoldfastError: loader workers die of it.
         """
         self.order.check(step, micro_batch)
-        fetched = self._data.arrived(step, micro_batch, self._pooled(step, micro_batch))
-        if self._parts > 1 and not self._data.numbered:
-            fetched = cut(fetched, self._part, self._parts, self.order.micro_batch)
-        return to_device(fetched, self.device, pin=self._pins)
+        fetched = self._data.on_fetched(step, micro_batch, self._fetch_by_pool(step, micro_batch))
+        if self._parts > 1 and not self._data.has_indices:
+            fetched = slice_batch(fetched, self._part, self._parts, self.order.micro_batch)
+        return move_to_device(fetched, self.device, pin=self._pins)
 
     def fetch_whole(self, step: int, micro_batch: int) -> Any:
         """Fetch a micro-batch in this process, with the samples of all places of a unit. Not for streams."""
-        wanted = self._data.wanted(step, micro_batch)
+        wanted = self._data.fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=False)
         return self._data.fetch(step, micro_batch, wanted)
 
@@ -119,37 +119,37 @@ class MicroBatchLoader:
             self._pool.close()
             self._pool = None
 
-    def _pooled(self, step: int, micro_batch: int) -> Any:
+    def _fetch_by_pool(self, step: int, micro_batch: int) -> Any:
         """Return it from a loader worker, where there is one."""
         pool, key = self._pool, (step, micro_batch)
         if pool is None:
-            return self._fetched_here(step, micro_batch)
+            return self._fetch_here(step, micro_batch)
         if key not in self._ahead:
             self._ahead.appendleft(key)
-            self._want(pool)
+            self._request_ahead(pool)
         # (Where they are only coming up, who waited for them would lose more than time for one micro-batch.)
-        here = key == self._own or (step != self._again and not pool.comes(key))
-        batch = self._fetched_here(step, micro_batch) if here else pool.take(key)
+        here = key == self._own or (step != self._repeated and not pool.will_deliver(key))
+        batch = self._fetch_here(step, micro_batch) if here else pool.wait_for(key)
         while self._ahead.popleft() != key:
             pass
-        self._fill(pool)
-        self._want(pool)
+        self._extend_ahead(pool)
+        self._request_ahead(pool)
         return batch
 
-    def _fetched_here(self, step: int, micro_batch: int) -> Any:
-        wanted = self._wanted(step, micro_batch)
-        seed_fetch(self.order.seed, step, micro_batch, self._drawn, devices=True)
+    def _fetch_here(self, step: int, micro_batch: int) -> Any:
+        wanted = self._fetch_argument(step, micro_batch)
+        seed_fetch(self.order.seed, step, micro_batch, self._random_part, devices=True)
         return self._data.fetch(step, micro_batch, wanted)
 
-    def _wanted(self, step: int, micro_batch: int) -> Any:
+    def _fetch_argument(self, step: int, micro_batch: int) -> Any:
         """Return what is to be fetched here of a micro-batch."""
-        wanted = self._data.wanted(step, micro_batch)
-        if self._parts == 1 or not self._data.numbered:
+        wanted = self._data.fetch_argument(step, micro_batch)
+        if self._parts == 1 or not self._data.has_indices:
             return wanted
         each = self.order.micro_batch // self._parts
         return wanted[self._part * each : (self._part + 1) * each]
 
-    def _begin(self, pool: LoaderPool) -> None:
+    def _start_step(self, pool: LoaderPool) -> None:
         """A step begins: say whether this process fetches its first micro-batch itself.
 
         Where nobody was asked for it, it is wanted at once, and loader workers may be in the middle of something else.
@@ -159,25 +159,25 @@ class MicroBatchLoader:
         if not self._ahead:
             return
         step = self._ahead[0][0]
-        self._again, self._begun = step if step <= self._begun else 0, step
-        if not self._again and not pool.knows(self._ahead[0]):
+        self._repeated, self._last_started = step if step <= self._last_started else 0, step
+        if not self._repeated and not pool.is_reserved(self._ahead[0]):
             self._own = self._ahead[0]
 
-    def _fill(self, pool: LoaderPool) -> None:
-        self._ahead.extend(islice(self._coming, max(0, pool.capacity - len(self._ahead))))
+    def _extend_ahead(self, pool: LoaderPool) -> None:
+        self._ahead.extend(islice(self._upcoming, max(0, pool.capacity - len(self._ahead))))
 
-    def _want(self, pool: LoaderPool) -> None:
-        pool.want(key for key in self._ahead if key != self._own)
+    def _request_ahead(self, pool: LoaderPool) -> None:
+        pool.request(key for key in self._ahead if key != self._own)
 
-    def _comes(self, key: Key) -> bool:
+    def _is_needed(self, key: Key) -> bool:
         return self.last_step is None or key[0] <= self.last_step
 
     def _make_pool(self, zygote: str) -> LoaderPool:
         return LoaderPool(
             self._data.fetch,
-            self._wanted,
+            self._fetch_argument,
             seed=self.order.seed,
-            part=self._drawn,
+            part=self._random_part,
             workers=self.options.num_workers,
             ahead=self.options.prefetch_factor or PREFETCH_FACTOR,
             processes=ProcessSupply(zygote, PRELOAD_FOR_LOADERS),
@@ -189,15 +189,15 @@ class MicroBatchLoader:
         return self.options.pin_memory and self.device.type == "cuda"
 
 
-def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
+def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
     """Return what a script's data are.
 
     Raises:
         BadInputError: they cannot be used.
     """
-    if _takes(data, "batch", "step", "micro_batch"):
-        return JobData(sizes, FetchBatches(data))
-    if _takes(data, "open", "micro_batch", "micro_batches"):
+    if _has_method(data, "batch", "step", "micro_batch"):
+        return JobData(sizes, BatchFetcher(data))
+    if _has_method(data, "open", "micro_batch", "micro_batches"):
         return StreamedData(data, sizes)
     _check_numbered(data)
     if not is_stream(data) and hasattr(data, "__len__"):
@@ -214,7 +214,7 @@ def job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
     )
 
 
-def _takes(data: Any, method: str, *arguments: str) -> bool:
+def _has_method(data: Any, method: str, *arguments: str) -> bool:
     """Tell whether there is a method with these arguments (data sets of others have some of the same name)."""
     found = getattr(data, method, None)
     try:
@@ -256,17 +256,17 @@ def _check_curriculum(data: Callable[..., Any]) -> None:
         return
 
 
-def cut(batch: Any, part: int, parts: int, samples: int) -> Any:
+def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
     """Return one of equal parts of a micro-batch's samples: of all tensors and lists in it, along their first axis.
 
     Raises:
         BadInputError: one has another number of samples there.
     """
     if isinstance(batch, dict):
-        return {key: cut(value, part, parts, samples) for key, value in cast(dict[Any, Any], batch).items()}
+        return {key: slice_batch(value, part, parts, samples) for key, value in cast(dict[Any, Any], batch).items()}
     if isinstance(batch, tuple) or (isinstance(batch, list) and batch and isinstance(batch[0], torch.Tensor | list)):
         values = cast(Sequence[Any], batch)
-        made = [cut(value, part, parts, samples) for value in values]
+        made = [slice_batch(value, part, parts, samples) for value in values]
         make = cast(Callable[..., Any], type(values))
         return make(*made) if hasattr(values, "_fields") else make(made)
     if not isinstance(batch, torch.Tensor | list):
@@ -284,7 +284,7 @@ def cut(batch: Any, part: int, parts: int, samples: int) -> Any:
     return here[part * each : (part + 1) * each]
 
 
-def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+def move_to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     """Move all tensors inside nested lists, tuples and mappings; leave everything else as it is.
 
     Args:
@@ -293,10 +293,10 @@ def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     if isinstance(batch, torch.Tensor):
         return (batch.pin_memory() if pin and batch.device.type == "cpu" else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: to_device(value, device, pin=pin) for key, value in cast(dict[Any, Any], batch).items()}
+        return {key: move_to_device(value, device, pin=pin) for key, value in cast(dict[Any, Any], batch).items()}
     if isinstance(batch, list | tuple):
         values = cast(Sequence[Any], batch)
-        moved = [to_device(value, device, pin=pin) for value in values]
+        moved = [move_to_device(value, device, pin=pin) for value in values]
         make = cast(Callable[..., Any], type(values))
         return make(*moved) if hasattr(values, "_fields") else make(moved)
     return batch

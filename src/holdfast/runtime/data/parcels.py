@@ -46,7 +46,7 @@ def pack(thing: object) -> int:
         place = _write(parcel, _HEAD.pack(written.nbytes, len(pieces)) + sizes, 0)
         place = _write(parcel, written, place)
         for piece in pieces:
-            place = _write(parcel, piece, _aligned(place))
+            place = _write(parcel, piece, _align(place))
         os.ftruncate(parcel, max(place, _HEAD.size))
     except BaseException:
         os.close(parcel)
@@ -63,7 +63,7 @@ def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAI
     Raises:
         Exception: whatever unpickling raises.
     """
-    memory = _memory(parcel)
+    memory = _map_parcel(parcel)
     pickled, count = _HEAD.unpack_from(memory)
     place = _HEAD.size + count * _SIZE.size
     sizes = [_SIZE.unpack_from(memory, _HEAD.size + number * _SIZE.size)[0] for number in range(count)]
@@ -71,13 +71,13 @@ def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAI
     place += pickled
     pieces: list[memoryview] = []
     for size in sizes:
-        place = _aligned(place)
+        place = _align(place)
         pieces.append(memory[place : place + size])
         place += size
     return _Unpickler(io.BytesIO(memory[start : start + pickled]), pieces, main).load()
 
 
-def _memory(parcel: int) -> memoryview:
+def _map_parcel(parcel: int) -> memoryview:
     """Return a parcel's memory; what is small is copied, since each map holds a descriptor as long as it is used."""
     size = os.fstat(parcel).st_size
     if size > _COPIED_BYTES:
@@ -94,7 +94,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or not _plain(obj):
+        if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented
         # The same strides on arrival: kernels may add up in another order where they differ.
         span = 1 + sum((size - 1) * stride for size, stride in zip(obj.shape, obj.stride(), strict=True))
@@ -103,10 +103,10 @@ class _Pickler(pickle.Pickler):
             span = obj.numel()
         flat = obj.as_strided((span,), (1,)).view(torch.uint8)
         numbers: Any = flat.numpy()
-        return _tensor, (pickle.PickleBuffer(numbers), obj.dtype, tuple(obj.shape), obj.stride())
+        return _rebuild_tensor, (pickle.PickleBuffer(numbers), obj.dtype, tuple(obj.shape), obj.stride())
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is nothing but numbers in the host's memory."""
     return (
         tensor.device.type == "cpu"
@@ -115,7 +115,7 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+def _rebuild_tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     if not memoryview(piece).nbytes:
         return torch.empty(shape, dtype=dtype)
     return from_buffer(piece).view(dtype).as_strided(shape, stride)
@@ -137,7 +137,7 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def _aligned(place: int) -> int:
+def _align(place: int) -> int:
     return -(-place // _ALIGNED) * _ALIGNED
 
 

@@ -18,7 +18,7 @@ from holdfast.runtime.tensors import seed_all
 _COMPUTING, _FETCHING = b"hf-stream", b"hf-fetch"
 
 
-def stream_seed(seed: int, step: int, micro_batch: int, part: int = 0, *, of: bytes = _COMPUTING) -> int:
+def derive_seed(seed: int, step: int, micro_batch: int, part: int = 0, *, of: bytes = _COMPUTING) -> int:
     """Return the 64-bit seed of one micro-batch's stream, or of one of its parts (layouts).
 
     Distinct arguments give unrelated streams.
@@ -33,12 +33,12 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int, part: int = 0) -> N
     Args:
         part: of the micro-batch's samples, where several places of a unit share them out.
     """
-    _seed(stream_seed(seed, step, micro_batch, part), devices=torch.accelerator.is_available())
+    _seed(derive_seed(seed, step, micro_batch, part), devices=torch.accelerator.is_available())
 
 
 def seed_fetch(seed: int, step: int, micro_batch: int, part: int = 0, *, devices: bool) -> None:
     """The same for what data set and collate function draw; `devices`: torch's generators of all devices, too."""
-    drawn = stream_seed(seed, step, micro_batch, part, of=_FETCHING)
+    drawn = derive_seed(seed, step, micro_batch, part, of=_FETCHING)
     _seed(drawn, devices=devices and torch.accelerator.is_available())
 
 

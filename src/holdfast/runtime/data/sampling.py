@@ -61,7 +61,7 @@ class StepSizes:
         """M: micro-batches per step."""
         return self.global_batch // self.micro_batch
 
-    def of(self, length: int) -> SampleOrder:
+    def make_order(self, length: int) -> SampleOrder:
         """Return the order of so many samples, in steps of these sizes.
 
         Raises:
@@ -102,14 +102,14 @@ class SampleOrder(StepSizes):
         """
         self.check(step, micro_batch)
         start = (step - 1) * self.global_batch + micro_batch * self.micro_batch
-        return [self.sample(place) for place in range(start, start + self.micro_batch)]
+        return [self.sample_at(place) for place in range(start, start + self.micro_batch)]
 
-    def sample(self, place: int) -> int:
+    def sample_at(self, place: int) -> int:
         """Return the sample at a place of the endless sequence."""
         number, offset = divmod(place, self.length)
-        return int(self._pass(number)[offset])
+        return int(self._permutation_of(number)[offset])
 
-    def _pass(self, number: int) -> np.ndarray:
+    def _permutation_of(self, number: int) -> np.ndarray:
         order = self._passes.get(number)
         if order is None:
             # Philox is counter-based: the key alone names the stream, whatever was drawn before.

@@ -49,7 +49,7 @@ class Shards:
         self._collate = default_collate if collate is None else collate
         self._micro_batch = micro_batch
 
-    def check(self, micro_batches: int) -> None:
+    def check_shards(self, micro_batches: int) -> None:
         """Look whether there are shards for so many streams.
 
         Raises:
@@ -74,7 +74,7 @@ class Shards:
         """Return one pass through the samples of a micro-batch's stream."""
         return self._dataset.shard(num_shards=micro_batches, index=micro_batch)
 
-    def take(self, samples: Iterator[Any]) -> Any:
+    def next_batch(self, samples: Iterator[Any]) -> Any:
         """Return the next micro-batch of samples."""
         return self._collate([next(samples) for _ in range(self._micro_batch)])
 
@@ -94,7 +94,7 @@ class _Passes:
         self.at = at
         self._open_pass, self._name = open_pass, name
         self._number = 0
-        self._begin(tree.unpack(_decoder.decode(state), []) if state else None)
+        self._start_pass(tree.unpack(_decoder.decode(state), []) if state else None)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -104,7 +104,7 @@ class _Passes:
             return next(self._items)
         except StopIteration:
             self._number += 1
-            self._begin(None)
+            self._start_pass(None)
         for item in self._items:
             return item
         raise BadInputError(
@@ -132,7 +132,7 @@ class _Passes:
             )
         return state
 
-    def _begin(self, state: Any) -> None:
+    def _start_pass(self, state: Any) -> None:
         if state is not None:
             self._number = state["pass"]
         one = self._pass = self._open_pass()
@@ -149,14 +149,14 @@ class _Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPlace:
+class StreamPosition:
     """Where a stream is known to stand: after step `at`, `state`."""
 
     at: int
     state: bytes
 
 
-class FetchOfStreams:
+class StreamFetcher:
     """Fetches the next micro-batch of a stream; it goes on with those that stand where they should."""
 
     def __init__(self, stream: StatefulStream | Shards, micro_batches: int) -> None:
@@ -167,14 +167,14 @@ class FetchOfStreams:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": {}}
 
-    def __call__(self, step: int, micro_batch: int, standing: StreamPlace) -> Fetched:
+    def __call__(self, step: int, micro_batch: int, standing: StreamPosition) -> Fetched:
         passes = self._streams.pop(micro_batch, None)
         if passes is None or not standing.at <= passes.at < step:
             name = f"the stream of micro-batch {micro_batch}"
-            passes = _Passes(lambda: self._stream.open(micro_batch, self._micro_batches), name, *_of(standing))
+            passes = _Passes(lambda: self._stream.open(micro_batch, self._micro_batches), name, *_as_pair(standing))
         stream, batch = self._stream, None
         while passes.at < step:
-            batch = stream.take(passes) if isinstance(stream, Shards) else next(passes)
+            batch = stream.next_batch(passes) if isinstance(stream, Shards) else next(passes)
             passes.at += 1
         fetched = Fetched(batch, passes.state)
         self._streams[micro_batch] = passes
@@ -194,42 +194,44 @@ class StreamedData(JobData, NoteSource):
             BadInputError: the data cannot be cut into so many.
         """
         if isinstance(stream, Shards):
-            stream.check(sizes.micro_batches)
-        super().__init__(sizes, FetchOfStreams(stream, sizes.micro_batches), keep_apart=True)
-        self._standings = [StreamPlace(0, b"")] * sizes.micro_batches
-        self._at_hand = b""
-        self._taken: list[bytes] = []
+            stream.check_shards(sizes.micro_batches)
+        super().__init__(sizes, StreamFetcher(stream, sizes.micro_batches), keep_apart=True)
+        self._positions = [StreamPosition(0, b"")] * sizes.micro_batches
+        self._current_state = b""
+        self._merged_states: list[bytes] = []
         self._at = 0
 
-    def wanted(self, step: int, micro_batch: int) -> StreamPlace:
+    def fetch_argument(self, step: int, micro_batch: int) -> StreamPosition:
         """Return where its stream stands, as far as that is known."""
-        return self._standings[micro_batch]
+        return self._positions[micro_batch]
 
-    def arrived(self, step: int, micro_batch: int, fetched: Fetched) -> Any:
+    def on_fetched(self, step: int, micro_batch: int, fetched: Fetched) -> Any:
         """Keep where its stream stands after it, for its note."""
-        self._at_hand = fetched.state
+        self._current_state = fetched.state
         return fetched.batch
 
     # ---- notes ----
 
     def make_note(self) -> bytes:
         """Where the stream of the micro-batch at hand stands after it."""
-        return self._at_hand
+        return self._current_state
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
         """All ranks know where all streams stand after the step."""
-        self._taken = list(notes)
+        self._merged_states = list(notes)
 
     def apply(self) -> None:
         """They do."""
         self._at += 1
-        self._standings = [StreamPlace(self._at, state) if state else StreamPlace(0, b"") for state in self._taken]
+        self._positions = [
+            StreamPosition(self._at, state) if state else StreamPosition(0, b"") for state in self._merged_states
+        ]
 
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
         """Return where all streams stand."""
-        return {"at": self._at, "states": [standing.state for standing in self._standings]}
+        return {"at": self._at, "states": [standing.state for standing in self._positions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand there.
@@ -241,8 +243,8 @@ class StreamedData(JobData, NoteSource):
         if len(states) != self.order.micro_batches:
             raise ValueError(f"{len(states)} streams of data there, {self.order.micro_batches} micro-batches here")
         self._at = state["at"]
-        self._standings = [StreamPlace(self._at, one) if one else StreamPlace(0, b"") for one in states]
+        self._positions = [StreamPosition(self._at, one) if one else StreamPosition(0, b"") for one in states]
 
 
-def _of(standing: StreamPlace) -> tuple[int, bytes]:
+def _as_pair(standing: StreamPosition) -> tuple[int, bytes]:
     return standing.at, standing.state

@@ -52,7 +52,7 @@ class DataOptions:
             raise BadInputError(f"prefetch_factor is {self.prefetch_factor}: it must be from 1 to {MAX_PREFETCH}")
 
 
-def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
+def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
     """Return a DataLoader's data set, how it is read, and what differs from the loader; all else as it is, with "".
 
     Where `options` says something, that counts; where it does not, what the loader says.
@@ -62,10 +62,10 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
             as far ahead as is asked for.
     """
     if not all(hasattr(data, name) for name in _PARTS):
-        return data, _with_workers(options), ""
+        return data, _check_prefetch(options), ""
     dataset: Any = data.dataset
     streaming = is_stream(dataset)
-    if not streaming and (own := _own_order(data)):
+    if not streaming and (own := _describe_own_order(data)):
         raise BadInputError(
             f"the DataLoader has {own}: holdfast itself says which samples a step has, and shares them out, so that "
             "each counts exactly once whoever computes it; leave that out. For an order of your own, give a data set "
@@ -89,10 +89,10 @@ def take_apart(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, 
         prefetch_factor=options.prefetch_factor or getattr(data, "prefetch_factor", None),
         pin_memory=options.pin_memory or bool(getattr(data, "pin_memory", False)),
     )
-    return dataset, _with_workers(merged), "" if streaming else _difference(data)
+    return dataset, _check_prefetch(merged), "" if streaming else _describe_difference(data)
 
 
-def _with_workers(options: DataOptions) -> DataOptions:
+def _check_prefetch(options: DataOptions) -> DataOptions:
     """Return options as they are, once it is known whether there are loader workers.
 
     Raises:
@@ -111,25 +111,25 @@ def is_stream(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
-def _own_order(loader: Any) -> str:
+def _describe_own_order(loader: Any) -> str:
     """Say what of a loader decides which samples a batch has, "" where it is nothing but torch's shuffle."""
     sampler, batches = loader.sampler, loader.batch_sampler
-    if batches is not None and not _is(batches, BatchSampler):
+    if batches is not None and not _is_torch_sampler(batches, BatchSampler):
         return f"a batch_sampler of its own ({type(batches).__name__})"
-    if _is(sampler, RandomSampler):
+    if _is_torch_sampler(sampler, RandomSampler):
         whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
         return "" if whole else "a sampler that draws some samples twice, or not all of them (RandomSampler)"
-    return "" if _is(sampler, SequentialSampler) else f"a sampler of its own ({type(sampler).__name__})"
+    return "" if _is_torch_sampler(sampler, SequentialSampler) else f"a sampler of its own ({type(sampler).__name__})"
 
 
-def _is(sampler: object, kind: type) -> bool:
+def _is_torch_sampler(sampler: object, kind: type) -> bool:
     """Tell whether it is torch's own of this kind, or torchdata's, which says where it stands and draws alike."""
     own = type(sampler)
     return own is kind or (own.__name__ == kind.__name__ and own.__module__.partition(".")[0] == "torchdata")
 
 
-def _difference(loader: Any) -> str:
-    order = "shuffled in an order of its own" if _is(loader.sampler, RandomSampler) else "as they lie"
+def _describe_difference(loader: Any) -> str:
+    order = "shuffled in an order of its own" if _is_torch_sampler(loader.sampler, RandomSampler) else "as they lie"
     said = (
         f"the DataLoader is taken apart: it would give samples {order}, holdfast shuffles each pass by its seed, so "
         "that a step's samples do not depend on who computes them, and lets passes run into each other, dropping none"

@@ -25,9 +25,15 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import MAX_TOLD, EvaluationDone, EvaluationResult
 from holdfast.runtime.checkpoints.best import Rating
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
-from holdfast.runtime.data.loading import to_device
+from holdfast.runtime.data.loading import move_to_device
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.evaluation.shards import ModelEvaluation, ShardResult, holders_of, in_all, to_bits
+from holdfast.runtime.evaluation.shards import (
+    ModelEvaluation,
+    ShardResult,
+    find_first_holders,
+    intersect_bits,
+    pack_shards,
+)
 from holdfast.runtime.generation.experts import SessionExperts
 from holdfast.runtime.generation.resources import Groups, SharedContext
 from holdfast.runtime.gradients.workload import Workload
@@ -55,7 +61,7 @@ _results = msgspec.msgpack.Decoder(dict[int, ShardResult])
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Evaluating:
+class Evaluator:
     """All evaluations of a job; for the training thread."""
 
     def __init__(
@@ -88,22 +94,22 @@ class Evaluating:
             )
         self._evaluations.append(evaluation)
 
-    def forget(self) -> None:
+    def on_state_replaced(self) -> None:
         """The state was replaced by another that was not made here: what is known of any state may be another's."""
         self._step, self._held, self._found = 0, {}, []
 
-    def due(self, step: int) -> list[ModelEvaluation]:
+    def due_at(self, step: int) -> list[ModelEvaluation]:
         """Return the evaluations of the state of `step`."""
         return [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
 
-    def at(self, step: int, generation: int) -> bool:
+    def run_due(self, step: int, generation: int) -> bool:
         """Evaluate the state of `step` where that is due; False where the generation was left meanwhile.
 
         Raises:
             BadInputError: what was measured does not fit.
             Exception: whatever a script's function raised.
         """
-        due = self.due(step)
+        due = self.due_at(step)
         self._workload.logged.evaluation_metrics = {}
         if not due:
             return True
@@ -122,21 +128,21 @@ class Evaluating:
             self._shared.abandon_groups(groups, generation, error)
             self._shared.wait_for(generation, lambda: None)
             return False
-        self._tell(generation)
+        self._send_results(generation)
         return True
 
     def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
         """Go through one evaluation; False where a Stop came."""
         comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
-        known = self._known(evaluation, groups.world, held)
+        known = self._find_holders(evaluation, groups.world, held)
         missing = [shard for shard, holder in enumerate(known) if holder is None]
-        with _as_it_was(self._workload), torch.no_grad():
+        with _preserve_script_state(self._workload), torch.no_grad():
             for first in range(0, len(missing), comm.size):
                 with self._shared.changed:
                     if self._shared.is_over(generation):
                         return False
-                if not self._round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
+                if not self._run_round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
                     self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
                     return False
         mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
@@ -146,11 +152,11 @@ class Evaluating:
         mine = {} if self._workload.place.local_rank else mine
         for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
-        found = evaluation.combined([held[shard] for shard in range(evaluation.shards)])
-        self._keep(evaluation, found, groups.world.rank)
+        found = evaluation.combine([held[shard] for shard in range(evaluation.shards)])
+        self._record_result(evaluation, found, groups.world.rank)
         return True
 
-    def _round(
+    def _run_round(
         self,
         evaluation: ModelEvaluation,
         held: dict[int, ShardResult],
@@ -168,10 +174,10 @@ class Evaluating:
         experts = self._workload.experts
         if rank < len(shards):
             shard = shards[rank]
-            if not self._all_places(evaluation, generation, shard):
+            if not self._agree_on_shard(evaluation, generation, shard):
                 return False
             self._shared.progress.at(Activity.EVALUATING, shard)
-            result = self._measure(evaluation, shard)
+            result = self._measure_shard(evaluation, shard)
             if experts is not None and not experts.has_evaluated_shard():
                 raise BadInputError(
                     f"the function of job.evaluate(name={evaluation.name!r}) does not call the model once for each "
@@ -184,13 +190,15 @@ class Evaluating:
             experts.serve_evaluation_shard(self._step, shards[0])
         return experts is None or experts.void is None
 
-    def _all_places(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
+    def _agree_on_shard(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
         """Wait until all places of the unit are about to measure a shard; False: none of them will."""
         number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
         proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
         return self._shared.agree(proposal, lambda: not self._shared.is_over(generation))
 
-    def _known(self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]) -> list[int | None]:
+    def _find_holders(
+        self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]
+    ) -> list[int | None]:
         """Return which rank of its domain has each shard first: a unit has what all of its places have.
 
         Args:
@@ -199,7 +207,7 @@ class Evaluating:
         Raises:
             BadInputError: the workers evaluate other things.
         """
-        mine = _Share(evaluation.settings, to_bits(held, evaluation.shards))
+        mine = _Share(evaluation.settings, pack_shards(held, evaluation.shards))
         shares = [_shares.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "evaluation")]
         if others := sorted({share.settings for share in shares} - {evaluation.settings}):
             raise BadInputError(
@@ -208,23 +216,23 @@ class Evaluating:
             )
         places = self._workload.place.layout.places
         units = [shares[first : first + places] for first in range(0, len(shares), places)]
-        return holders_of([in_all([share.bits for share in unit]) for unit in units], evaluation.shards)
+        return find_first_holders([intersect_bits([share.bits for share in unit]) for unit in units], evaluation.shards)
 
-    def _measure(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
+    def _measure_shard(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
         workload = self._workload
         seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
-        batch = to_device(evaluation.fetch(self._step, shard), workload.loader.device)
+        batch = move_to_device(evaluation.fetch(self._step, shard), workload.loader.device)
         if workload.experts is not None:
             workload.experts.start_evaluation_shard(self._step, shard)
-        return evaluation.measured(shard, evaluation.measure(batch))
+        return evaluation.make_result(shard, evaluation.measure(batch))
 
-    def _keep(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
+    def _record_result(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
         """Take note of what came of an evaluation, and have its state saved where it may be one of the best."""
         step, name = self._step, evaluation.name
         self._workload.logged.evaluation_metrics |= {f"{name}/{key}": value for key, value in found.items()}
         best = self._may_be_best(evaluation, found)
         if best:
-            self._save()
+            self._save_state()
         if best and rank == 0 and self._saver is not None:
             choice = evaluation.choice
             rating = Rating(evaluation=name, step=step, monitor=choice.monitor, value=found[choice.monitor])
@@ -248,7 +256,7 @@ class Evaluating:
         """Tell whether states are kept by what was found, and this one can be compared with others."""
         return bool(evaluation.choice.keep) and math.isfinite(found[evaluation.choice.monitor])
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         """Have this worker's part of the state saved, unless it is already."""
         saver, plan, step = self._saver, self._shared.machine.plan, self._step
         if saver is None or plan is None:
@@ -260,7 +268,7 @@ class Evaluating:
                 self._workload.state, step, share, self._experts.rows_to_save if self._experts is not None else None
             )
 
-    def _tell(self, generation: int) -> None:
+    def _send_results(self, generation: int) -> None:
         """Say what all evaluations have come to, those of before again: whoever was told may not be there any more."""
         with self._shared.changed:
             machine = self._shared.machine
@@ -270,7 +278,7 @@ class Evaluating:
 
 
 @contextmanager
-def _as_it_was(workload: Workload) -> Generator[None]:
+def _preserve_script_state(workload: Workload) -> Generator[None]:
     """Leave generators, modes and buffers as they were."""
     modules: Sequence[tuple[torch.nn.Module, bool]] = [
         (module, module.training) for _, module in named_modules(workload.state.model)

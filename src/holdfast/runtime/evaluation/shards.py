@@ -15,7 +15,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.commit import MAX_METRICS_BYTES, metrics_bytes
 from holdfast.protocol.names import NAME_PATTERN
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.data.datasets import FetchSamples
+from holdfast.runtime.data.datasets import SampleFetcher
 from holdfast.runtime.data.torch_loader import is_stream
 from holdfast.runtime.gradients.logged_values import check_name, to_number
 from holdfast.runtime.options import format_value
@@ -71,7 +71,7 @@ class ModelEvaluation:
             raise BadInputError(f"{where}: the data set is empty: it needs at least one sample")
         self.measure, self.name, self.every, self.choice = measure, name, every, choice
         self.samples, self.batch = len(dataset), batch
-        self._fetch = FetchSamples(dataset, collate)
+        self._fetch = SampleFetcher(dataset, collate)
 
     @property
     def shards(self) -> int:
@@ -91,7 +91,7 @@ class ModelEvaluation:
         """Return a shard's batch, on the host."""
         return self._fetch(step, shard, self.indices(shard))
 
-    def measured(self, shard: int, found: object) -> ShardResult:
+    def make_result(self, shard: int, found: object) -> ShardResult:
         """Return what a script has measured of a shard, as numbers.
 
         Raises:
@@ -114,7 +114,7 @@ class ModelEvaluation:
             )
         return ShardResult(len(self.indices(shard)), means)
 
-    def combined(self, results: Sequence[ShardResult]) -> dict[str, float]:
+    def combine(self, results: Sequence[ShardResult]) -> dict[str, float]:
         """Return the means over all samples: shard by shard, in their order, each weighted by its samples.
 
         Raises:
@@ -141,19 +141,19 @@ class ModelEvaluation:
         return found
 
 
-def to_bits(shards: Mapping[int, ShardResult], count: int) -> bytes:
+def pack_shards(shards: Mapping[int, ShardResult], count: int) -> bytes:
     """Return which of so many shards are there."""
     there = np.zeros(count, dtype=np.bool_)
     there[list(shards)] = True
     return np.packbits(there).tobytes()
 
 
-def in_all(bits: Sequence[bytes]) -> bytes:
+def intersect_bits(bits: Sequence[bytes]) -> bytes:
     """Return the bits that all of these have."""
     return reduce(lambda all_of, one: bytes(a & b for a, b in zip(all_of, one, strict=True)), bits)
 
 
-def holders_of(bits: Sequence[bytes], count: int) -> list[int | None]:
+def find_first_holders(bits: Sequence[bytes], count: int) -> list[int | None]:
     """Return the first rank that has each shard, None where nobody has; `bits`: of all ranks."""
     found: list[int | None] = [None] * count
     for rank in range(len(bits) - 1, -1, -1):

@@ -40,21 +40,21 @@ class FaultingCommunicator(Communicator):
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
         pending = self._inner.start_all_to_all(output, input, output_splits, input_splits)
-        self._faults.at(self._phase, self._step)
+        self._faults.strike_at(self._phase, self._step)
         return pending
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         return self._inner.start_all_gather(output, input)
 
-    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        return self._inner.start_spread(output, input, owners)
+    def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        return self._inner.start_gather_from_owners(output, input, owners)
 
-    def adds_up(self, input: torch.Tensor) -> bool:
-        return self._inner.adds_up(input)
+    def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
+        return self._inner.prefers_reduce_scatter(input)
 
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         pending = self._inner.start_reduce_scatter(output, input)
-        self._faults.at(self._phase, self._step)
+        self._faults.strike_at(self._phase, self._step)
         return pending
 
     def wait(self, pending: Pending) -> None:

@@ -43,7 +43,9 @@ class Faults:
         self._times, self._link_times = 1.0, 1.0
         self._disk_full = False
 
-    def on(self, *, hold: Callable[[], None], drop: Callable[[], None], corrupt: Callable[[], None]) -> None:
+    def register_actions(
+        self, *, hold: Callable[[], None], drop: Callable[[], None], corrupt: Callable[[], None]
+    ) -> None:
         """Say what three of them do; all are called in the training thread.
 
         Args:
@@ -51,7 +53,7 @@ class Faults:
         """
         self._hold, self._drop, self._corrupt = hold, drop, corrupt
 
-    def order(self, inject: Inject) -> None:
+    def on_inject(self, inject: Inject) -> None:
         """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
         if inject.step is None and not inject.phase and inject.fault not in IN_THREAD:
             self._strike(inject)
@@ -61,25 +63,25 @@ class Faults:
         when = "the next step" if inject.step is None else f"step {inject.step}"
         logger.warning("fault injection: %s at %s, %s, is due", inject.fault, when, inject.phase or "any phase")
 
-    def armed(self, phase: str, step: int) -> bool:
+    def is_due(self, phase: str, step: int) -> bool:
         """Return whether `at` would strike."""
-        return bool(self._armed) and any(_due(inject, phase, step) for inject in list(self._armed))
+        return bool(self._armed) and any(_is_due(inject, phase, step) for inject in list(self._armed))
 
-    def at(self, phase: str, step: int) -> None:
+    def strike_at(self, phase: str, step: int) -> None:
         """The step has reached a phase. Does not return where a fault is due.
 
         Raises:
             InjectedError: fault="raise".
         """
         if self._armed:
-            self._take(phase, step, raising=True)
+            self._strike_due(phase, step, raising=True)
 
-    def at_work(self, step: int) -> None:
+    def strike_in_compute(self, step: int) -> None:
         """A micro-batch is being computed: where a thread hangs unless another phase was named."""
         if self._armed:
-            self._take("compute", step, raising=True, at_work=True)
+            self._strike_due("compute", step, raising=True, at_work=True)
 
-    def drag(self, since: float) -> None:
+    def slow_down(self, since: float) -> None:
         """A micro-batch that was begun then (`time.monotonic()`) is computed: take longer, where that is wanted."""
         if self._times > 1.0:
             time.sleep((self._times - 1.0) * (time.monotonic() - since))
@@ -89,7 +91,7 @@ class Faults:
         """How many times slower this worker's data is to go out to others; 1: as it does."""
         return self._link_times
 
-    def at_disk(self) -> None:
+    def strike_at_disk(self) -> None:
         """A checkpoint is being written.
 
         Raises:
@@ -98,21 +100,21 @@ class Faults:
         if self._disk_full:
             raise OSError(errno.ENOSPC, f"injected fault: {os.strerror(errno.ENOSPC)}")
 
-    def at_side(self, phase: str, step: int) -> None:
+    def strike_in_side_thread(self, phase: str, step: int) -> None:
         """The same in another thread than the training thread, which is where a due exception is raised instead."""
         if not self._armed:
             return
         with self._lock:
             for place, inject in enumerate(self._armed):
-                if inject.fault == "raise" and inject.phase == phase and _due(inject, phase, step):
+                if inject.fault == "raise" and inject.phase == phase and _is_due(inject, phase, step):
                     self._armed[place] = Inject(fault="raise", whole_node=inject.whole_node)
-        self._take(phase, step, raising=False)
+        self._strike_due(phase, step, raising=False)
 
-    def _take(self, phase: str, step: int, *, raising: bool, at_work: bool = False) -> None:
+    def _strike_due(self, phase: str, step: int, *, raising: bool, at_work: bool = False) -> None:
         with self._lock:
-            here = (inject for inject in self._armed if _at_work(inject) == at_work)
+            here = (inject for inject in self._armed if _strikes_in_compute(inject) == at_work)
             wanted = (inject for inject in here if raising or inject.fault not in IN_THREAD)
-            due = next((inject for inject in wanted if _due(inject, phase, step)), None)
+            due = next((inject for inject in wanted if _is_due(inject, phase, step)), None)
             if due is not None:
                 self._armed.remove(due)
         if due is not None:
@@ -127,7 +129,7 @@ class Faults:
             case "hold":
                 self._hold()
             case "hang":
-                stand_still()
+                hang_forever()
             case "slow":
                 self._times = inject.times
             case "slow-link":
@@ -141,9 +143,9 @@ class Faults:
             case "disk-full":
                 self._disk_full = True
             case _:
-                self._end(inject)
+                self._end_process(inject)
 
-    def _end(self, inject: Inject) -> None:
+    def _end_process(self, inject: Inject) -> None:
         """End this process, or stop it; its agent too where the whole node is meant."""
         agent = self._agent_pid() if inject.whole_node else None
         if inject.fault == "exit":
@@ -154,17 +156,17 @@ class Faults:
         os.kill(os.getpid(), number)
 
 
-def stand_still() -> None:
+def hang_forever() -> None:
     """Hang, for ever: whoever ends this thread ends its process."""
     threading.Event().wait()
 
 
-def _at_work(inject: Inject) -> bool:
+def _strikes_in_compute(inject: Inject) -> bool:
     """Tell whether a fault strikes in the middle of a micro-batch."""
     return inject.fault == "hang" and inject.phase in ("", "compute")
 
 
-def _due(inject: Inject, phase: str, step: int) -> bool:
+def _is_due(inject: Inject, phase: str, step: int) -> bool:
     """A fault without a phase strikes at the next one; a step that is past already strikes as well.
 
     Only `hold` is for its own step alone: one that an earlier halt made needless would stop the job for nothing.

@@ -49,7 +49,7 @@ class SessionExperts:
         started = self._clock.monotonic()
         world = groups.world
         moving = world
-        if self._faults.armed("moving", step):
+        if self._faults.is_due("moving", step):
             moving = FaultingCommunicator(world, self._faults, step, "moving")
         try:
             resources.moved_bytes = self._experts.enter_generation(world, plan.expert_plan, change, moving=moving)

@@ -18,7 +18,7 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.groups.reach import CONNECT_S, unreachable
+from holdfast.runtime.groups.reach import CONNECT_S, find_unreachable
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.link_rate import LinkRate
 
@@ -214,7 +214,7 @@ class SharedContext:
         cut_off: tuple[str, ...] = ()
         if plan is not None:
             until = time.monotonic() + CONNECT_S
-            cut_off = unreachable(plan, self.machine.worker)
+            cut_off = find_unreachable(plan, self.machine.worker)
             with self.changed:
                 # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())

@@ -16,15 +16,15 @@ class Retirable(Protocol):
 G = TypeVar("G", bound=Retirable)
 
 
-def at_once(builds: Sequence[Callable[[], G]], name: str = "groups") -> list[G]:
+def build_concurrently(builds: Sequence[Callable[[], G]], name: str = "groups") -> list[G]:
     """Build all, each in a thread of its own; blocks.
 
     Raises what the first that fails has raised, at once: what the other threads still make is retired.
     """
-    return _AtOnce(builds, name).results()
+    return _ConcurrentBuild(builds, name).results()
 
 
-class _AtOnce(Generic[G]):
+class _ConcurrentBuild(Generic[G]):
     def __init__(self, builds: Sequence[Callable[[], G]], name: str) -> None:
         self._changed = threading.Condition()
         self._built: list[G | None] = [None] * len(builds)

@@ -13,7 +13,7 @@ from holdfast.errors import BadInputError
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, levels_of
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.runtime.groups.communicator import OPERATION_S, Communicator, HaltCheck, LocalCommunicator
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.hierarchical import build_hierarchical
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import build_gloo
@@ -28,7 +28,7 @@ def build_communicator(
     nodes: Sequence[str],
     *,
     generation: int,
-    graveyard: Graveyard,
+    reaper: GroupReaper,
     members: Sequence[int] | None = None,
     name: str = "",
     any_to_any: bool = True,
@@ -65,13 +65,13 @@ def build_communicator(
             name=name,
             generation=generation,
             device=device,
-            graveyard=graveyard,
+            reaper=reaper,
             **times,
             halt=halt,
             nodes=len(set(nodes)),
         )
 
-    gloo = partial(build_gloo, board, generation=generation, graveyard=graveyard, host=host, halt=halt, **times)
+    gloo = partial(build_gloo, board, generation=generation, reaper=reaper, host=host, halt=halt, **times)
 
     def build(level: str, those: Sequence[int]) -> Communicator:
         return gloo(those.index(place), len(those), name=name + level, members=[ranks[one] for one in those])
@@ -91,7 +91,7 @@ def uses_nccl(device: torch.device, backend: Backend) -> bool:
     return dist.is_nccl_available() if backend == AUTO else backend == "nccl"
 
 
-def device_of(local_rank: int, backend: Backend) -> torch.device:
+def choose_device(local_rank: int, backend: Backend) -> torch.device:
     """Return the device of a worker: its GPU, or the CPU if there is none.
 
     With "gloo", the workers of a node may outnumber its GPUs and share them. The current device is set, so that the

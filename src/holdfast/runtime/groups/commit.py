@@ -14,7 +14,7 @@ def start_commit(comm: Communicator, flags: Collection[Flag] = (), wishes: Colle
     return start_sums(comm, flag_contribution(flags, wishes), "commit")
 
 
-def finish(commit: PendingSums, v: Commit) -> Commit:
+def finish_commit(commit: PendingSums, v: Commit) -> Commit:
     """Wait for the commit operation and return v with its flags, the same on every rank in every bit.
 
     Args:

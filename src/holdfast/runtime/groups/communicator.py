@@ -25,7 +25,7 @@ HaltCheck = Callable[[], bool]
 
 #: How often to look for a halt while an operation is under way; its end wakes the waiting thread at once. With gloo a
 #: look costs about 0.15 ms: it takes an exception to end a wait in C++.
-HALT_LOOK_S = 8e-3
+HALT_POLL_S = 8e-3
 #: Seconds after which an operation fails. Members legitimately wait long for one that pauses, or that computes the
 #: share of a lost member; hang detection finds real hangs much earlier. The limit is needed because severing a retired
 #: group does not end all its operations, and their buffers are kept until they end.
@@ -102,8 +102,8 @@ class Pending:
             return str(error).split("\n", 1)[0][:512] or "failed"
         return ""
 
-    def take(self) -> Pending:
-        """Return what is under way as a new object, for the graveyard; here it counts as failed from now on."""
+    def detach(self) -> Pending:
+        """Return what is under way as a new object, for the reaper; here it counts as failed from now on."""
         taken = Pending(self.what, self._operation, self.tensors)
         self._operation, self.tensors = _Retired(), ()
         return taken
@@ -127,7 +127,7 @@ def is_late(waited_s: float, timeout_s: float) -> bool:
     return waited_s >= 0.95 * timeout_s
 
 
-def halt_check(halt: threading.Event | HaltCheck | None) -> HaltCheck:
+def make_halt_check(halt: threading.Event | HaltCheck | None) -> HaltCheck:
     """Return the check behind an event, a callable, or nothing (never halted)."""
     if halt is None:
         return lambda: False
@@ -155,7 +155,7 @@ class Communicator:
         self.rank = rank
         self.size = size
         self.generation = generation
-        self.halted: HaltCheck = halt_check(halt)
+        self.halted: HaltCheck = make_halt_check(halt)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ class Communicator:
             output.copy_(input)
         return Pending("all_gather", None)
 
-    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+    def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
         """Start bringing the parts of the first so many ranks, each `(n,)`, to all: `output` is `(owners * n,)`.
 
         `input` may be this rank's own part of `output`; of another rank it is empty.
@@ -220,7 +220,7 @@ class Communicator:
         """Start receiving what one rank sends under this tag, any rank where `source` is None; in place."""
         raise NotImplementedError(f"{type(self).__name__} cannot receive from one rank alone")
 
-    def adds_up(self, input: torch.Tensor) -> bool:
+    def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
         """Tell whether a sum over all ranks of this size and type is better left to `start_reduce_scatter`."""
         return False
 
@@ -242,16 +242,16 @@ class Communicator:
         """
         began = time.monotonic()
         if not pending.done():
-            self._await(pending)
+            self._poll_until_done(pending)
         failure = pending.finish()
-        self._ended(pending)
+        self._on_ended(pending)
         if failure:
             timed_out = is_late(time.monotonic() - began, self.timeout_s)
             raise PeerLostError(
                 f"{pending.what} in generation {self.generation} failed: {failure}", timed_out=timed_out
             )
 
-    def _await(self, pending: Pending) -> None:
+    def _poll_until_done(self, pending: Pending) -> None:
         """Return once an operation is done, and say meanwhile that it is waited for."""
         self.progress.wait(pending.what, self.size, sum(tensor.nbytes for tensor in pending.tensors))
         try:
@@ -259,12 +259,12 @@ class Communicator:
                 # It may complete between the two looks; then the promise is that it counts.
                 if self.halted() and not pending.done():
                     raise HaltedError(f"generation {self.generation} was halted in {pending.what}")
-                pending.sleep(HALT_LOOK_S)
+                pending.sleep(HALT_POLL_S)
                 self.progress.look()
         finally:
             self.progress.go_on()
 
-    def tell_waits(self, progress: ProgressSlot) -> None:
+    def report_waits_to(self, progress: ProgressSlot) -> None:
         """Say from now on where the thread that uses this communicator waits in it."""
         self.progress = progress
 
@@ -283,7 +283,7 @@ class Communicator:
             sever: break the connections too. False after a swap, where peers may still finish the last operation.
         """
 
-    def _ended(self, pending: Pending) -> None:
+    def _on_ended(self, pending: Pending) -> None:
         """Called by `wait` once an operation has ended, well or badly."""
 
 

@@ -32,24 +32,24 @@ def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
     """
     known = _FRAME.pack(comm.rank, len(mine)) + mine
     for group in comm.groups:
-        known = _gathered(group, known, what)
+        known = _gather_level(group, known, what)
     for level in range(len(comm.groups) - 1, -1, -1):
         group, owners = comm.groups[level], comm.owners[level]
         if group.size > owners:
-            known = _told(group, owners, known, what)
-    frames = dict(_frames(known))
+            known = _send_to_non_owners(group, owners, known, what)
+    frames = dict(_iter_frames(known))
     if sorted(frames) != list(range(comm.size)):
         raise ValueError(f"{what}: gathered of ranks {sorted(frames)} in a world of {comm.size}")
     return [frames[rank] for rank in range(comm.size)]
 
 
-def _gathered(group: Communicator, mine: bytes, what: str) -> bytes:
+def _gather_level(group: Communicator, mine: bytes, what: str) -> bytes:
     """Return what all members of a group have, in the group's order."""
     sizes = torch.empty(group.size, dtype=torch.int64, device=group.device)
     pending = group.start_all_gather(sizes, torch.tensor([len(mine)], dtype=torch.int64, device=group.device))
     pending.what = what
     group.wait(pending)
-    lengths = _bounded(to_ints(sizes), what)
+    lengths = _check_sizes(to_ints(sizes), what)
     room = max(lengths)
     parts = torch.empty(group.size * room, dtype=torch.uint8, device=group.device)
     pending = group.start_all_gather(parts, _tensor(mine.ljust(room, b"\0"), group))
@@ -59,26 +59,26 @@ def _gathered(group: Communicator, mine: bytes, what: str) -> bytes:
     return b"".join(whole[place * room : place * room + length] for place, length in enumerate(lengths))
 
 
-def _told(group: Communicator, owners: int, known: bytes, what: str) -> bytes:
+def _send_to_non_owners(group: Communicator, owners: int, known: bytes, what: str) -> bytes:
     """Bring what the group's first owner knows to those who own nothing; each returns it."""
     waiting, telling = group.rank >= owners, group.rank == 0
     length = torch.zeros(int(waiting), dtype=torch.int64, device=group.device)
     mine = torch.tensor([len(known)] * (group.size - owners) * telling, dtype=torch.int64, device=group.device)
-    _tell(group, owners, length, mine, int(telling), what)
-    (size,) = _bounded(to_ints(length), what) if waiting else (len(known),)
+    _send(group, owners, length, mine, int(telling), what)
+    (size,) = _check_sizes(to_ints(length), what) if waiting else (len(known),)
     told = torch.empty(size * waiting, dtype=torch.uint8, device=group.device)
-    _tell(group, owners, told, _tensor(known * (group.size - owners) * telling, group), size * telling, what)
+    _send(group, owners, told, _tensor(known * (group.size - owners) * telling, group), size * telling, what)
     return _bytes(told) if waiting else known
 
 
-def _tell(group: Communicator, owners: int, told: torch.Tensor, mine: torch.Tensor, each: int, what: str) -> None:
+def _send(group: Communicator, owners: int, told: torch.Tensor, mine: torch.Tensor, each: int, what: str) -> None:
     received = [told.numel()] + [0] * (group.size - 1)
     pending = group.start_all_to_all(told, mine, received, [0] * owners + [each] * (group.size - owners))
     pending.what = what
     group.wait(pending)
 
 
-def _frames(known: bytes) -> Iterator[tuple[int, bytes]]:
+def _iter_frames(known: bytes) -> Iterator[tuple[int, bytes]]:
     place = 0
     while place < len(known):
         rank, length = _FRAME.unpack_from(known, place)
@@ -87,7 +87,7 @@ def _frames(known: bytes) -> Iterator[tuple[int, bytes]]:
         place += length
 
 
-def _bounded(sizes: list[int], what: str) -> list[int]:
+def _check_sizes(sizes: list[int], what: str) -> list[int]:
     if min(sizes) < 0 or sum(sizes) > MAX_GATHERED_BYTES:
         raise ValueError(f"{what}: {sizes} bytes are more than {MAX_GATHERED_BYTES} in all")
     return sizes

@@ -15,14 +15,14 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK_S = 0.002
-LONGEST_LOOK_S = 0.05
+FIRST_POLL_S = 0.002
+LONGEST_POLL_S = 0.05
 
 
-class Remains(Protocol):
+class AbandonedGroup(Protocol):
     """A group with what it still needs."""
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether all its operations have ended; never blocks."""
         ...
 
@@ -31,35 +31,35 @@ class Remains(Protocol):
         ...
 
 
-class _Grave:
-    __slots__ = ("not_before", "remains")
+class _Entry:
+    __slots__ = ("group", "not_before")
 
-    def __init__(self, remains: Remains, not_before: float) -> None:
-        self.remains = remains
+    def __init__(self, remains: AbandonedGroup, not_before: float) -> None:
+        self.group = remains
         #: on the monotonic clock, seconds
         self.not_before = not_before
 
-    def due(self) -> bool:
-        return time.monotonic() >= self.not_before and self.remains.ended()
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.not_before and self.group.has_ended()
 
 
-class Graveyard:
+class GroupReaper:
     """Owns the retired groups of one worker, and the thread that destroys them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._graves: list[_Grave] = []
+        self._entries: list[_Entry] = []
         self._thread: threading.Thread | None = None
         self._closing = False
-        self.buried = 0
+        self.added = 0
 
     @property
     def size(self) -> int:
         """How many groups are not destroyed yet."""
         with self._changed:
-            return len(self._graves)
+            return len(self._entries)
 
-    def bury(self, remains: Remains, *, linger_s: float = 0.0) -> None:
+    def add(self, remains: AbandonedGroup, *, linger_s: float = 0.0) -> None:
         """Take over a group; returns at once. The caller must drop its own references. After `close`: kept for ever.
 
         Args:
@@ -67,21 +67,21 @@ class Graveyard:
             linger_s: but not before this time (seconds) has passed, or `close` is called.
         """
         with self._changed:
-            self.buried += 1
-            grave = _Grave(remains, time.monotonic() + linger_s)
-            self._graves.append(grave)
+            self.added += 1
+            grave = _Entry(remains, time.monotonic() + linger_s)
+            self._entries.append(grave)
             if self._closing:
-                _leak(grave)
+                _never_free(grave)
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-graveyard", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="holdfast-reaper", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def wait_empty(self, deadline_s: float) -> bool:
         """Wait until everything is destroyed; return whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._graves, timeout=deadline_s)
+            return self._changed.wait_for(lambda: not self._entries, timeout=deadline_s)
 
     def close(self, deadline_s: float) -> bool:
         """Destroy what has ended within the deadline (seconds), end the thread, and return whether nothing is left.
@@ -89,15 +89,15 @@ class Graveyard:
         What is left is never freed: freeing it at interpreter exit would block until its operations time out.
         """
         with self._changed:
-            for grave in self._graves:
+            for grave in self._entries:
                 grave.not_before = 0.0
             self._changed.notify_all()
         self.wait_empty(deadline_s)
         with self._changed:
             self._closing = True
-            for grave in self._graves:
-                _leak(grave)
-            empty = not self._graves
+            for grave in self._entries:
+                _never_free(grave)
+            empty = not self._entries
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
@@ -105,45 +105,45 @@ class Graveyard:
         return empty
 
     def _run(self) -> None:
-        look = FIRST_LOOK_S
+        look = FIRST_POLL_S
         while True:
             with self._changed:
                 if self._closing:
                     return
-                if not self._graves:
-                    look = FIRST_LOOK_S
+                if not self._entries:
+                    look = FIRST_POLL_S
                     self._changed.wait()
                     continue
-                due = next((grave for grave in self._graves if grave.due()), None)
+                due = next((grave for grave in self._entries if grave.is_due()), None)
                 if due is None:
                     self._changed.wait(look)
-                    look = min(look * 1.5, LONGEST_LOOK_S)
+                    look = min(look * 1.5, LONGEST_POLL_S)
                     continue
             self._destroy(due)
             # It would keep the group alive through the next wait.
             del due
-            look = FIRST_LOOK_S
+            look = FIRST_POLL_S
 
-    def _destroy(self, grave: _Grave) -> None:
+    def _destroy(self, grave: _Entry) -> None:
         started = time.monotonic()
-        grave.remains.destroy()
+        grave.group.destroy()
         with self._changed:
-            last = len(self._graves) == 1
+            last = len(self._entries) == 1
         if last:
-            _return_memory()
+            _trim_memory()
         with self._changed:
-            self._graves.remove(grave)
+            self._entries.remove(grave)
             self._changed.notify_all()
         logger.debug("a retired group is destroyed, in %.1f ms", (time.monotonic() - started) * 1e3)
 
 
-def _return_memory() -> None:
+def _trim_memory() -> None:
     """Let glibc return freed memory: the threads of each group leave holes, about 60 KB a group in the long run."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def _leak(thing: object) -> None:
+def _never_free(thing: object) -> None:
     """Make sure that an object is never freed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

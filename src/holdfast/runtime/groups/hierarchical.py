@@ -14,7 +14,7 @@ import torch
 
 from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.planning.levels import Levels
-from holdfast.runtime.groups.at_once import at_once
+from holdfast.runtime.groups.at_once import build_concurrently
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.severing import GroupSockets
@@ -64,34 +64,34 @@ class HierarchicalCommunicator(Communicator):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
-        return self._all().start_all_to_all(output, input, output_splits, input_splits)
+        return self._require_full_group().start_all_to_all(output, input, output_splits, input_splits)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        return self._all().start_all_gather(output, input)
+        return self._require_full_group().start_all_gather(output, input)
 
     def wait(self, pending: Pending) -> None:
-        self._all().wait(pending)
+        self._require_full_group().wait(pending)
 
-    def tell_waits(self, progress: ProgressSlot) -> None:
-        for group in self._every():
-            group.tell_waits(progress)
+    def report_waits_to(self, progress: ProgressSlot) -> None:
+        for group in self._all_groups():
+            group.report_waits_to(progress)
 
     @property
     def sockets(self) -> tuple[GroupSockets, ...]:
-        return tuple(sockets for group in self._every() for sockets in group.sockets)
+        return tuple(sockets for group in self._all_groups() for sockets in group.sockets)
 
     def sever(self) -> None:
-        for group in self._every():
+        for group in self._all_groups():
             group.sever()
 
     def retire(self, *, sever: bool = True) -> None:
-        for group in self._every():
+        for group in self._all_groups():
             group.retire(sever=sever)
 
-    def _every(self) -> tuple[Communicator, ...]:
+    def _all_groups(self) -> tuple[Communicator, ...]:
         return self._groups if self._everybody is None else (*self._groups, self._everybody)
 
-    def _all(self) -> Communicator:
+    def _require_full_group(self) -> Communicator:
         if self._everybody is None:
             raise RuntimeError(f"broken invariant: generation {self.generation} has no group of all {self.size} ranks")
         return self._everybody
@@ -119,8 +119,8 @@ def build_hierarchical(
     ]
     if any_to_any:
         wanted.append(("all/", range(size)))
-    board.expect(len(wanted))
-    built = at_once([partial(build, name, members) for name, members in wanted])
+    board.expect_keys(len(wanted))
+    built = build_concurrently([partial(build, name, members) for name, members in wanted])
     return HierarchicalCommunicator(
         built[: len(levels.groups)],
         built[-1] if any_to_any else None,

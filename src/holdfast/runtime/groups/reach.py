@@ -18,7 +18,7 @@ AT_ONCE = 32
 LONGEST_S = 5.0
 
 
-def unreachable(
+def find_unreachable(
     plan: GenerationPlan,
     worker: str,
     connects: Callable[[str, int], bool] | None = None,
@@ -43,11 +43,11 @@ def unreachable(
             order.append((seen[member.node], distance, member))
             seen[member.node] += 1
     members = [member for _, _, member in sorted(order, key=lambda entry: entry[:2])]
-    failing = _failing(members, connects or _connects, now)
+    failing = _find_failing(members, connects or _can_connect, now)
     return tuple(member.worker for member in plan.members if member.worker in failing)
 
 
-def _failing(
+def _find_failing(
     members: Sequence[Member], connects: Callable[[str, int], bool], now: Callable[[], float]
 ) -> frozenset[str]:
     if not members:
@@ -62,7 +62,7 @@ def _failing(
     return frozenset(member.worker for member, failed in zip(members, answers, strict=True) if failed)
 
 
-def _connects(host: str, port: int) -> bool:
+def _can_connect(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
     except OSError:

@@ -15,14 +15,14 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from holdfast.protocol.names import MAX_KEY_BYTES, MAX_POSTED_BYTES, key_of, posted_bytes
-from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, halt_check
+from holdfast.runtime.groups.communicator import HaltCheck, HaltedError, make_halt_check
 
 MAX_VALUE_BYTES = MAX_KEY_BYTES
 MAX_KEY_CHARS = 1024
 MAX_KEYS = 1 << 20
 
 #: How often a waiting thread looks at the halt check, which has no way to wake it.
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 class Board:
@@ -44,7 +44,7 @@ class Board:
         """
         self.generation = generation
         self._post = post
-        self._halted = halt_check(halt)
+        self._halted = make_halt_check(halt)
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._closed = False
@@ -54,7 +54,7 @@ class Board:
         #: of what this worker has posted
         self._posted_bytes = 0
 
-    def expect(self, keys: int) -> None:
+    def expect_keys(self, keys: int) -> None:
         """This worker will post so many more keys, all together; where there is none, nobody waits for any."""
         with self._changed:
             self._to_come = max(self._to_come, 0) + keys
@@ -114,7 +114,7 @@ class Board:
                     raise TimeoutError(
                         f"rendezvous of generation {self.generation}: {missing[0]!r} did not come in {timeout_s:g} s"
                     )
-                self._changed.wait(min(left, LOOK_S))
+                self._changed.wait(min(left, POLL_S))
 
     def values(self) -> dict[str, bytes]:
         """Return what has arrived."""

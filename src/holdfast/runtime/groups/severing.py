@@ -62,14 +62,14 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
         if before.get(descriptor) == inode:
             continue
         handle = SocketHandle(descriptor=descriptor, inode=inode)
-        with opened(handle) as candidate:
-            if candidate is not None and _belongs(candidate, exchanged):
+        with open_duplicate(handle) as candidate:
+            if candidate is not None and _is_group_socket(candidate, exchanged):
                 handles.append(handle)
     return GroupSockets(generation=generation, handles=tuple(handles))
 
 
 @contextlib.contextmanager
-def opened(handle: SocketHandle) -> Generator[socket.socket | None]:
+def open_duplicate(handle: SocketHandle) -> Generator[socket.socket | None]:
     """Give a duplicate of a handle's socket; None where the descriptor names something else by now.
 
     The duplicate is taken first and compared then, so that the descriptor cannot be reused in between.
@@ -97,7 +97,7 @@ def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
 
 
 def _shut_down(handle: SocketHandle) -> bool:
-    with opened(handle) as duplicate:
+    with open_duplicate(handle) as duplicate:
         if duplicate is None:
             return False
         try:
@@ -109,18 +109,21 @@ def _shut_down(handle: SocketHandle) -> bool:
         return True
 
 
-def _belongs(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
+def _is_group_socket(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
     """Return whether a socket is a connected one with one end at an address of the rendezvous."""
     try:
         if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
-        ends = (_packed(candidate.family, candidate.getsockname()), _packed(candidate.family, candidate.getpeername()))
+        ends = (
+            _pack_address(candidate.family, candidate.getsockname()),
+            _pack_address(candidate.family, candidate.getpeername()),
+        )
     except OSError:  # not connected
         return False
     return any(end and end in address for end in ends for address in exchanged)
 
 
-def _packed(family: int, name: Any) -> bytes:
+def _pack_address(family: int, name: Any) -> bytes:
     """Return the beginning of the C socket address: family, port, address; b"" for anything but TCP/IP."""
     if family not in (socket.AF_INET, socket.AF_INET6):
         return b""

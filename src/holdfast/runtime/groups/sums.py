@@ -31,7 +31,7 @@ def start_sums(comm: Communicator, values: Sequence[float], what: str) -> Pendin
     Args:
         what: the operation's name, for messages.
     """
-    pending, gathered = _start(comm.groups[0], values, what)
+    pending, gathered = _start_gather(comm.groups[0], values, what)
     return PendingSums(comm=comm, pending=pending, gathered=gathered)
 
 
@@ -43,18 +43,18 @@ def finish_sums(sums: PendingSums) -> list[float]:
     """
     groups, owners, what = sums.comm.groups, sums.comm.owners, sums.pending.what
     groups[0].wait(sums.pending)
-    total = _added(sums.gathered)
+    total = _add_rows(sums.gathered)
     for group in groups[1:]:
-        pending, gathered = _start(group, total, what)
+        pending, gathered = _start_gather(group, total, what)
         group.wait(pending)
-        total = _added(gathered)
+        total = _add_rows(gathered)
     for level in range(len(groups) - 1, -1, -1):
         if groups[level].size > owners[level]:
-            total = _told(groups[level], owners[level], total, what)
+            total = _send_to_non_owners(groups[level], owners[level], total, what)
     return total
 
 
-def _start(group: Communicator, values: Sequence[float], what: str) -> tuple[Pending, torch.Tensor]:
+def _start_gather(group: Communicator, values: Sequence[float], what: str) -> tuple[Pending, torch.Tensor]:
     # float64 holds counts up to 2**53 exactly.
     mine = torch.tensor(values, dtype=torch.float64, device=group.device)
     gathered = torch.empty(group.size * len(values), dtype=torch.float64, device=group.device)
@@ -63,7 +63,7 @@ def _start(group: Communicator, values: Sequence[float], what: str) -> tuple[Pen
     return pending, gathered.view(group.size, -1)
 
 
-def _added(gathered: torch.Tensor) -> list[float]:
+def _add_rows(gathered: torch.Tensor) -> list[float]:
     # One rank after the other: a sum over the rows may regroup them.
     rows = gathered.cpu()
     total = torch.zeros(gathered.shape[1], dtype=gathered.dtype)
@@ -72,7 +72,7 @@ def _added(gathered: torch.Tensor) -> list[float]:
     return to_floats(total)
 
 
-def _told(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
+def _send_to_non_owners(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
     """Bring the sums from the group's first owner to those who own nothing; each returns them."""
     values, waiting = len(total), group.rank >= owners
     telling = group.rank == 0

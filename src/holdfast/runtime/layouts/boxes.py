@@ -14,7 +14,7 @@ from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions, local_
 from holdfast.runtime.dtensor.place import ReplicaPosition
 
 
-def box_of(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
+def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     """Return which part of a tensor is here; of one that is not spread, all.
 
     Args:
@@ -34,7 +34,9 @@ def box_of(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
         if not cut.is_replicate():
-            box = _cut(box, cut.dim, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+            box = (
+                _cut_box(box, cut.dim, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
+            )
     if not tensor.numel():  # (of nothing FSDP2 gives a place some other nothing)
         return Box(tuple(0 for _ in tensor.shape), tuple(local_of(tensor).shape))
     if box.shape != tuple(local_of(tensor).shape):
@@ -46,7 +48,7 @@ def box_of(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     return box
 
 
-def box_beside(
+def find_box_like(
     shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: ReplicaPosition
 ) -> Box:
     """Return which part is here of a tensor that is cut so over the mesh of another one.
@@ -56,11 +58,11 @@ def box_beside(
     """
     box, untyped = Box.of_whole(shape), cast(Any, beside)
     for cut, axis in zip(cuts.values(), layout_dimensions(untyped.device_mesh), strict=True):
-        box = _cut(box, cut, axis, place) if cut is not None else box
+        box = _cut_box(box, cut, axis, place) if cut is not None else box
     return box
 
 
-def _cut(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
+def _cut_box(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
     """Return which part of a box a place has where torch cuts it along a dimension of the mesh."""
     layout = place.layout
     parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)

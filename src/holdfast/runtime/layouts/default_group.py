@@ -28,7 +28,7 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def _refused(name: str) -> Any:
+def _make_refused(name: str) -> Any:
     def collective(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse(f"{name}()")
 
@@ -59,35 +59,35 @@ class DefaultGroup(_ProcessGroup):
     def group_desc(self) -> str:
         return "holdfast's replica"
 
-    all_gather_single = _allgather_base = _refused("all_gather_single")
-    all_gather_single_coalesced = allgather_into_tensor_coalesced = _refused("all_gather_single_coalesced")
-    allgather = _refused("all_gather")
-    allgather_coalesced = _refused("all_gather_coalesced")
-    reduce_scatter = _refused("reduce_scatter")
-    reduce_scatter_single = _reduce_scatter_base = _refused("reduce_scatter_single")
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _refused("reduce_scatter_single_coalesced")
-    allreduce = _refused("all_reduce")
-    allreduce_coalesced = _refused("all_reduce_coalesced")
-    all_to_all_single = alltoall_base = _refused("all_to_all_single")
-    alltoall = _refused("all_to_all")
-    broadcast = _refused("broadcast")
-    scatter = _refused("scatter")
-    gather = _refused("gather")
-    reduce = _refused("reduce")
-    barrier = _refused("barrier")
-    monitored_barrier = _refused("monitored_barrier")
-    send = _refused("send")
-    recv = recv_anysource = _refused("recv")
-    split_group = splitGroup = _refused("split_group")
-    _start_coalescing = _end_coalescing = _refused("coalescing")
+    all_gather_single = _allgather_base = _make_refused("all_gather_single")
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = _make_refused("all_gather_single_coalesced")
+    allgather = _make_refused("all_gather")
+    allgather_coalesced = _make_refused("all_gather_coalesced")
+    reduce_scatter = _make_refused("reduce_scatter")
+    reduce_scatter_single = _reduce_scatter_base = _make_refused("reduce_scatter_single")
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _make_refused("reduce_scatter_single_coalesced")
+    allreduce = _make_refused("all_reduce")
+    allreduce_coalesced = _make_refused("all_reduce_coalesced")
+    all_to_all_single = alltoall_base = _make_refused("all_to_all_single")
+    alltoall = _make_refused("all_to_all")
+    broadcast = _make_refused("broadcast")
+    scatter = _make_refused("scatter")
+    gather = _make_refused("gather")
+    reduce = _make_refused("reduce")
+    barrier = _make_refused("barrier")
+    monitored_barrier = _make_refused("monitored_barrier")
+    send = _make_refused("send")
+    recv = recv_anysource = _make_refused("recv")
+    split_group = splitGroup = _make_refused("split_group")
+    _start_coalescing = _end_coalescing = _make_refused("coalescing")
 
 
-def refuse_group(*_: Any) -> NoReturn:
+def refuse_new_group(*_: Any) -> NoReturn:
     """Stand where torch looks for what makes groups of a backend."""
     _refuse("new_group()")
 
 
-class NoStore(Store):
+class RefusingStore(Store):
     """Stands where torch looks for a store to build more groups with: nobody would ever answer there."""
 
     def set(self, key: str, value: bytes | str) -> None:

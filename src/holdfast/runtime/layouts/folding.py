@@ -33,7 +33,7 @@ class Reduction:
     scale: float = 1.0
 
 
-def reduction_of(op: Any, size: int) -> Reduction:
+def parse_reduction(op: Any, size: int) -> Reduction:
     """Read torch's `ReduceOp`, or one of its constants."""
     # (its constants count as instances of it, and have another state)
     state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)

@@ -48,9 +48,9 @@ class ReplicaMesh:
         register(self._single, [self._default.rank()])
         self._device_type = device.type
         #: with the dimensions "shard" and "tensor", sizes of one included: `mesh["shard"]`
-        self.mesh = self.named({dimension: dimension for dimension in DIMENSIONS})
+        self.mesh = self.rename_dimensions({dimension: dimension for dimension in DIMENSIONS})
 
-    def named(self, dimensions: Mapping[str, str]) -> DeviceMesh:
+    def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
         """Return the same places as a mesh with other names, and more dimensions.
 
         Args:
@@ -80,31 +80,33 @@ class ReplicaMesh:
         )
 
     @property
-    def wanted(self) -> dict[str, tuple[int, ...]]:
+    def connected_ranks(self) -> dict[str, tuple[int, ...]]:
         """For each dimension that is more than one: the places in a node whose workers are to be connected."""
         places = {dimension: self.layout.ranks_along(self.role.place, dimension) for dimension in DIMENSIONS}
         return {dimension: members for dimension, members in places.items() if len(members) > 1}
 
     @property
-    def left(self) -> CollectiveLeftError | None:
+    def left_error(self) -> CollectiveLeftError | None:
         """Why the groups cannot be used until the next `swap`; None where they can."""
-        return next((group.left for group in self.groups.values() if group.left is not None), None)
+        return next((group.left_error for group in self.groups.values() if group.left_error is not None), None)
 
     def swap(self, communicators: Mapping[str, Communicator], *, sever: bool = True) -> None:
         """Put the groups on new communicators, one for each dimension in `wanted`; the old ones are retired."""
-        if communicators.keys() != self.wanted.keys():
-            raise ValueError(f"communicators for {sorted(communicators)}, and {sorted(self.wanted)} are wanted")
+        if communicators.keys() != self.connected_ranks.keys():
+            raise ValueError(
+                f"communicators for {sorted(communicators)}, and {sorted(self.connected_ranks)} are wanted"
+            )
         for dimension, communicator in communicators.items():
             self.groups[dimension].swap(communicator, sever=sever)
 
-    def give_up(self, *, sever: bool = True) -> None:
+    def retire_communicators(self, *, sever: bool = True) -> None:
         """Retire the communicators; whatever is called on the groups raises until the next `swap`."""
-        for dimension in self.wanted:
-            self.groups[dimension].give_up(sever=sever)
+        for dimension in self.connected_ranks:
+            self.groups[dimension].retire_communicator(sever=sever)
 
     def close(self) -> None:
         """Retire the communicators and let torch forget the groups."""
         for group in (*self.groups.values(), self._single):
-            group.give_up(sever=False)
+            group.retire_communicator(sever=False)
             unregister(group)
         unregister(self._default)

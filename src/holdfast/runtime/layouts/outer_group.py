@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from holdfast.runtime.groups.communicator import CollectiveLeftError, Communicator, HaltedError, Pending
 from holdfast.runtime.layouts import rounds as made
-from holdfast.runtime.layouts.folding import reduction_of
+from holdfast.runtime.layouts.folding import parse_reduction
 from holdfast.runtime.layouts.rounds import Rounds
 
 #: Bound by pybind: their methods are found by name at run time, and torch's stubs know those of one version.
@@ -56,9 +56,9 @@ class OuterWork(_Work):
                     self._communicator.wait(pending)
                 self._advance()
             except CollectiveLeftError as error:
-                self._group.leave(error)
+                self._group.mark_left(error)
                 raise
-        if self._left is not None and not self._group.is_settling:
+        if self._left is not None and not self._group.is_discarding:
             raise HaltedError(str(self._left))
         return self._left is None
 
@@ -100,7 +100,7 @@ class OuterWork(_Work):
         if rounds is not None:
             self._left = error
             rounds.close()
-        return _tensors(results)
+        return _flatten_results(results)
 
     def _advance(self) -> None:
         if self._rounds is None:
@@ -108,7 +108,7 @@ class OuterWork(_Work):
         pending = next(self._rounds, None)
         if pending is None:
             self._rounds, self._pending = None, ()
-            self._group.ended(self)
+            self._group.on_work_ended(self)
         else:
             self._pending = pending
 
@@ -132,9 +132,9 @@ class OuterGroup(_ProcessGroup):
         #: goes on with a second exchange, which must come before any that is started later
         self._unfinished: OuterWork | None = None
         #: why nothing can be done on it until the next swap
-        self.left: CollectiveLeftError | None = None
+        self.left_error: CollectiveLeftError | None = None
         #: waiting for what was left is no error now: torch clears up
-        self.is_settling = False
+        self.is_discarding = False
         #: results of what was left, until `settling`
         self._void: list[torch.Tensor] = []
 
@@ -156,38 +156,38 @@ class OuterGroup(_ProcessGroup):
             )
         if communicator is self._communicator:
             raise ValueError(f"group {self._name} is on this communicator already")
-        self.give_up(sever=sever)
-        self._communicator, self.left = communicator, None
+        self.retire_communicator(sever=sever)
+        self._communicator, self.left_error = communicator, None
 
-    def give_up(self, *, sever: bool = True) -> None:
+    def retire_communicator(self, *, sever: bool = True) -> None:
         """Retire the communicator; collectives raise until the next swap."""
         communicator, self._communicator = self._communicator, None
-        if self.left is None:
-            self.leave(HaltedError(f"group {self._name} has no connections now"))
+        if self.left_error is None:
+            self.mark_left(HaltedError(f"group {self._name} has no connections now"))
         if communicator is not None:
             communicator.retire(sever=sever)
 
-    def leave(self, error: CollectiveLeftError) -> None:
+    def mark_left(self, error: CollectiveLeftError) -> None:
         """Let every collective raise from now on: one of them was left, so ranks may not agree which is next."""
         # (not the error itself: its traceback refers to the script's tensors)
-        self.left = HaltedError(str(error))
+        self.left_error = HaltedError(str(error))
         under_way, self._under_way, self._unfinished = self._under_way, [], None
         for work in under_way:
-            self._void.extend(work.abandon(self.left))
+            self._void.extend(work.abandon(self.left_error))
 
     @contextmanager
-    def settling(self) -> Generator[None]:
+    def discarding_left_work(self) -> Generator[None]:
         """Let torch forget what was left: nothing of it will be used. Inside, waiting for it is no error."""
-        self.is_settling = True
+        self.is_discarding = True
         try:
             # (torch notes the works of functional collectives by their results until those are waited for)
             while self._void:
                 _wait_tensor(self._void.pop())
             yield
         finally:
-            self.is_settling = False
+            self.is_discarding = False
 
-    def ended(self, work: OuterWork) -> None:
+    def on_work_ended(self, work: OuterWork) -> None:
         """A collective has completed."""
         self._under_way = [one for one in self._under_way if one is not work]
         if self._unfinished is work:
@@ -220,21 +220,21 @@ class OuterGroup(_ProcessGroup):
         return [self._communicator.device if self._communicator is not None else Communicator.device]
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> OuterWork:
-        return self._begin(made.all_gather(self._open(), output, input), output)
+        return self._start_work(made.all_gather(self._require_communicator(), output, input), output)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
-        comm = self._open()
+        comm = self._require_communicator()
         each = [made.all_gather(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
-        return self._begin(made.together(each), outputs)
+        return self._start_work(made.run_together(each), outputs)
 
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
-        comm = self._open()
+        comm = self._require_communicator()
         each = [made.all_gather_lists(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
-        return self._begin(made.together(each), outputs)
+        return self._start_work(made.run_together(each), outputs)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -243,15 +243,15 @@ class OuterGroup(_ProcessGroup):
         return self.allgather(by_input, inputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> OuterWork:
-        reduction = reduction_of(opts.reduceOp, self.size())
-        return self._begin(made.reduce_scatter(self._open(), output, input, reduction), output)
+        reduction = parse_reduction(opts.reduceOp, self.size())
+        return self._start_work(made.reduce_scatter(self._require_communicator(), output, input, reduction), output)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> OuterWork:
-        comm, reduction = self._open(), reduction_of(opts.reduceOp, self.size())
+        comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce_scatter(comm, one, other, reduction) for one, other in zip(outputs, inputs, strict=True)]
-        return self._begin(made.together(each), outputs)
+        return self._start_work(made.run_together(each), outputs)
 
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
@@ -260,11 +260,11 @@ class OuterGroup(_ProcessGroup):
         return self.reduce_scatter_single_coalesced(outputs, joined, opts)
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
-        comm = self._open()
-        reduction = reduction_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
+        comm = self._require_communicator()
+        reduction = parse_reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
         each = [made.all_reduce(comm, one, reduction) for one in tensors]
-        goes_on = any(made.takes_two_rounds(comm.size, one) for one in tensors)
-        return self._begin(made.together(each), tensors, goes_on=goes_on)
+        goes_on = any(made.needs_two_rounds(comm.size, one) for one in tensors)
+        return self._start_work(made.run_together(each), tensors, two_rounds=goes_on)
 
     allreduce_coalesced = allreduce
 
@@ -276,44 +276,54 @@ class OuterGroup(_ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> OuterWork:
-        return self._begin(made.all_to_all(self._open(), output, input, output_splits, input_splits), output)
+        return self._start_work(
+            made.all_to_all(self._require_communicator(), output, input, output_splits, input_splits), output
+        )
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
-        return self._begin(made.all_to_all_lists(self._open(), outputs, inputs), outputs)
+        return self._start_work(made.all_to_all_lists(self._require_communicator(), outputs, inputs), outputs)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
-        comm = self._open()
-        return self._begin(made.together([made.broadcast(comm, one, opts.rootRank) for one in tensors]), tensors)
+        comm = self._require_communicator()
+        return self._start_work(
+            made.run_together([made.broadcast(comm, one, opts.rootRank) for one in tensors]), tensors
+        )
 
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> OuterWork:
         parts = inputs[0] if inputs else ()
-        return self._begin(made.scatter(self._open(), outputs[0], parts, opts.rootRank), outputs)
+        return self._start_work(made.scatter(self._require_communicator(), outputs[0], parts, opts.rootRank), outputs)
 
     def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> OuterWork:
         into = outputs[0] if outputs else ()
-        return self._begin(made.gather(self._open(), into, inputs[0], opts.rootRank), into)
+        return self._start_work(made.gather(self._require_communicator(), into, inputs[0], opts.rootRank), into)
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
-        comm, reduction = self._open(), reduction_of(opts.reduceOp, self.size())
+        comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce(comm, one, reduction, opts.rootRank) for one in tensors]
-        return self._begin(made.together(each), tensors)
+        return self._start_work(made.run_together(each), tensors)
 
     def barrier(self, opts: Any = None) -> OuterWork:
-        return self._begin(made.all_reduce(self._open(), torch.zeros(1), reduction_of(dist.ReduceOp.SUM, 1)), [])
+        return self._start_work(
+            made.all_reduce(self._require_communicator(), torch.zeros(1), parse_reduction(dist.ReduceOp.SUM, 1)), []
+        )
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self.barrier().wait()
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> OuterWork:
-        return self._begin(made.send(self._open(), tensors[0], to, tag), tensors, in_order=False)
+        return self._start_work(made.send(self._require_communicator(), tensors[0], to, tag), tensors, in_order=False)
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int = 0) -> OuterWork:
-        return self._begin(made.receive(self._open(), tensors[0], source, tag), tensors, in_order=False)
+        return self._start_work(
+            made.receive(self._require_communicator(), tensors[0], source, tag), tensors, in_order=False
+        )
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> OuterWork:
-        return self._begin(made.receive(self._open(), tensors[0], None, tag), tensors, in_order=False)
+        return self._start_work(
+            made.receive(self._require_communicator(), tensors[0], None, tag), tensors, in_order=False
+        )
 
     # (their names before torch 2.13)
     _allgather_base = all_gather_single
@@ -322,41 +332,43 @@ class OuterGroup(_ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _open(self) -> Communicator:
+    def _require_communicator(self) -> Communicator:
         """Return the communicator.
 
         Raises:
             HaltedError: there is none that can be used.
         """
-        if self.left is not None:
-            raise HaltedError(str(self.left))
+        if self.left_error is not None:
+            raise HaltedError(str(self.left_error))
         if self._communicator is None:
             raise HaltedError(f"group {self._name} has no connections yet")
         return self._communicator
 
-    def _begin(self, rounds: Rounds, results: Any, *, goes_on: bool = False, in_order: bool = True) -> OuterWork:
+    def _start_work(
+        self, rounds: Rounds, results: Any, *, two_rounds: bool = False, in_order: bool = True
+    ) -> OuterWork:
         """Start a collective.
 
         Args:
             goes_on: it has a second exchange, which ranks could otherwise start before or after the next collective.
             in_order: it must have the same place in all ranks' order; what goes from one rank to another need not.
         """
-        communicator = self._open()
+        communicator = self._require_communicator()
         if in_order and self._unfinished is not None:
             self._unfinished.wait()
         try:
             work = OuterWork(self, communicator, rounds, results)
         except CollectiveLeftError as error:
-            self.leave(error)
+            self.mark_left(error)
             raise
         if not work.is_success():
             self._under_way.append(work)
-            if goes_on:
+            if two_rounds:
                 self._unfinished = work
         return work
 
 
-def _tensors(results: Any) -> list[torch.Tensor]:
+def _flatten_results(results: Any) -> list[torch.Tensor]:
     if isinstance(results, torch.Tensor):
         return [results]
-    return [tensor for one in results or () for tensor in _tensors(one)]
+    return [tensor for one in results or () for tensor in _flatten_results(one)]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.layouts.default_group import NoStore, refuse_group
+from holdfast.runtime.layouts.default_group import RefusingStore, refuse_new_group
 
 _c10d: Any = dist.distributed_c10d
 _native: Any = _distributed_c10d
@@ -29,7 +29,7 @@ def register_default(group: Any) -> None:
             "holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for the script"
         )
     # (of a backend that torch does not know it would say just that to a script that calls new_group())
-    _c10d.Backend.register_backend(BACKEND, refuse_group, devices=["cpu", "cuda"])
+    _c10d.Backend.register_backend(BACKEND, refuse_new_group, devices=["cpu", "cuda"])
     register(group, range(group.size()))
     _c10d._update_default_pg(group)
 
@@ -42,7 +42,7 @@ def register(group: Any, ranks: Sequence[int]) -> None:
     """
     world, name = _c10d._world, group.group_name
     tag = f"ptd:{name}"
-    world.pg_map[group] = (BACKEND, NoStore())
+    world.pg_map[group] = (BACKEND, RefusingStore())
     world.pg_names[group] = name
     world.pg_backend_config[group] = BACKEND
     world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}

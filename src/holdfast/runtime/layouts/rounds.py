@@ -18,21 +18,21 @@ from holdfast.runtime.tensors import split_tensor
 Rounds = Generator[Sequence[Pending], None, None]
 
 #: Up to this size an all-reduce among many is one exchange of everything, above it two of parts.
-WHOLE_BYTES = 1 << 15
+ONE_ROUND_BYTES = 1 << 15
 #: What gloo moves as it is; anything else goes as bytes.
 _MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a vector that can be moved; a view of them if they lie in order."""
-    line = _line(tensor)
+    line = _to_vector(tensor)
     return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
 
 
 def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
     """Gather straight into `output`, which must be contiguous, and fresh or of no use where this is left."""
     _check_parts(comm, output, source)
-    whole, mine = flat(output), flat(source)
+    whole, mine = flatten(output), flatten(source)
     if comm.size != 2:
         yield [comm.start_all_gather(whole, mine)]
         return
@@ -65,29 +65,29 @@ def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source
 def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
     """Reduce part r of all ranks' `source` at rank r: an all-to-all, and a sum in rank order."""
     _check_parts(comm, source, output)
-    line, mine = _line(source), output.detach()
+    line, mine = _to_vector(source), output.detach()
     arrived = torch.empty(line.numel() // comm.size * (1 if comm.size == 2 else comm.size), dtype=line.dtype)
     if comm.size == 2:
         kept, sent = line.view(2, -1).unbind() if comm.rank == 0 else reversed(line.view(2, -1).unbind())
-        yield [_exchange(comm, flat(arrived), flat(sent))]
+        yield [_exchange(comm, flatten(arrived), flatten(sent))]
         versions = [kept, arrived] if comm.rank == 0 else [arrived, kept]
     else:
-        yield [comm.start_all_to_all(flat(arrived), flat(line))]
+        yield [comm.start_all_to_all(flatten(arrived), flatten(line))]
         versions = list(arrived.view(comm.size, -1).unbind())
     _fold_into(mine, versions, reduction)
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
     """Reduce all ranks' tensors everywhere."""
-    line = _line(tensor)
+    line = _to_vector(tensor)
     if comm.size == 2:
         arrived = torch.empty_like(line)
-        yield [_exchange(comm, flat(arrived), flat(line))]
+        yield [_exchange(comm, flatten(arrived), flatten(line))]
         _fold_into(tensor.detach(), [line, arrived] if comm.rank == 0 else [arrived, line], reduction)
         return
-    if not takes_two_rounds(comm.size, tensor):
+    if not needs_two_rounds(comm.size, tensor):
         room = torch.empty(comm.size * line.numel(), dtype=line.dtype)
-        yield [comm.start_all_gather(flat(room), flat(line))]
+        yield [comm.start_all_gather(flatten(room), flatten(line))]
         _fold_into(tensor.detach(), room.view(comm.size, -1).unbind(), reduction)
         return
     part = -(-line.numel() // comm.size)
@@ -96,13 +96,13 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -
     whole = torch.empty_like(padded)
     mine = whole.view(comm.size, -1)[comm.rank]
     yield from reduce_scatter(comm, mine, padded, reduction)
-    yield [comm.start_all_gather(flat(whole), flat(mine))]
+    yield [comm.start_all_gather(flatten(whole), flatten(mine))]
     tensor.detach().copy_(whole[: line.numel()].view(tensor.shape))
 
 
-def takes_two_rounds(size: int, tensor: torch.Tensor) -> bool:
+def needs_two_rounds(size: int, tensor: torch.Tensor) -> bool:
     """Tell whether `all_reduce` goes on with a second exchange."""
-    return size > 2 and tensor.nbytes > WHOLE_BYTES
+    return size > 2 and tensor.nbytes > ONE_ROUND_BYTES
 
 
 def all_to_all(
@@ -119,7 +119,7 @@ def all_to_all(
         list(sent) or [len(source) // comm.size] * comm.size,
     ]
     (into, incoming), (out_of, outgoing) = (
-        (flat(one), _elements(one, split)) for one, split in zip((room, source), rows, strict=True)
+        (flatten(one), _count_elements(one, split)) for one, split in zip((room, source), rows, strict=True)
     )
     yield [comm.start_all_to_all(into, out_of, incoming, outgoing)]
     output.copy_(room)
@@ -127,8 +127,8 @@ def all_to_all(
 
 def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Rounds:
     """Send one tensor to each rank, and receive one of each."""
-    rooms = [flat(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
-    lines = [flat(one) for one in inputs]
+    rooms = [flatten(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
+    lines = [flatten(one) for one in inputs]
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
     room = rooms[0].new_empty(sum(received))
     yield [comm.start_all_to_all(room, torch.cat(lines), received, sent)]
@@ -139,18 +139,18 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
     """Bring one rank's tensor to all."""
     if comm.rank == root:
-        yield [comm.start_broadcast(flat(tensor), root)]
+        yield [comm.start_broadcast(flatten(tensor), root)]
         return
     room = torch.empty(tensor.shape, dtype=tensor.dtype)
-    yield [comm.start_broadcast(flat(room), root)]
+    yield [comm.start_broadcast(flatten(room), root)]
     tensor.detach().copy_(room)
 
 
 def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Rounds:
     """Bring each rank its part of what one rank has."""
     room = torch.empty(output.shape, dtype=output.dtype)
-    into, giving = flat(room), comm.rank == root
-    out_of = torch.cat([flat(part) for part in parts]) if giving else into.new_empty(0)
+    into, giving = flatten(room), comm.rank == root
+    out_of = torch.cat([flatten(part) for part in parts]) if giving else into.new_empty(0)
     received = [into.numel() * (rank == root) for rank in range(comm.size)]
     yield [comm.start_all_to_all(into, out_of, received, [into.numel() * giving] * comm.size)]
     output.detach().copy_(room)
@@ -158,7 +158,7 @@ def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tens
 
 def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
     """Bring all ranks' tensors to one rank."""
-    line, taking = flat(source), comm.rank == root
+    line, taking = flatten(source), comm.rank == root
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
     yield [comm.start_all_to_all(into, line, [line.numel() * taking] * comm.size, sent)]
@@ -176,17 +176,17 @@ def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root:
 
 def send(comm: Communicator, tensor: torch.Tensor, to: int, tag: int) -> Rounds:
     """Send a tensor to one rank."""
-    yield [comm.start_send(flat(tensor), to, tag)]
+    yield [comm.start_send(flatten(tensor), to, tag)]
 
 
 def receive(comm: Communicator, tensor: torch.Tensor, source: int | None, tag: int) -> Rounds:
     """Receive what one rank sends, any where `source` is None."""
     room = torch.empty(tensor.shape, dtype=tensor.dtype)
-    yield [comm.start_receive(flat(room), source, tag)]
+    yield [comm.start_receive(flatten(room), source, tag)]
     tensor.detach().copy_(room)
 
 
-def together(each: Sequence[Rounds]) -> Rounds:
+def run_together(each: Sequence[Rounds]) -> Rounds:
     """Start the first round of several collectives at once, and go on with all of them."""
     under_way = list(each)
     while under_way:
@@ -196,7 +196,7 @@ def together(each: Sequence[Rounds]) -> Rounds:
             yield [one for _, pending in started if pending is not None for one in pending]
 
 
-def _line(tensor: torch.Tensor) -> torch.Tensor:
+def _to_vector(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a vector in one piece; a view of them if they lie so."""
     return tensor.detach().contiguous().view(-1)
 
@@ -216,9 +216,9 @@ def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor)
     return comm.start_all_to_all(arriving, leaving, [arriving.numel(), 0], [leaving.numel(), 0])
 
 
-def _elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
+def _count_elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
     """Return how many elements of the `flat` tensor so many rows are."""
-    whole = flat(tensor).numel()
+    whole = flatten(tensor).numel()
     each = whole // len(tensor) if len(tensor) else 0
     return [number * each for number in rows]
 

@@ -11,14 +11,14 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD, TENSOR
 from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions
 from holdfast.runtime.dtensor.place import ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.same_tokens import TokenSplit
 from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 
-def sum_gradients(model: torch.nn.Module) -> None:
+def disable_gradient_division(model: torch.nn.Module) -> None:
     """Let FSDP2 add gradients up and divide by nothing, in every module (its setter does not recurse).
 
     holdfast divides once, by the micro-batches of the step and their parts.
@@ -38,7 +38,7 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
-def share_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
+def share_expert_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Let each of the places that have the same samples bring its share of the tokens to the experts."""
     if replica.layout.tensor > 1:
         for layer in moe_layers(model):
@@ -66,7 +66,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
         if is_dtensor(parameter):
             untyped: Any = parameter
             mesh = untyped.device_mesh
-            if not _of_replica(mesh, replica):
+            if not _is_replica_mesh(mesh, replica):
                 raise BadInputError(
                     f"parameter {strip_wrapper_prefixes(name)!r} is spread over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
@@ -87,10 +87,10 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
         BadInputError: of one it cannot.
     """
     for name, parameter in model.named_parameters():
-        box_of(f"parameter {strip_wrapper_prefixes(name)!r}", parameter, place)
+        find_box(f"parameter {strip_wrapper_prefixes(name)!r}", parameter, place)
 
 
-def _of_replica(mesh: Any, replica: ReplicaMesh) -> bool:
+def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
     """Tell whether all groups of a mesh are the replica's."""
     try:
         groups = mesh.get_all_groups()

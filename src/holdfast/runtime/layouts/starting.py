@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import is_dtensor, local_of
 from holdfast.runtime.dtensor.place import ReplicaPosition
-from holdfast.runtime.layouts.boxes import box_of
+from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.tensors import strip_wrapper_prefixes
 
 _NAMED = 3
@@ -35,12 +35,12 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
     Raises:
         BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
     """
-    _check(model, starts)
-    _take_memory(model, device)
+    _check_arguments(model, starts)
+    _allocate(model, device)
     filled: set[int] = set()
     with torch.no_grad():
-        for start in (reset, *starts):
-            model.apply(lambda module, start=start: _fill(module, start, filled, place))
+        for start in (reset_parameters, *starts):
+            model.apply(lambda module, start=start: _fill_module(module, start, filled, place))
     named = (*model.named_parameters(), *model.named_buffers())
     missing = [repr(strip_wrapper_prefixes(name)) for name, tensor in named if id(tensor) not in filled]
     if missing:
@@ -51,7 +51,7 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
         )
 
 
-def _check(model: object, starts: Sequence[object]) -> None:
+def _check_arguments(model: object, starts: Sequence[object]) -> None:
     if not isinstance(model, Module):
         raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
     for start in (start for start in starts if not callable(start)):
@@ -61,7 +61,7 @@ def _check(model: object, starts: Sequence[object]) -> None:
         )
 
 
-def _take_memory(model: Module, device: torch.device) -> None:
+def _allocate(model: Module, device: torch.device) -> None:
     """Have memory for all of a model; what it has in several places is one thing afterwards, too.
 
     (To torch each place is one of its own: weights that were tied would be no more.)
@@ -79,21 +79,21 @@ def _take_memory(model: Module, device: torch.device) -> None:
             held[name] = first[called]
 
 
-def reset(module: Module) -> None:
+def reset_parameters(module: Module) -> None:
     """Have a module begin as torch's own do."""
     own: Any = getattr(module, "reset_parameters", None)
     if callable(own):
         own()
 
 
-def _fill(module: Module, start: Start, filled: set[int], place: ReplicaPosition) -> None:
+def _fill_module(module: Module, start: Start, filled: set[int], place: ReplicaPosition) -> None:
     """Let a function fill what is a module's own, whole, and keep what belongs here of what it has changed."""
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
     kept: dict[str, torch.Tensor | None] = untyped._buffers
     own = {name: one for name, one in held.items() if one is not None}
     buffers = {name: one for name, one in kept.items() if one is not None}
-    whole = {name: _whole(one) for name, one in own.items()}
+    whole = {name: _make_whole(one) for name, one in own.items()}
     before = {name: one._version for name, one in (whole | buffers).items()}
     held.update(whole)
     try:
@@ -105,12 +105,12 @@ def _fill(module: Module, start: Start, filled: set[int], place: ReplicaPosition
         value = found[name]
         if value is not None and (value is not whole[name] or value._version != before[name]):
             filled.add(id(one))
-            _keep(name, one, value, place)
+            _keep_local_part(name, one, value, place)
     filled.update(id(one) for name, one in buffers.items() if one._version != before[name])
     filled.update(id(one) for name, one in kept.items() if one is not None and one is not buffers.get(name))
 
 
-def _whole(parameter: Parameter) -> Parameter:
+def _make_whole(parameter: Parameter) -> Parameter:
     """Return room for all of a parameter that is spread, with no number in it; any other as it is."""
     if not is_dtensor(parameter):
         return parameter
@@ -121,12 +121,12 @@ def _whole(parameter: Parameter) -> Parameter:
     return Parameter(room, requires_grad=parameter.requires_grad)
 
 
-def _keep(name: str, parameter: Parameter, value: torch.Tensor, place: ReplicaPosition) -> None:
+def _keep_local_part(name: str, parameter: Parameter, value: torch.Tensor, place: ReplicaPosition) -> None:
     if value is not parameter:
         if value.is_floating_point() and bool(value.isnan().any()):
             raise BadInputError(
                 f"job.materialize(): parameter {name!r} of shape {tuple(parameter.shape)} was given values in part, or "
                 "made of those it had: only a part of these is here, so a function of a module has to fill all of it"
             )
-        box = box_of(name, parameter, place)
+        box = find_box(name, parameter, place)
         local_of(parameter).copy_(value[box.slices_in(type(box).of_whole(parameter.shape))])

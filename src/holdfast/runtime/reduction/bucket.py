@@ -166,7 +166,7 @@ class Bucket:
         start, numel = self._spans[level]
         source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
         part = numel // owners
-        if owners == group.size and group.adds_up(source):
+        if owners == group.size and group.prefers_reduce_scatter(source):
             self._versions = self._arrival_view(source, part).view(1, part)
             return group.start_reduce_scatter(self._versions[0], source)
         if owners == group.size:
@@ -211,7 +211,7 @@ class Bucket:
         start, numel = self._spans[level]
         part, parts = numel // owners, self.flat[start : start + numel]
         mine = parts[group.rank * part : (group.rank + 1) * part]  # empty if this rank owns nothing
-        return group.start_spread(parts, mine, owners)
+        return group.start_gather_from_owners(parts, mine, owners)
 
     def scale_shard(self, comm: Communicator, factor: float) -> None:
         """Multiply the gradients in this rank's shard, but not the flags after them."""

@@ -12,7 +12,7 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.plan import GenerationPlan, Passed, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
-from holdfast.runtime.evaluation.evaluating import Evaluating
+from holdfast.runtime.evaluation.evaluating import Evaluator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.experts import SessionExperts
 from holdfast.runtime.generation.resources import Groups, SharedContext
@@ -41,7 +41,7 @@ class StepApplier:
         after_apply: Callable[[int, Commit], None] | None,
         on_after_apply_error: OnAfterApplyError,
         verify_state: int,
-        evaluating: Evaluating,
+        evaluator: Evaluator,
     ) -> None:
         """Carry out none yet; the arguments are those of the session.
 
@@ -61,7 +61,7 @@ class StepApplier:
         self._after_apply = after_apply
         self._on_after_apply_error = on_after_apply_error
         self._verify_state = verify_state
-        self._evaluating = evaluating
+        self._evaluator = evaluator
 
     def apply_step(self, generation: int, step: int, commit: Commit) -> bool:
         """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
@@ -86,7 +86,7 @@ class StepApplier:
             self._save_good_state(step - 1, plan)
         self._shared.progress.at(Activity.APPLYING)
         self._workload.apply(commit)
-        self._faults.at("applying", step)
+        self._faults.strike_at("applying", step)
         failure = self._run_after_apply(step, commit)
         self._shared.progress.at(Activity.APPLYING)
         self._workload.state.watch.record()
@@ -110,7 +110,7 @@ class StepApplier:
     def on_state_replaced(self) -> None:
         """The state is replaced by another that was not applied here."""
         self.last_applied = None
-        self._evaluating.forget()
+        self._evaluator.on_state_replaced()
 
     def _is_verified_step(self, step: int) -> bool:
         return self._verify_state > 0 and step % self._verify_state == 0

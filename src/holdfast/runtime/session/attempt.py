@@ -79,7 +79,7 @@ class Attempt:
         for micro_batch in self._compute.micro_batches:
             if micro_batch in self._compute.summed:
                 continue
-            self._faults.at("compute", self.step)
+            self._faults.strike_at("compute", self.step)
             if not self._shared.cross(self._generation, lambda machine, m=micro_batch: machine.begin_micro_batch(m)):
                 return
             if not self._agree_on_micro_batch(micro_batch):
@@ -87,9 +87,9 @@ class Attempt:
             # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
             progress.at(Activity.COMPUTE, micro_batch)
             self.current_micro_batch, began = micro_batch, time.monotonic()
-            self._faults.at_work(self.step)
+            self._faults.strike_in_compute(self.step)
             yield micro_batch
-            self._faults.drag(began)
+            self._faults.slow_down(began)
             self.current_micro_batch = None
             self._send_flop(self._workload.samples.micro_batch)
             self._workload.keep_note(micro_batch)
@@ -192,7 +192,7 @@ class Attempt:
             return False
         if v is None:
             return False
-        self._faults.at("passed", self.step)
+        self._faults.strike_at("passed", self.step)
         return self._apply(self._generation, self.step, v)
 
     @property
@@ -229,7 +229,7 @@ class Attempt:
         domain, everybody = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
-        if self._faults.armed("reducing", self.step):
+        if self._faults.is_due("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
         with self._shared.changed:
             compares_state = self._shared.machine.compares_state
@@ -237,12 +237,12 @@ class Attempt:
         with self._shared.changed:
             self._shared.machine.set_fingerprint(fingerprint, self._workload.describe_settings)
         v = self._workload.reduce(domain, everybody, fingerprint)
-        rate = self._shared.link.look(groups.domain.sockets)
+        rate = self._shared.link.measure(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
         if not (self._await_experts(self._generation) and self._cross_ready(v)):
             return None
-        self._faults.at("ready", self.step)
+        self._faults.strike_at("ready", self.step)
         return self._vote(groups, v)
 
     def _cross_ready(self, v: Commit) -> bool:
@@ -270,8 +270,8 @@ class Attempt:
         self._shared.progress.at(Activity.VOTED)
         try:
             pending = commit_operation.start_commit(groups.world, flags, wishes)
-            self._faults.at("voted", self.step)
-            v = commit_operation.finish(pending, v)
+            self._faults.strike_at("voted", self.step)
+            v = commit_operation.finish_commit(pending, v)
         except (HaltedError, PeerLostError):
             with self._shared.changed:
                 self._shared.execute(machine.abandon_vote())

@@ -15,10 +15,10 @@ from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
-from holdfast.runtime.groups.at_once import at_once
+from holdfast.runtime.groups.at_once import build_concurrently
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class GroupBuilder:
         self._device = device
         self._backend: Backend = backend
         self._host = host
-        self._graveyard = Graveyard()
+        self._reaper = GroupReaper()
 
     def build(self, plan: GenerationPlan, rank: int, resources: Resources) -> Groups:
         """Build the groups of a plan at a rank; blocks.
@@ -45,7 +45,7 @@ class GroupBuilder:
             return Groups(world=world, domain=world)
         everybody = range(len(plan.members))
         build = partial(self._build, plan, rank=rank, resources=resources)
-        world, among_us = at_once(
+        world, among_us = build_concurrently(
             [
                 partial(build, everybody, any_to_any=wide, name="world/"),
                 partial(build, domain, any_to_any=False, name=f"domain-{domain[0]}/"),
@@ -72,7 +72,7 @@ class GroupBuilder:
             members=ranks,
             name=name,
             generation=plan.generation,
-            graveyard=self._graveyard,
+            reaper=self._reaper,
             any_to_any=any_to_any,
             backend=self._backend,
             host=self._host,
@@ -83,7 +83,7 @@ class GroupBuilder:
 
     def close(self, timeout_s: float) -> None:
         """Wait for what was given up, so many seconds at most."""
-        self._graveyard.close(timeout_s)
+        self._reaper.close(timeout_s)
 
 
 class BackgroundBuilds:
@@ -121,8 +121,8 @@ class BackgroundBuilds:
             if resources.dropped:
                 groups.retire()
                 return
-            groups.world.tell_waits(self._shared.progress)
-            groups.domain.tell_waits(self._shared.progress)
+            groups.world.report_waits_to(self._shared.progress)
+            groups.domain.report_waits_to(self._shared.progress)
             resources.groups = groups
             self._shared.execute(self._shared.machine.on_group_ready(plan.generation))
             self._shared.changed.notify_all()

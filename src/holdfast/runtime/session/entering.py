@@ -72,7 +72,7 @@ class GenerationEntry:
         progress.at(Activity.ENTERING)
         if isinstance(task, Forward):
             progress.at(Activity.FORWARD)
-            self._faults.at("forward", task.step)
+            self._faults.strike_at("forward", task.step)
             self._applying.apply_step(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):

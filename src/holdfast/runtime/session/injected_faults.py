@@ -33,4 +33,4 @@ def register_fault_handlers(faults: Faults, shared: SharedContext, state: Traini
         """Flip a bit of a parameter."""
         flip_bit(next(tensor for tensor in state.capture().tensors if tensor.numel()))
 
-    faults.on(hold=hold, drop=drop, corrupt=corrupt)
+    faults.register_actions(hold=hold, drop=drop, corrupt=corrupt)

@@ -36,7 +36,7 @@ from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import set_up_emulation
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, make_workload
-from holdfast.runtime.groups.choose import device_of
+from holdfast.runtime.groups.choose import choose_device
 from holdfast.runtime.in_common import describe_configuration
 from holdfast.runtime.layouts.starting import Start, materialize
 from holdfast.runtime.session.building import GroupBuilder
@@ -105,7 +105,7 @@ class Job:
         local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
         self._backend: Backend = settings.spec.backend if settings else AUTO
         #: where the model belongs
-        self.device = device_of(local, self._backend)
+        self.device = choose_device(local, self._backend)
         self._link: WorkerLink | None = None
         self._joined = Joined(WHOLE, None)
         if settings and self._layouts:

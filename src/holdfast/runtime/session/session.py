@@ -45,7 +45,7 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Phase
 from holdfast.runtime.checkpoints.left_loop import LeftLoopSaver
 from holdfast.runtime.checkpoints.saver import CheckpointSaver
-from holdfast.runtime.evaluation.evaluating import Evaluating
+from holdfast.runtime.evaluation.evaluating import Evaluator
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.experts import SessionExperts
@@ -59,7 +59,7 @@ from holdfast.runtime.session.injected_faults import register_fault_handlers
 from holdfast.runtime.session.state_passing import StateExchange
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.tensors import is_readable
-from holdfast.runtime.warming.rehearsal import Rehearsal
+from holdfast.runtime.warming.rehearsal import ShadowSteps
 from holdfast.runtime.warming.shadow import ShadowAttempt
 
 CLOSE_S = 2.0
@@ -137,13 +137,13 @@ class Session:
             proposals=identity.proposals,
         )
         self._building = BackgroundBuilds(shared, groups)
-        self._rehearsal = Rehearsal(shared, workload, clock)
+        self._shadow_steps = ShadowSteps(shared, workload, clock)
         self._transfers = StateExchange(
             shared, workload.state, faults, "" if identity.alone else identity.host, snapshots
         )
         held = SessionExperts(shared, workload.experts, workload.state, faults, clock) if workload.experts else None
         self._await_experts: AwaitExperts = held.await_arrivals if held is not None else lambda _: True
-        self._evaluating = Evaluating(shared, workload, saver, held)
+        self._evaluator = Evaluator(shared, workload, saver, held)
         self._applier = StepApplier(
             *(parts := (shared, workload, faults)),
             experts=held,
@@ -152,7 +152,7 @@ class Session:
             after_apply=after_apply,
             on_after_apply_error=self._on_after_apply_error,
             verify_state=verify_state,
-            evaluating=self._evaluating,
+            evaluator=self._evaluator,
         )
         self.finish, self.await_saved = self._applier.finish_loop, self._applier.await_saved
         self.left_loop = LeftLoopSaver(workload.state, self._applier.save_after_left_loop)
@@ -222,15 +222,15 @@ class Session:
             with self._changed:
                 task, generation, step = self._machine.task, self._machine.generation, self._machine.step
                 progress.place(generation, step, self._machine.generations.world)
-                cut_short = self._rehearsal.under_way and not isinstance(task, WarmUp)
+                cut_short = self._shadow_steps.is_under_way and not isinstance(task, WarmUp)
                 if isinstance(task, Wait) and not cut_short:
                     progress.at(Activity.AWAITING)
                     self._changed.wait()
             if cut_short:
-                self._rehearsal.leave()
+                self._shadow_steps.cut_short()
                 continue
-            self._faults.at("", step)
-            if isinstance(task, WarmUp) and (shadow := self._rehearsal.next()) is not None:
+            self._faults.strike_at("", step)
+            if isinstance(task, WarmUp) and (shadow := self._shadow_steps.next_step()) is not None:
                 return shadow
             if isinstance(task, Done):
                 return None
@@ -247,7 +247,7 @@ class Session:
         Raises:
             BadInputError: it does not fit.
         """
-        self._evaluating.add(evaluation)
+        self._evaluator.add(evaluation)
 
     def run_due_evaluations(self, step: int, generation: int) -> bool:
         """Do the evaluations that are due of the state of `step`; False where the generation was left meanwhile.
@@ -256,8 +256,8 @@ class Session:
             Exception: whatever a script's function raised.
         """
         begun = self._clock.monotonic()
-        done = self._evaluating.at(step, generation)
-        self._applier.paused_s += self._clock.monotonic() - begun if self._evaluating.due(step) else 0.0
+        done = self._evaluator.run_due(step, generation)
+        self._applier.paused_s += self._clock.monotonic() - begun if self._evaluator.due_at(step) else 0.0
         return done
 
     def start_attempt(self, compute: Compute, generation: int) -> Attempt:
@@ -283,7 +283,7 @@ class Session:
     def raise_wish(self, wish: Wish, why: str = "") -> None:
         """Ask all for something, with the next step that passes; in a shadow step nobody asks for anything."""
         with self._changed:
-            if not self._rehearsal.under_way:
+            if not self._shadow_steps.is_under_way:
                 self._machine.wishes.raise_wish(wish, why)
 
     @contextlib.contextmanager
@@ -434,7 +434,7 @@ class Session:
             case msg.AskCheckpoint(if_free=if_free):
                 self._machine.wishes.raise_wish(Wish.SAVE_IF_FREE if if_free else Wish.SAVE)
             case msg.Inject():
-                self._faults.order(order)
+                self._faults.on_inject(order)
             case _:
                 return self._machine.on_order(order)
         return []

@@ -83,7 +83,7 @@ class StateExchange:
                 step=machine.applied,
                 passed=machine.history,
                 on_end=partial(self._on_send_ended, resources.generation),
-                midway=lambda: self._faults.at_side("transfer", step),
+                midway=lambda: self._faults.strike_in_side_thread("transfer", step),
                 make_wire=self._make_wire,
             )
             resources.push.start()
@@ -101,13 +101,13 @@ class StateExchange:
                 step=machine.applied,
                 on_error=partial(self._on_send_ended, resources.generation),
                 notify=self._shared.notify,
-                midway=lambda: self._faults.at_side("moving", step),
+                midway=lambda: self._faults.strike_in_side_thread("moving", step),
                 make_wire=self._make_wire,
             )
             self._shared.changed.notify_all()
         parcels.start()
         if not (cargo.receivers or cargo.senders):
-            self._faults.at("moving", step)
+            self._faults.strike_at("moving", step)
 
     def _on_send_ended(self, generation: int, error: str, receiver: str) -> None:
         if error:
@@ -158,7 +158,7 @@ class StateExchange:
                     ticket=ticket,
                     prepare=partial(self._prepare_buffers, aside=machine.keeps),
                     on_end=self._shared.notify,
-                    midway=lambda: self._faults.at_side("receiving", step),
+                    midway=lambda: self._faults.strike_in_side_thread("receiving", step),
                     after=self._latest,
                 )
             self._shared.changed.notify_all()

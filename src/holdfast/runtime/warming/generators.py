@@ -11,13 +11,13 @@ import numpy as np
 from holdfast.runtime.tensors import fork_rng
 
 
-class KeptGenerators:
+class SavedGenerators:
     """Keeps their states until `restore`: what a script draws between its real steps is what it would have drawn."""
 
     def __init__(self) -> None:
         self._kept = ExitStack()
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Keep them as they are now."""
         untyped: Any = np.random
         self._kept.enter_context(fork_rng())

@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.runtime.generation.resources import SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import LocalCommunicator
-from holdfast.runtime.warming.generators import KeptGenerators
+from holdfast.runtime.warming.generators import SavedGenerators
 from holdfast.runtime.warming.shadow import ShadowAttempt
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SHADOW_STEPS = 2
 
 
-class Rehearsal:
+class ShadowSteps:
     """Shadow steps, in a world of one; for the training thread. The state is void from the first one on."""
 
     def __init__(self, shared: SharedContext, workload: Workload, clock: Clock) -> None:
@@ -33,59 +33,61 @@ class Rehearsal:
         self._shared = shared
         self._workload = workload
         self._clock = clock
-        self._generators = KeptGenerators()
-        self._began = 0.0
+        self._generators = SavedGenerators()
+        self._started_at = 0.0
         #: the steps that are still to be gone through, by number
-        self._left: list[int] = []
-        self._gone = 0
+        self._remaining: list[int] = []
+        self._done = 0
         self._error = ""
         #: what the optimizers had kept of each parameter before the first shadow step
-        self._kept: list[dict[Any, set[Any]]] = []
+        self._state_before: list[dict[Any, set[Any]]] = []
 
     @property
-    def under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """True from the first one's beginning until they are left; the lock is held."""
         return self._shared.machine.warming.is_running
 
-    def next(self) -> ShadowAttempt | None:
+    def next_step(self) -> ShadowAttempt | None:
         """Return the next shadow step; None, once that is told, where there is no more, or not any more."""
         warming = self._shared.machine.warming
         with self._shared.changed:
-            begins = not self.under_way
+            begins = not self.is_under_way
             if begins and not warming.start():
                 return None
         if begins:
-            self._begin()
-        if self._left and not self._error:
-            return ShadowAttempt(self._shared, self._workload, self._left[0], self._over)
-        self._throw_away()
+            self._start()
+        if self._remaining and not self._error:
+            return ShadowAttempt(self._shared, self._workload, self._remaining[0], self._on_step_done)
+        self._discard_results()
         with self._shared.changed:
-            seconds = self._clock.monotonic() - self._began
+            seconds = self._clock.monotonic() - self._started_at
             self._shared.execute(warming.finish(seconds, self._error))
             self._shared.changed.notify_all()
-        logger.info("%d shadow steps in %.2f s%s", self._gone, seconds, f": {self._error}" if self._error else "")
+        logger.info("%d shadow steps in %.2f s%s", self._done, seconds, f": {self._error}" if self._error else "")
         return None
 
-    def leave(self) -> None:
+    def cut_short(self) -> None:
         """They are cut short: this worker is needed."""
-        self._throw_away()
+        self._discard_results()
         with self._shared.changed:
             self._shared.machine.warming.interrupt()
             self._shared.changed.notify_all()
 
-    def _begin(self) -> None:
-        self._began, self._gone, self._error = self._clock.monotonic(), 0, ""
-        self._generators.keep()
+    def _start(self) -> None:
+        self._started_at, self._done, self._error = self._clock.monotonic(), 0, ""
+        self._generators.save()
         updates, last = self._workload.updates, self._workload.loader.last_step
         numbers = {updates.order.index(name) + 1 for name in updates.order}
-        self._left = [step for step in sorted(numbers) if last is None or step <= last for _ in range(SHADOW_STEPS)]
+        self._remaining = [
+            step for step in sorted(numbers) if last is None or step <= last for _ in range(SHADOW_STEPS)
+        ]
         optimizers = self._workload.state.optimizers
-        self._kept = [{one: set(kept) for one, kept in optimizer.state.items()} for optimizer in optimizers]
+        self._state_before = [{one: set(kept) for one, kept in optimizer.state.items()} for optimizer in optimizers]
 
-    def _over(self) -> None:
+    def _on_step_done(self) -> None:
         """The script has gone through a shadow step: do what would follow."""
-        self._left.pop(0)
-        self._gone += 1
+        self._remaining.pop(0)
+        self._done += 1
         try:
             self._workload.finish_shadow_step(LocalCommunicator())
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -94,13 +96,13 @@ class Rehearsal:
             what = "with all experts in one place" if self._workload.experts is not None else "in a shadow step"
             self._error = f"the optimizer's state does not fit {what}: {error}"
 
-    def _throw_away(self) -> None:
+    def _discard_results(self) -> None:
         """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
         self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.start_step(step, ())
         gone: list[object] = []
-        for optimizer, before in zip(self._workload.state.optimizers, self._kept, strict=True):
+        for optimizer, before in zip(self._workload.state.optimizers, self._state_before, strict=True):
             for parameter in list(optimizer.state):
                 known = before.get(parameter)
                 for key in [key for key in optimizer.state[parameter] if known is None or key not in known]:
@@ -108,5 +110,5 @@ class Rehearsal:
                 if known is None:
                     del optimizer.state[parameter]
         self._workload.state.recycle_memory(thing for thing in gone if isinstance(thing, torch.Tensor))
-        self._left = []
+        self._remaining = []
         self._generators.restore()

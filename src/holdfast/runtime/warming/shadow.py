@@ -19,7 +19,7 @@ MICRO_BATCHES = 2
 class ShadowAttempt:
     """One shadow step, in place of an `Attempt`; for the training thread."""
 
-    def __init__(self, shared: SharedContext, workload: Workload, step: int, over: Callable[[], None]) -> None:
+    def __init__(self, shared: SharedContext, workload: Workload, step: int, on_done: Callable[[], None]) -> None:
         """Begin it.
 
         Args:
@@ -30,7 +30,7 @@ class ShadowAttempt:
         self.complete = False
         self._shared = shared
         self._workload = workload
-        self._over = over
+        self._on_done = on_done
         self._micro_batches = range(min(MICRO_BATCHES, workload.micro_batches))
         workload.start_step(step, ())
         self.update = workload.update.name
@@ -85,4 +85,4 @@ class ShadowAttempt:
     def conclude(self) -> None:
         """The script wants it applied: it is gone through to its end, and undone."""
         if not self.undone:
-            self._over()
+            self._on_done()

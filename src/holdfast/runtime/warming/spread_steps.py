@@ -20,7 +20,7 @@ from holdfast.runtime.dtensor.local import is_dtensor, local_of, wrap_like
 logger = logging.getLogger(__name__)
 
 
-def foresee_steps(optimizers: Iterable[Optimizer]) -> None:
+def dry_run_steps(optimizers: Iterable[Optimizer]) -> None:
     """Let each of torch's own optimizers do a step on tensors of the same kinds without memory; nothing is changed.
 
     Others are left alone: what their steps change beside parameters and state is not known. So is what is on a GPU:
@@ -29,20 +29,20 @@ def foresee_steps(optimizers: Iterable[Optimizer]) -> None:
     for optimizer in optimizers:
         if type(optimizer).__module__.split(".")[0] == "torch":
             try:
-                _step_without_memory(optimizer)
+                _step_on_meta(optimizer)
             except (RuntimeError, TypeError, ValueError) as error:
                 # (one that looks at values: it does its first step as slowly as it would have)
                 logger.debug("the first step of %s is not foreseen: %s", type(optimizer).__name__, error)
 
 
-def _step_without_memory(optimizer: Optimizer) -> None:
+def _step_on_meta(optimizer: Optimizer) -> None:
     stand_in: Any = copy.copy(optimizer)
     stand_in.state = defaultdict(dict)
     stand_in._optimizer_step_pre_hooks, stand_in._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     kinds: dict[object, torch.nn.Parameter] = {}
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
-        parameters = [_without_memory(one, kinds) for one in group["params"] if _is_spread_here(one)]
+        parameters = [_make_meta_parameter(one, kinds) for one in group["params"] if _is_spread_here(one)]
         groups.append(group | {"params": list(dict.fromkeys(parameters))})
     stand_in.param_groups = groups
     # (not its own `step`: schedules put another one in that place, which is bound to the optimizer itself)
@@ -53,7 +53,7 @@ def _is_spread_here(parameter: torch.Tensor) -> bool:
     return is_dtensor(parameter) and parameter.requires_grad and parameter.device.type == "cpu"
 
 
-def _without_memory(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
+def _make_meta_parameter(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
     """Return a parameter of the same kind, with a gradient; those of one kind are one."""
     spread: Any = parameter
     kind = spread._spec, parameter.dtype

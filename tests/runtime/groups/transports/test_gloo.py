@@ -57,8 +57,8 @@ def results_body(seat: Seat) -> int:
     communicator.retire()
     with pytest.raises(HaltedError, match="retired"):
         communicator.start_all_gather(torch.zeros(size), torch.zeros(1))
-    assert seat.graveyard.wait_empty(60)
-    return seat.graveyard.buried
+    assert seat.reaper.wait_empty(60)
+    return seat.reaper.added
 
 
 def test_collectives_give_the_right_results():
@@ -99,8 +99,8 @@ def abandon_body(seat: Seat, kinds: list[str]) -> int:
     seat.meet()
     communicator.retire()
     # Their own timeout ends those operations that severing did not end.
-    assert seat.graveyard.wait_empty(60)
-    return seat.graveyard.buried
+    assert seat.reaper.wait_empty(60)
+    return seat.reaper.added
 
 
 def test_every_kind_of_collective_can_be_abandoned():
@@ -124,7 +124,7 @@ def killed_body(seat: Seat) -> str:
         outcome = str(error)
     communicator.retire()
     backstop.cancel()
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 
@@ -146,7 +146,7 @@ def severed_body(seat: Seat) -> str:
         outcome = str(caught.value)
     seat.meet()
     communicator.retire()
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return outcome
 
 
@@ -169,14 +169,14 @@ def lonely_body(seat: Seat, how: str) -> str:
             0,
             2,
             generation=1,
-            graveyard=seat.graveyard,
+            reaper=seat.reaper,
             halt=halt,
             build_timeout_s=60.0 if how == "halt" else 0.05,
         )
         outcome = f"built {communicator}"
     except (HaltedError, PeerLostError) as error:
         outcome = f"{type(error).__name__}: {error}"
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     seat.meet()
     return outcome
 
@@ -200,7 +200,7 @@ def vanished_body(seat: Seat, victim: int) -> tuple[str, float]:
     started = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
         seat.connect(1, build_timeout_s=4.0)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return str(caught.value), time.monotonic() - started
 
 
@@ -230,7 +230,7 @@ def reconfigured_body(seat: Seat, rounds: int) -> list[tuple[int, int]]:
                 communicator.wait(pending)
         seat.meet()
         communicator.retire(sever=bool(generation % 2))
-        assert seat.graveyard.wait_empty(60)
+        assert seat.reaper.wait_empty(60)
         seat.meet()
         footprints.append(footprint())
     return footprints
@@ -254,7 +254,7 @@ def forgetful_body(seat: Seat) -> str:
     if seat.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     communicator.retire(sever=False)
-    return str(seat.graveyard.size)
+    return str(seat.reaper.size)
 
 
 def test_a_process_can_end_while_an_operation_hangs():
@@ -303,10 +303,10 @@ def hasty_body(seat: Seat) -> int:
         current.retire(sever=False)
         current = upcoming
     current.wait(start(current, "commit"))
-    assert seat.graveyard.close(60)
+    assert seat.reaper.close(60)
     current.retire(sever=False)
     seat.meet()
-    return seat.graveyard.buried
+    return seat.reaper.added
 
 
 def test_leaving_in_good_order_breaks_nobodys_last_operation():
@@ -332,7 +332,7 @@ def interleaved_body(seat: Seat) -> list[float]:
     communicator = built[0]
     communicator.wait(start(communicator, "all_to_all"))
     communicator.retire(sever=False)
-    assert seat.graveyard.wait_empty(60)
+    assert seat.reaper.wait_empty(60)
     return values
 
 

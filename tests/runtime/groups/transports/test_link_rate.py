@@ -64,44 +64,44 @@ def acknowledged(pairs: list[Pair], size: int) -> None:
 
 
 def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     link, groups = LinkRate(), (sockets(pairs),)
-    assert link.look(groups) is None, "what was before nobody knows"
-    assert link.look(groups) is None, "nothing has gone out"
+    assert link.measure(groups) is None, "what was before nobody knows"
+    assert link.measure(groups) is None, "nothing has gone out"
     rate, sent = None, 0
     while rate is None:  # (on a busy machine a peer may have had no room all the time: that says nothing)
         for pair in pairs:
             pair.send()
         sent += SENT
         acknowledged(pairs, sent)
-        rate = link.look(groups)
+        rate = link.measure(groups)
     assert rate > 1e5
     for pair in pairs:
         pair.send(100)
-    assert link.look(groups) is None, "so little says nothing"
+    assert link.measure(groups) is None, "so little says nothing"
 
 
 def test_it_is_looked_at_now_and_then(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     link = LinkRate()
-    link.look((sockets(pairs),))
+    link.measure((sockets(pairs),))
     monkeypatch.setattr(link_rate, "_traffic", None)
-    assert link.look((sockets(pairs),)) is None
+    assert link.measure((sockets(pairs),)) is None
 
 
 def test_of_several_connections_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     at = [SentBytes(0, 0.0)] * 3
     monkeypatch.setattr(link_rate, "_traffic", lambda _: [(n, traffic, None) for n, traffic in enumerate(at)])
     link = LinkRate()
-    link.look(())
+    link.measure(())
     at = [SentBytes(10 << 20, 1.0), SentBytes(10 << 20, 4.0), SentBytes(10 << 20, 2.0)]
-    assert link.look(()) == (10 << 20) / 2.0
+    assert link.measure(()) == (10 << 20) / 2.0
 
 
 def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
     pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_rate, "LOOK_S", 0.0)
+    monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     link, groups = LinkRate(), (sockets(pairs),)
     link.slow_down(groups, 100.0)
     for pair in pairs:
@@ -110,11 +110,11 @@ def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
     known = [traffic.rate(SentBytes(0, 0.0)) or 0.0 for _, traffic, _ in link_rate._traffic(groups)]
     for _ in range(2):  # (the second changes nothing)
         link.slow_down(groups, 100.0)
-    link.look(groups)
+    link.measure(groups)
     for pair in pairs:
         pair.send(4 << 20)
     acknowledged(pairs, 20 << 20)
-    rate = link.look(groups)
+    rate = link.measure(groups)
     assert rate is not None
     assert rate < statistics.median(known) / 5
 

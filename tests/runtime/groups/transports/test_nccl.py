@@ -7,7 +7,7 @@ from holdfast.planning.levels import BLOCK
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import GlooCommunicator
 from holdfast.runtime.groups.transports.nccl import NcclCommunicator
@@ -60,15 +60,15 @@ class FakeGroup:
         self.calls.append("abort")
 
 
-def communicator_of(group: FakeGroup, graveyard: Graveyard, *, halted: bool = False) -> NcclCommunicator:
+def communicator_of(group: FakeGroup, reaper: GroupReaper, *, halted: bool = False) -> NcclCommunicator:
     return NcclCommunicator(
-        group, device=torch.device("meta"), generation=6, timeout_s=7.0, halt=lambda: halted, graveyard=graveyard
+        group, device=torch.device("meta"), generation=6, timeout_s=7.0, halt=lambda: halted, reaper=reaper
     )
 
 
 def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
     group = FakeGroup(FakeWork(ended=True))
-    communicator = communicator_of(group, Graveyard())
+    communicator = communicator_of(group, GroupReaper())
     assert (communicator.rank, communicator.size, communicator.generation) == (1, 2, 6)
     communicator.wait(communicator.start_all_to_all(torch.zeros(2), torch.zeros(2)))
     communicator.wait(communicator.start_all_to_all(torch.zeros(3), torch.zeros(3), [1, 2], [0, 3]))
@@ -79,27 +79,29 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
 def test_the_commit_operation_lies_where_the_group_works():
     group = FakeGroup(FakeWork(ended=True))
     # (NCCL refuses tensors in host memory)
-    start_commit(communicator_of(group, Graveyard()))
+    start_commit(communicator_of(group, GroupReaper()))
     assert group.devices == {"meta"}
 
 
 def test_large_sums_are_left_to_nccl_where_several_ranks_share_a_node():
-    communicator = communicator_of(FakeGroup(FakeWork(ended=True)), Graveyard())
+    communicator = communicator_of(FakeGroup(FakeWork(ended=True)), GroupReaper())
     communicator.size, communicator.nodes = 64, 8
     # 63 hops of 7 us against 7/8 * 7/8 of the bytes at 50 GB/s
-    assert communicator.adds_up(torch.zeros(8 << 20, device="meta"))
-    assert not communicator.adds_up(torch.zeros(1 << 20, device="meta"))
-    assert not communicator.adds_up(torch.zeros(8 << 20, device="meta", dtype=torch.bfloat16))  # rounded at each hop
+    assert communicator.prefers_reduce_scatter(torch.zeros(8 << 20, device="meta"))
+    assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 20, device="meta"))
+    assert not communicator.prefers_reduce_scatter(
+        torch.zeros(8 << 20, device="meta", dtype=torch.bfloat16)
+    )  # rounded at each hop
     communicator.nodes = 64  # nothing is saved
-    assert not communicator.adds_up(torch.zeros(1 << 40, device="meta"))
+    assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 40, device="meta"))
     communicator.nodes = 1  # nothing leaves the node
-    assert not communicator.adds_up(torch.zeros(1 << 40, device="meta"))
+    assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 40, device="meta"))
 
 
 def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
     group = FakeGroup(FakeWork(ended=True))
-    communicator = communicator_of(group, Graveyard())
-    communicator.adds_up = lambda input: True
+    communicator = communicator_of(group, GroupReaper())
+    communicator.prefers_reduce_scatter = lambda input: True
     parameter = torch.nn.Parameter(torch.zeros(100, device="meta"))
     bucket = Bucket([parameter])
     bucket.fill_buffer(communicator)
@@ -108,28 +110,28 @@ def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
 
 
 def test_a_failed_operation_is_a_lost_peer():
-    communicator = communicator_of(FakeGroup(FakeWork(ended=True, failure="remote error")), Graveyard())
+    communicator = communicator_of(FakeGroup(FakeWork(ended=True, failure="remote error")), GroupReaper())
     with pytest.raises(PeerLostError, match="remote error"):
         communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
 
 
 def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
-    group, graveyard = FakeGroup(FakeWork(ended=False)), Graveyard()
-    communicator = communicator_of(group, graveyard, halted=True)
+    group, reaper = FakeGroup(FakeWork(ended=False)), GroupReaper()
+    communicator = communicator_of(group, reaper, halted=True)
     with pytest.raises(HaltedError):
         communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
     communicator.retire()
     communicator.retire()
-    assert graveyard.wait_empty(60)
+    assert reaper.wait_empty(60)
     assert group.calls == ["all_gather", "abort"]
     with pytest.raises(HaltedError, match="retired"):
         communicator.start_all_gather(torch.zeros(2), torch.zeros(1))
-    assert graveyard.close(60)
+    assert reaper.close(60)
 
 
 def test_a_world_of_one_needs_no_transport():
     board = Board(3, lambda keys: None)
-    communicator = build_communicator(torch.device("cpu"), board, 0, ["a"], generation=3, graveyard=Graveyard())
+    communicator = build_communicator(torch.device("cpu"), board, 0, ["a"], generation=3, reaper=GroupReaper())
     assert isinstance(communicator, LocalCommunicator)
     assert communicator.generation == 3
 

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.groups import choose
-from holdfast.runtime.groups.choose import device_of, uses_nccl
+from holdfast.runtime.groups.choose import choose_device, uses_nccl
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
 from holdfast.runtime.groups.transports.staged import StagedCommunicator
@@ -35,7 +35,7 @@ def _collectives(seat: Seat) -> dict[str, list[float]]:
         results[f"all_gather, {name}"] = [gathered[0].item(), gathered[-1].item()]
 
     spread = torch.full((2,), 7.0) if rank == 0 else torch.zeros(2)
-    comm.wait(comm.start_spread(spread, spread if rank == 0 else spread[:0], 1))
+    comm.wait(comm.start_gather_from_owners(spread, spread if rank == 0 else spread[:0], 1))
     results["spread"] = spread.tolist()
 
     told = torch.full((2, 2), float(rank), dtype=torch.float64)
@@ -126,12 +126,12 @@ def test_workers_share_gpus_only_without_nccl(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert device_of(1, "nccl") == torch.device("cuda", 1)
-    assert device_of(3, "gloo") == torch.device("cuda", 1)
+    assert choose_device(1, "nccl") == torch.device("cuda", 1)
+    assert choose_device(3, "gloo") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)] * 2
     with pytest.raises(BadInputError, match="worker 3 of this node has no GPU: the node has 2"):
-        device_of(3, "nccl")
+        choose_device(3, "nccl")
 
 
 def test_without_a_gpu_the_device_is_the_cpu():
-    assert device_of(3, "nccl") == CPU
+    assert choose_device(3, "nccl") == CPU

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.runtime.groups.transports.waiters import Waiters
+from holdfast.runtime.groups.transports.waiters import WaitThreads
 
 NAME = "waits-for-a-test"
 
@@ -25,7 +25,7 @@ def threads() -> list[threading.Thread]:
 
 
 def test_each_operation_under_way_has_a_thread_and_idle_ones_are_used_again():
-    waiters = Waiters(NAME)
+    waiters = WaitThreads(NAME)
     works = [FakeWork() for _ in range(3)]
     operations = [waiters.wait_for(work) for work in works]
     assert len(threads()) == 3

@@ -77,7 +77,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int, places
                 "void": state.void,
             }
         )
-    beside.give_up(sever=False)
+    beside.retire_communicator(sever=False)
     comm.retire(sever=False)
     return results
 

@@ -21,11 +21,11 @@ from holdfast.runtime.groups.communicator import (
     Pending,
     is_late,
 )
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
-from holdfast.runtime.groups.transports.waiters import Waiters
+from holdfast.runtime.groups.transports.waiters import WaitThreads
 
 #: torch's type stubs know few of its members.
 ProcessGroupGloo: Any = dist.ProcessGroupGloo
@@ -69,14 +69,14 @@ class _GlooOperation:
             work.wait()
 
 
-class _GlooRemains:
+class _AbandonedGlooGroup:
     """A retired group: the group, what was under way on it, and the buffers of that."""
 
     def __init__(self, group: Any, pending: Sequence[Pending]) -> None:
         self._group: Any = group
-        self._pending = [entry.take() for entry in pending]
+        self._pending = [entry.detach() for entry in pending]
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return all(pending.done() for pending in self._pending)
 
     def destroy(self) -> None:
@@ -95,17 +95,17 @@ class GlooCommunicator(GroupCommunicator):
         generation: int,
         timeout_s: float,
         halt: threading.Event | HaltCheck | None,
-        graveyard: Graveyard,
+        reaper: GroupReaper,
     ) -> None:
-        super().__init__(group, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard)
+        super().__init__(group, generation=generation, timeout_s=timeout_s, halt=halt, reaper=reaper)
         self._under_way: list[Pending] = []
         self._sockets = sockets
-        self._waiters = Waiters(f"holdfast-waits-{generation}")
+        self._waiters = WaitThreads(f"holdfast-waits-{generation}")
 
     def set_timeout(self, timeout_s: float) -> None:
         super().set_timeout(timeout_s)
         # (what is sent to one rank, or received from one, has no timeout of its own)
-        self._open()._set_default_timeout(self._timeout)
+        self._require_group()._set_default_timeout(self._timeout)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         if input.nbytes < BROADCAST_BYTES:
@@ -113,9 +113,9 @@ class GlooCommunicator(GroupCommunicator):
             return self.start_all_to_all(output, input.repeat(self.size))
         return self._gather_in_place(output, input, self.size)
 
-    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+    def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
         if output.nbytes < owners * BROADCAST_BYTES:
-            return super().start_spread(output, input, owners)
+            return super().start_gather_from_owners(output, input, owners)
         return self._gather_in_place(output, input, owners)
 
     def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
@@ -124,15 +124,15 @@ class GlooCommunicator(GroupCommunicator):
         if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
             parts[self.rank].copy_(input.view(-1))
         works = [self._broadcast(parts[rank], rank) for rank in range(owners)]
-        return self._started("all_gather", works, output, input)
+        return self._make_pending("all_gather", works, output, input)
 
     def start_send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Pending:
-        return self._waited("send", self._open().send([tensor], to, tag), tensor)
+        return self._wait_in_thread("send", self._require_group().send([tensor], to, tag), tensor)
 
     def start_receive(self, tensor: torch.Tensor, source: int | None, tag: int = 0) -> Pending:
-        group = self._open()
+        group = self._require_group()
         work = group.recv_anysource([tensor], tag) if source is None else group.recv([tensor], source, tag)
-        return self._waited("receive", work, tensor)
+        return self._wait_in_thread("receive", work, tensor)
 
     @property
     def sockets(self) -> tuple[GroupSockets, ...]:
@@ -142,29 +142,29 @@ class GlooCommunicator(GroupCommunicator):
         self._sockets.sever()
 
     def retire(self, *, sever: bool = True) -> None:
-        group = self._give_up()
+        group = self._detach_group()
         if group is None:
             return
         if sever:
             self.sever()
         self._waiters.close()
         under_way, self._under_way = self._under_way, []
-        self._graveyard.bury(_GlooRemains(group, under_way), linger_s=0.0 if sever else LINGER_S)
+        self._reaper.add(_AbandonedGlooGroup(group, under_way), linger_s=0.0 if sever else LINGER_S)
 
-    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+    def _make_operation(self, works: Sequence[dist.Work]) -> Operation:
         return _GlooOperation(works)
 
-    def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
-        return self._noted(super()._started(what, works, *tensors))
+    def _make_pending(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
+        return self._track(super()._make_pending(what, works, *tensors))
 
-    def _waited(self, what: str, work: dist.Work, tensor: torch.Tensor) -> Pending:
-        return self._noted(Pending(what, self._waiters.wait_for(work), (tensor,)))
+    def _wait_in_thread(self, what: str, work: dist.Work, tensor: torch.Tensor) -> Pending:
+        return self._track(Pending(what, self._waiters.wait_for(work), (tensor,)))
 
-    def _noted(self, pending: Pending) -> Pending:
+    def _track(self, pending: Pending) -> Pending:
         self._under_way.append(pending)
         return pending
 
-    def _ended(self, pending: Pending) -> None:
+    def _on_ended(self, pending: Pending) -> None:
         if pending in self._under_way:
             self._under_way.remove(pending)
 
@@ -175,7 +175,7 @@ def build_gloo(
     size: int,
     *,
     generation: int,
-    graveyard: Graveyard,
+    reaper: GroupReaper,
     name: str = "",
     members: Sequence[int] | None = None,
     host: str = "127.0.0.1",
@@ -190,7 +190,7 @@ def build_gloo(
         name: what its keys begin with there, where the generation has several groups.
         members: the members' ranks in the generation, None where all of it are members.
         host: the address to bind to and be reached at.
-        timeout_s: after which an operation ends by itself; the backstop that empties the graveyard.
+        timeout_s: after which an operation ends by itself; the backstop that empties the reaper.
         build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
         halt: breaks off the rendezvous and every wait on the communicator.
 
@@ -211,11 +211,11 @@ def build_gloo(
         raise PeerLostError(f"the group of generation {generation} could not be built: {group}", timed_out=late)
     sockets = find_group_sockets(before, store.values().values(), generation=generation)
     communicator = GlooCommunicator(
-        group, sockets, generation=generation, timeout_s=build_timeout_s, halt=halt, graveyard=graveyard
+        group, sockets, generation=generation, timeout_s=build_timeout_s, halt=halt, reaper=reaper
     )
     del group
     try:
-        _warm(communicator)
+        _warm_up(communicator)
     except (HaltedError, PeerLostError):
         communicator.retire()
         raise
@@ -235,7 +235,7 @@ def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: f
         return str(error).split("\n", 1)[0][:512] or "failed"
 
 
-def _warm(communicator: GlooCommunicator) -> None:
+def _warm_up(communicator: GlooCommunicator) -> None:
     """Make the first operation, which is slow, before the group is used."""
     size = communicator.size
     sent, received = torch.zeros(size), torch.empty(size)

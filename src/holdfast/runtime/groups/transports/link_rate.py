@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from holdfast.runtime.groups.severing import GroupSockets, opened
+from holdfast.runtime.groups.severing import GroupSockets, open_duplicate
 
 #: it is looked so often: that takes microseconds for each connection
-LOOK_S = 5.0
+MEASURE_S = 5.0
 #: less than this says how long the peer took to acknowledge, and not how fast the link is
 LEAST_BYTES = 1 << 20
 
@@ -52,10 +52,10 @@ class LinkRate:
         self._limited: set[int] = set()
         self._looked_at = 0.0
 
-    def look(self, groups: Iterable[GroupSockets]) -> float | None:
+    def measure(self, groups: Iterable[GroupSockets]) -> float | None:
         """Return how fast data goes out to a peer, in bytes per second: the median; None where nothing new is known."""
         now = time.monotonic()
-        if now - self._looked_at < LOOK_S:
+        if now - self._looked_at < MEASURE_S:
             return None
         self._looked_at, known = now, self._known
         self._known = {inode: traffic for inode, traffic, _ in _traffic(groups)}
@@ -76,7 +76,7 @@ def _traffic(groups: Iterable[GroupSockets]) -> Iterator[tuple[int, SentBytes, s
     """Yield the inode of each connection, what has gone out, and the connection (valid until the next is asked for)."""
     for sockets in groups:
         for handle in sockets.handles:
-            with opened(handle) as connection:
+            with open_duplicate(handle) as connection:
                 if connection is None:
                     continue
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

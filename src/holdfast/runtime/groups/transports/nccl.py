@@ -23,9 +23,9 @@ from holdfast.runtime.groups.communicator import (
     Operation,
     PeerLostError,
     Pending,
-    halt_check,
+    make_halt_check,
 )
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 
@@ -56,13 +56,13 @@ class _NcclOperation:
         self._work.wait()
 
 
-class _NcclRemains:
+class _AbandonedNcclGroup:
     """An aborted group: nothing of it is under way any more."""
 
     def __init__(self, group: Any) -> None:
         self._group: Any = group
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return True
 
     def destroy(self) -> None:
@@ -76,7 +76,7 @@ class NcclCommunicator(GroupCommunicator):
     #: how many nodes the ranks are on
     nodes = 1
 
-    def adds_up(self, input: torch.Tensor) -> bool:
+    def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
         """Weigh the two: one hop with all bytes against a ring, which is long, but carries a node's sum out of it.
 
         Of `b` bytes a rank's all-to-all brings `b * (1 - 1/nodes)` to other nodes; the ring as many for the whole node,
@@ -91,8 +91,8 @@ class NcclCommunicator(GroupCommunicator):
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         options = dist.ReduceScatterOptions()
         options.timeout = self._timeout
-        work = self._open()._reduce_scatter_base(output, input, options)
-        return self._started("reduce_scatter", [work], output, input)
+        work = self._require_group()._reduce_scatter_base(output, input, options)
+        return self._make_pending("reduce_scatter", [work], output, input)
 
     def sever(self) -> None:
         group = self._group
@@ -100,11 +100,11 @@ class NcclCommunicator(GroupCommunicator):
             group.abort()
 
     def retire(self, *, sever: bool = True) -> None:
-        group = self._give_up()
+        group = self._detach_group()
         if group is not None:
-            self._graveyard.bury(_NcclRemains(group))
+            self._reaper.add(_AbandonedNcclGroup(group))
 
-    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+    def _make_operation(self, works: Sequence[dist.Work]) -> Operation:
         (work,) = works
         return _NcclOperation(work)
 
@@ -116,7 +116,7 @@ def build_nccl(
     *,
     generation: int,
     device: torch.device,
-    graveyard: Graveyard,
+    reaper: GroupReaper,
     timeout_s: float = OPERATION_S,
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
@@ -131,7 +131,7 @@ def build_nccl(
     """
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 
-    board.expect(1 if rank == 0 else 0)  # the group's id
+    board.expect_keys(1 if rank == 0 else 0)  # the group's id
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     try:
@@ -142,10 +142,10 @@ def build_nccl(
     except (RuntimeError, TimeoutError) as error:
         raise PeerLostError(f"the group of generation {generation} could not be built: {error}") from None
     communicator = NcclCommunicator(
-        group, device=device, generation=generation, timeout_s=timeout_s, halt=halt, graveyard=graveyard
+        group, device=device, generation=generation, timeout_s=timeout_s, halt=halt, reaper=reaper
     )
     communicator.nodes = nodes
-    if halt_check(halt)():
+    if make_halt_check(halt)():
         communicator.retire()
         raise HaltedError(f"generation {generation} was halted while its group was built")
     return communicator

@@ -77,9 +77,9 @@ class StagedCommunicator(Communicator):
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         return self._start(self._inner.start_all_gather, output, input)
 
-    def start_spread(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+    def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
         return self._start(
-            lambda received, sent: self._inner.start_spread(received, sent, owners),
+            lambda received, sent: self._inner.start_gather_from_owners(received, sent, owners),
             output,
             input,
         )
@@ -105,8 +105,8 @@ class StagedCommunicator(Communicator):
         # The allocator of pinned memory reuses `received` only after this copy.
         output.copy_(received, non_blocking=True)
 
-    def tell_waits(self, progress: ProgressSlot) -> None:
-        self._inner.tell_waits(progress)
+    def report_waits_to(self, progress: ProgressSlot) -> None:
+        self._inner.report_waits_to(progress)
 
     @property
     def sockets(self) -> tuple[GroupSockets, ...]:

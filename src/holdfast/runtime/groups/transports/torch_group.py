@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, HaltedError, Operation, Pending
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 
 
 class GroupCommunicator(Communicator, ABC):
@@ -26,20 +26,20 @@ class GroupCommunicator(Communicator, ABC):
         generation: int,
         timeout_s: float,
         halt: threading.Event | HaltCheck | None,
-        graveyard: Graveyard,
+        reaper: GroupReaper,
         device: torch.device = Communicator.device,
     ) -> None:
         """Take a group over.
 
         Args:
             timeout_s: after which an operation ends by itself, in seconds.
-            graveyard: where the group ends up.
+            reaper: where the group ends up.
         """
         super().__init__(rank=group.rank(), size=group.size(), generation=generation, halt=halt)
         self.device = device
         self._group: Any = group
         self.set_timeout(timeout_s)
-        self._graveyard = graveyard
+        self._reaper = reaper
 
     def set_timeout(self, timeout_s: float) -> None:
         """Let operations that are started from now on end by themselves after so many seconds."""
@@ -55,32 +55,34 @@ class GroupCommunicator(Communicator, ABC):
     ) -> Pending:
         options = dist.AllToAllOptions()
         options.timeout = self._timeout
-        work = self._open().alltoall_base(output, input, list(output_splits or ()), list(input_splits or ()), options)
-        return self._started("all_to_all", [work], output, input)
+        work = self._require_group().alltoall_base(
+            output, input, list(output_splits or ()), list(input_splits or ()), options
+        )
+        return self._make_pending("all_to_all", [work], output, input)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         options = AllgatherOptions()
         options.timeout = self._timeout
-        work = self._open()._allgather_base(output, input, options)
-        return self._started("all_gather", [work], output, input)
+        work = self._require_group()._allgather_base(output, input, options)
+        return self._make_pending("all_gather", [work], output, input)
 
     def start_broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
-        return self._started("broadcast", [self._broadcast(tensor, root)], tensor)
+        return self._make_pending("broadcast", [self._broadcast(tensor, root)], tensor)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
         options = dist.BroadcastOptions()
         options.timeout = self._timeout
         options.rootRank = root
-        return self._open().broadcast([tensor], options)
+        return self._require_group().broadcast([tensor], options)
 
     @abstractmethod
-    def _operation(self, works: Sequence[dist.Work]) -> Operation:
+    def _make_operation(self, works: Sequence[dist.Work]) -> Operation:
         """Return one operation of this transport, made of these works."""
 
-    def _started(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
-        return Pending(what, self._operation(works), tensors)
+    def _make_pending(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
+        return Pending(what, self._make_operation(works), tensors)
 
-    def _open(self) -> Any:
+    def _require_group(self) -> Any:
         """Return the group.
 
         Raises:
@@ -90,7 +92,7 @@ class GroupCommunicator(Communicator, ABC):
             raise HaltedError(f"the group of generation {self.generation} is retired")
         return self._group
 
-    def _give_up(self) -> Any:
+    def _detach_group(self) -> Any:
         """Return the group, which is retired from now on; None where it was before."""
         group, self._group = self._group, None
         return group

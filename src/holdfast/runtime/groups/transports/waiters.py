@@ -44,13 +44,13 @@ class WaitedOperation:
             self._ended.set()
 
 
-class Waiters:
+class WaitThreads:
     """The threads of one group."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._asked: queue.SimpleQueue[WaitedOperation | None] = queue.SimpleQueue()
+        self._operations: queue.SimpleQueue[WaitedOperation | None] = queue.SimpleQueue()
         self._threads = 0
         self._idle = 0
 
@@ -63,18 +63,18 @@ class Waiters:
             else:
                 self._threads += 1
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
-            self._asked.put(operation)
+            self._operations.put(operation)
         return operation
 
     def close(self) -> None:
         """Let every thread end with the operation that it waits for; nothing may be asked for any more."""
         with self._lock:
             for _ in range(self._threads):
-                self._asked.put(None)
+                self._operations.put(None)
             self._threads = 0
 
     def _run(self) -> None:
-        while (operation := self._asked.get()) is not None:
+        while (operation := self._operations.get()) is not None:
             operation.wait()
             del operation
             with self._lock:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.data.randomness import derive_seed
 from holdfast.runtime.options import check_numbers
 
 
@@ -61,4 +61,4 @@ def jitter_stream(seed: int, step: int, micro_batch: int, layer: int, part: int 
     Args:
         part: part of the micro-batch's samples, if several local ranks of a replica group share them.
     """
-    return stream_seed(stream_seed(seed, step, micro_batch, part), layer, 0) >> 1
+    return derive_seed(derive_seed(seed, step, micro_batch, part), layer, 0) >> 1

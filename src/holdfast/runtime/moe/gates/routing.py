@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.data.randomness import derive_seed
 from holdfast.runtime.tensors import from_array
 
 
@@ -53,7 +53,7 @@ class RecordedRouting:
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
         """See `Routing.assign`."""
         rows = self._table.shape[0]
-        start = stream_seed(self._seed, step, micro_batch) % rows
+        start = derive_seed(self._seed, step, micro_batch) % rows
         return self._table[(torch.arange(tokens) + start) % rows]
 
 

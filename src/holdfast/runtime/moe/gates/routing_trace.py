@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.data.randomness import stream_seed
+from holdfast.runtime.data.randomness import derive_seed
 from holdfast.runtime.tensors import from_array
 
 #: Layers of one micro-batch draw from streams this far apart.
@@ -43,7 +43,7 @@ class TraceRouting:
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
         """See `Routing.assign`."""
         place = int(np.abs(self._iterations - step * self._stride).argmin())
-        key = stream_seed(self._seed, step, micro_batch)
+        key = derive_seed(self._seed, step, micro_batch)
         noise = np.random.Generator(np.random.Philox(key=key)).gumbel(size=(tokens, self._log_loads.shape[1]))
         ranking = np.argsort(-(self._log_loads[place] + noise), axis=1, kind="stable")
         return from_array(np.ascontiguousarray(ranking[:, : self._top_k]).astype(np.int64))

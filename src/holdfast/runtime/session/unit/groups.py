@@ -13,7 +13,7 @@ from holdfast.protocol.layouts.layout import DIMENSIONS, Layout
 from holdfast.protocol.names import key_of
 from holdfast.runtime.groups.choose import build_communicator
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.groups.graveyard import Graveyard
+from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
 
 #: a place that does not meet the others within this time hangs
@@ -43,7 +43,7 @@ def build_groups(
     board.post(key_of(place, _HELLO), b"")
     _await_all_ranks(board, layout.places, timeout_s)
     built: dict[str, Communicator] = {}
-    graveyard = Graveyard()
+    reaper = GroupReaper()
     for dimension in DIMENSIONS:
         members = layout.ranks_along(place, dimension)
         if len(members) == 1:
@@ -57,7 +57,7 @@ def build_groups(
                 members=members,
                 name=f"{dimension}-{members[0]}/",
                 generation=0,
-                graveyard=graveyard,
+                reaper=reaper,
                 backend=backend,
                 host=_HERE,
                 build_timeout_s=max(deadline - time.monotonic(), 1.0),

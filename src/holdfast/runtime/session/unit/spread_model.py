@@ -16,7 +16,7 @@ from holdfast.runtime.session.unit.alike import check_replicated
 from holdfast.runtime.session.unit.unit import ReplicaGroup
 from holdfast.runtime.state.refusals import check_wrappers
 from holdfast.runtime.state.state import TrainingState
-from holdfast.runtime.warming.spread_steps import foresee_steps
+from holdfast.runtime.warming.spread_steps import dry_run_steps
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,7 +48,7 @@ class SpreadModel:
 
     def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
         """Return the same places under other names (`ReplicaMesh.named`)."""
-        return self._replica.named(dimensions)
+        return self._replica.rename_dimensions(dimensions)
 
     def configure_model(self, model: object) -> ReplicaPosition:
         """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing,
@@ -60,14 +60,19 @@ class SpreadModel:
         Raises:
             BadInputError: it is spread over another mesh, or not all of it is; or it is wrapped.
         """
-        from holdfast.runtime.layouts.sharded import check_boxes, check_spread, share_tokens, sum_gradients
+        from holdfast.runtime.layouts.sharded import (
+            check_boxes,
+            check_spread,
+            disable_gradient_division,
+            share_expert_tokens,
+        )
 
         if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
             check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
             check_spread(model, self._replica)
             check_boxes(model, self.place)
-            sum_gradients(model)
-            share_tokens(model, self._replica)
+            disable_gradient_division(model)
+            share_expert_tokens(model, self._replica)
         return self.place
 
     def prepare(self, state: TrainingState) -> None:
@@ -77,4 +82,4 @@ class SpreadModel:
             BadInputError: places of the unit have different copies of something that is not spread over them.
         """
         check_replicated(state, self._groups.values())
-        foresee_steps(state.optimizers)
+        dry_run_steps(state.optimizers)
