@@ -13,8 +13,8 @@ from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import Input
 from holdfast.coordination.instructions import Emit, Instruction, Persist, at_once
-from holdfast.coordination.pool.instructions import CloseNode, EmitPool, PersistPool, PoolInstruction
-from holdfast.coordination.pool.instructions import at_once as pool_at_once
+from holdfast.coordination.pool.instructions import DisconnectNode, EmitPool, PersistPool, PoolInstruction
+from holdfast.coordination.pool.instructions import merge_answers as pool_at_once
 from holdfast.coordination.progress.mending import missing_events
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.events import PoolStoreReturned
@@ -98,7 +98,7 @@ def test_one_answer_stays_as_it_is() -> None:
 def test_a_pool_s_record_has_the_events_of_all() -> None:
     record = PoolRecord(schema=POOL_SCHEMA, pool="p")
     events = [PoolStoreReturned(time=1.0, pool="p", term=1, seq=number, away_s=1.0) for number in range(4)]
-    tell = [CloseNode(number) for number in range(4)]
+    tell = [DisconnectNode(number) for number in range(4)]
     answers: list[list[PoolInstruction]] = [
         [EmitPool(events[0]), tell[0]],
         [PersistPool(msgspec.structs.replace(record, version=1, outbox=(events[1],))), EmitPool(events[1]), tell[1]],

@@ -9,7 +9,7 @@ from msgspec import toml
 
 from holdfast.cli.pool import calibrate
 from holdfast.control.client import SilentError
-from holdfast.coordination.pool.plans.paces import declared, learnt
+from holdfast.coordination.pool.plans.paces import declared_pace, merge_pace
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
 from holdfast.protocol.layouts.layout import Layout
@@ -180,7 +180,7 @@ def test_over_how_many_places_a_replica_is_spread_is_written_by_the_number_of_no
     document = calibrate._document(found, 4)  # pyright: ignore
     pace = toml.decode(calibrate._toml(document, {}), type=JobSpec).pace  # pyright: ignore
     assert pace.places == (4, 4, 2, 2)
-    known = declared(JobSpec(name="one", pace=pace))
+    known = declared_pace(JobSpec(name="one", pace=pace))
     assert known is not None
     assert places_by_nodes(known.layouts) == (4, 4, 2)
 
@@ -189,4 +189,4 @@ def test_what_was_measured_under_another_layout_is_forgotten() -> None:
     before = JobPace(step_s={1: 4.0, 3: 1.0}, layouts=(ListedLayout(layout=Layout(shard=2), nodes=1),))
     four = ListedLayout(layout=Layout(shard=4), nodes=1)
     now = JobPace(step_s={2: 2.0}, layouts=(four, ListedLayout(layout=Layout(shard=2), nodes=3)))
-    assert learnt(before, now, None).step_s == {2: 2.0, 3: 1.0}
+    assert merge_pace(before, now, None).step_s == {2: 2.0, 3: 1.0}

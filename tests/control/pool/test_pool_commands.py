@@ -98,7 +98,7 @@ def call(
         (
             ("submit", "--set", "preemptible=true", "train.py"),
             2,
-            "preemptible is true: each time others need its nodes",
+            "preemptible is true, without checkpoint.dir",
         ),
         (("submit", "--name", "a/b", "train.py"), 2, "--name is 'a/b'"),
         (("submit", "nowhere.py"), 2, "there is no script"),
@@ -148,14 +148,14 @@ def test_what_is_done_to_a_job_that_is_there_and_to_one_that_is_over(call: Call)
     assert "name is 'one': a job of this name is admitted; give another (--name), or stop that one first" in told
     code, told = call("suspend", "-j", "one")
     assert code == 4
-    assert "job one keeps no checkpoints: suspended, it would begin anew." in told
+    assert "job one keeps no checkpoints: after a suspension it would start from scratch." in told
     assert "--force" in told
     code, told = call("update", "-j", "one", "--weight", "-1")
     assert code == 2
     assert "weight" in told
     code, told = call("update", "-j", "one", "--min-nodes", "3")
     assert code == 2
-    assert "min_nodes is 3: it must be max_nodes (2) at the most" in told
+    assert "min_nodes is 3: it must be at most max_nodes (2)" in told
     code, told = call("suspend", "-j", "one", "--force", "--no-wait")
     assert code == 0
     assert "suspend" in told
@@ -235,7 +235,7 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     assert f"a node needs {script}, the same as on the job's other nodes" in told
     code, told = call("drain", "n0", "--dry-run")
     assert code == 0
-    assert "n0 (job some): no other node is to be had, and the job keeps 1 at the least" in told
+    assert "n0 (job some): no other node is available, and the job needs at least 1" in told
     code, told = call("drain", "--rolling", "--dry-run")
     assert code == 2
     assert "--dry-run is for nodes that are named: leave out --rolling" in told

@@ -286,7 +286,7 @@ def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes
         ({"weight": 0}, "weight"),
         ({"weight": -1}, "weight"),
         ({"max_nodes": 10**30}, "max_nodes"),
-        ({"min_nodes": 2}, "min_nodes is 2: it must be max_nodes (1) at the most"),
+        ({"min_nodes": 2}, "min_nodes is 2: it must be at most max_nodes (1)"),
         ({"priority": 10**30}, "priority"),
         ({"script": 1}, "script cannot be changed while a job is there"),
     ],

@@ -7,19 +7,26 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import Foreseen, JobSaid, NodeGone, NodeSaid, PoolInput, Submit
+from holdfast.coordination.pool.inputs import (
+    JobMessage,
+    NextPlansSolved,
+    NodeDisconnected,
+    NodeMessage,
+    PoolInput,
+    SubmitJob,
+)
 from holdfast.coordination.pool.instructions import (
-    CloseNode,
+    DisconnectNode,
     EmitPool,
-    Foresee,
     PersistPool,
     PoolInstruction,
-    TellJob,
-    TellNode,
+    SendToJob,
+    SendToNode,
+    SolveNextPlans,
 )
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.achieving import Waf
-from holdfast.coordination.pool.share.next_plans import Foresight
+from holdfast.coordination.pool.share.next_plans import NextPlansQuestion
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
@@ -58,7 +65,7 @@ class PlayedPool:
         self.job_told: dict[str, JobShares] = {}
         self.closed: list[int] = []
         #: what was to be foreseen last
-        self.question: Foresight | None = None
+        self.question: NextPlansQuestion | None = None
         self.connections: dict[str, int] = {}
         self.sessions: dict[str, str] = {}
         #: what jobs say of nodes that they would not take
@@ -89,7 +96,7 @@ class PlayedPool:
 
     def _carry_out(self, instructions: list[PoolInstruction]) -> list[PoolInstruction]:
         kinds = [type(one) for one in instructions]
-        assert PersistPool not in kinds or not {TellNode, TellJob} & set(kinds[: kinds.index(PersistPool)])
+        assert PersistPool not in kinds or not {SendToNode, SendToJob} & set(kinds[: kinds.index(PersistPool)])
         for one in instructions:
             match one:
                 case PersistPool(record):
@@ -97,13 +104,13 @@ class PlayedPool:
                 case EmitPool(event):
                     assert event.seq == len(self.events) + 1
                     self.events.append(event)
-                case TellNode(connection, NodeGrant() as grant):
+                case SendToNode(connection, NodeGrant() as grant):
                     self.node_told[connection] = grant
-                case TellJob(job, shares):
+                case SendToJob(job, shares):
                     self.job_told[job] = shares
-                case CloseNode(connection):
+                case DisconnectNode(connection):
                     self.closed.append(connection)
-                case Foresee(question):
+                case SolveNextPlans(question):
                     self.question = question
                 case _:
                     pass
@@ -127,21 +134,21 @@ class PlayedPool:
         hello = PoolHello(
             node=node, session=self.sessions[node], stands=stands or NodeState(), rack=rack, passing=passing
         )
-        self.feed(NodeSaid(self._last_connection, hello))
+        self.feed(NodeMessage(self._last_connection, hello))
 
     def go(self, node: str) -> None:
         """A node is out of touch."""
-        self.feed(NodeGone(self.connections.pop(node)))
+        self.feed(NodeDisconnected(self.connections.pop(node)))
 
     def says(self, node: str, *, runs: int = 0, ended: int = 0, changes: int = 0) -> None:
-        self.feed(NodeSaid(self.connections[node], NodeState(runs=runs, ended=ended, changes=changes)))
+        self.feed(NodeMessage(self.connections[node], NodeState(runs=runs, ended=ended, changes=changes)))
 
     def lives(self, seconds: float, *away: str) -> None:
         """Time passes; all nodes but these say that they live."""
         for _ in range(int(seconds)):
             for node, connection in self.connections.items():
                 if node not in away:
-                    self.feed(NodeSaid(connection, NodeAlive()))
+                    self.feed(NodeMessage(connection, NodeAlive()))
             self.tick(1.0)
 
     def whose(self, node: str) -> str:
@@ -151,7 +158,7 @@ class PlayedPool:
     # ---- jobs ----
 
     def submit(self, name: str, least: int = 1, most: int = 8, **keys: object) -> None:
-        self.feed(Submit(a_job(name, least, most, **keys)))  # pyright: ignore
+        self.feed(SubmitJob(a_job(name, least, most, **keys)))  # pyright: ignore
 
     def stands(
         self,
@@ -187,12 +194,12 @@ class PlayedPool:
             pace=pace,
             refuses=dict(refuses),
         )
-        self.feed(JobSaid(job, stands))
+        self.feed(JobMessage(job, stands))
 
     def foresee(self) -> None:
         """Answer what was to be foreseen last."""
         assert self.question is not None
-        assert self.feed(Foreseen(self.question.number, self.question.solve())) == []
+        assert self.feed(NextPlansSolved(self.question.number, self.question.solve())) == []
 
     @property
     def record(self) -> PoolRecord:

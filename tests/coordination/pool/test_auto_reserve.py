@@ -12,11 +12,11 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.plans.reserving import (
     KNOWN_REPAIR_S,
     Divisions,
-    Stops,
-    best_reserve,
+    StopTimes,
+    compute_reserve_worth,
+    estimate_stop_times,
+    find_best_reserve,
     observed_repair_s,
-    stops_of,
-    worth_of_reserves,
 )
 from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S
 from holdfast.coordination.pool.share.interface import Bid
@@ -45,20 +45,20 @@ def bid(name: str, order: int, *, least: int, has: int, sizes: tuple[int, ...] =
     )
 
 
-def stops(replaced_s: float, hit_s: float, given_s: float) -> dict[str, Stops]:
-    return dict.fromkeys("abcdefgh", Stops(replaced_s=replaced_s, hit_s=hit_s, given_s=given_s))
+def stops(replaced_s: float, hit_s: float, given_s: float) -> dict[str, StopTimes]:
+    return dict.fromkeys("abcdefgh", StopTimes(replaced_s=replaced_s, hit_s=hit_s, given_s=given_s))
 
 
 def test_where_a_job_goes_on_at_once_without_a_node_each_is_worth_more_in_jobs() -> None:
     jobs = (bid("a", 1, least=1, has=4), bid("b", 2, least=1, has=4))
-    found = best_reserve(jobs, 8, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 1.0, 12.0))
+    found = find_best_reserve(jobs, 8, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 1.0, 12.0))
     assert found.nodes == 0
     assert "each is worth more in a job" in found.why
 
 
 def test_nodes_that_no_job_can_use_are_kept_back() -> None:
     jobs = (bid("a", 1, least=4, has=4, sizes=(4,)), bid("b", 2, least=4, has=4, sizes=(4,)))
-    found = best_reserve(jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))
+    found = find_best_reserve(jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))
     assert found.nodes == 2
     assert "more is achieved than with none" in found.why
 
@@ -67,7 +67,7 @@ def test_the_more_often_nodes_fail_and_the_longer_that_stops_a_job_the_more_are_
     jobs = tuple(bid(name, at, least=2, has=8) for at, name in enumerate("abcd", 1))
 
     def kept(rate: float, hit_s: float) -> int:
-        return best_reserve(jobs, 32, rate, 3600.0, stops(1.0, hit_s, hit_s + 10.0)).nodes
+        return find_best_reserve(jobs, 32, rate, 3600.0, stops(1.0, hit_s, hit_s + 10.0)).nodes
 
     by_rate = [kept(often / 3600.0, 300.0) for often in (0.001, 0.02, 0.1, 0.4)]
     assert by_rate == sorted(by_rate)
@@ -80,7 +80,7 @@ def test_the_more_often_nodes_fail_and_the_longer_that_stops_a_job_the_more_are_
 def test_it_is_never_more_than_jobs_leave_over_beyond_their_least() -> None:
     jobs = tuple(bid(name, at, least=4, has=4) for at, name in enumerate("abcd", 1))
     for nodes in range(16, 20):
-        found = best_reserve(jobs, nodes, 1.0 / 3600.0, 600.0, stops(1.0, 600.0, 900.0))
+        found = find_best_reserve(jobs, nodes, 1.0 / 3600.0, 600.0, stops(1.0, 600.0, 900.0))
         assert found.nodes <= nodes - 16
 
 
@@ -88,15 +88,15 @@ def test_nodes_that_fail_faster_than_jobs_go_on_break_nothing() -> None:
     jobs = (bid("a", 1, least=1, has=4), bid("b", 2, least=1, has=4))
     for rate in (1e-30, 1e-3, 1.0, 1e6):
         for repair_s in (0.0, 1.0, 1e12):
-            assert 0 <= best_reserve(jobs, 8, rate, repair_s, stops(1.0, 1.0, 12.0)).nodes <= 6
+            assert 0 <= find_best_reserve(jobs, 8, rate, repair_s, stops(1.0, 1.0, 12.0)).nodes <= 6
 
 
 def test_it_stays_where_another_number_does_not_make_up_for_the_moves() -> None:
     jobs = (bid("a", 1, least=4, has=4, sizes=(4,)), bid("b", 2, least=4, has=4, sizes=(4,)))
     asked = (jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))
-    assert best_reserve(*asked, now=1).nodes == 2
+    assert find_best_reserve(*asked, now=1).nodes == 2
     dear = tuple(replace(job, change_s=1e5) for job in jobs)
-    assert best_reserve(dear, *asked[1:], now=1).nodes == 1
+    assert find_best_reserve(dear, *asked[1:], now=1).nodes == 1
 
 
 @pytest.mark.parametrize("reserve", [0, 1, 2])
@@ -106,13 +106,13 @@ def test_what_a_reserve_is_worth_is_what_a_simulation_of_its_model_achieves(rese
     jobs = (bid("a", 1, least=2, has=4), bid("b", 2, least=2, has=4, weight=1.2))
     asked = stops(2.0, 40.0, 60.0)
     divisions = Divisions(jobs, nodes, 1e6)
-    said = worth_of_reserves(divisions, 2, rate, repair_s, asked)[reserve]
+    said = compute_reserve_worth(divisions, 2, rate, repair_s, asked)[reserve]
     found = simulated(divisions, reserve, rate, repair_s, asked, 60_000)
     assert said == pytest.approx(found, rel=0.02)
 
 
 def simulated(
-    divisions: Divisions, reserve: int, rate: float, repair_s: float, stops: dict[str, Stops], n: int
+    divisions: Divisions, reserve: int, rate: float, repair_s: float, stops: dict[str, StopTimes], n: int
 ) -> float:
     """Return weighted FLOP/s over n failures; repairs take exponential times."""
     rng, now, done, lost = random.Random(7), 0.0, 0.0, 0.0
@@ -148,9 +148,11 @@ def test_repairs_are_the_mean_of_those_seen_and_of_what_is_known_before() -> Non
 
 
 def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> None:
-    assert stops_of(JobCosts(), 2.0) == Stops(replaced_s=1.0, hit_s=1.0, given_s=13.0)
-    assert stops_of(JobCosts(hit_s=5.0, replaced_s=0.5), 2.0) == Stops(replaced_s=0.5, hit_s=5.0, given_s=17.0)
-    absurd = stops_of(JobCosts(hit_s=1e9, replaced_s=1e9), 2.0)
+    assert estimate_stop_times(JobCosts(), 2.0) == StopTimes(replaced_s=1.0, hit_s=1.0, given_s=13.0)
+    assert estimate_stop_times(JobCosts(hit_s=5.0, replaced_s=0.5), 2.0) == StopTimes(
+        replaced_s=0.5, hit_s=5.0, given_s=17.0
+    )
+    absurd = estimate_stop_times(JobCosts(hit_s=1e9, replaced_s=1e9), 2.0)
     assert (absurd.replaced_s, absurd.hit_s) == (MOST_CHANGE_S, MOST_CHANGE_S)
 
 
@@ -218,7 +220,7 @@ def test_how_long_nodes_were_away_that_had_failed_is_kept() -> None:
 
 def test_reserve_of_many_nodes_takes_no_time() -> None:
     jobs = tuple(bid(f"j{at}", at, least=2, has=32) for at in range(1, 33))
-    known = {job.name: Stops(replaced_s=1.0, hit_s=30.0, given_s=60.0) for job in jobs}
-    found = best_reserve(jobs, 1024, 4.18 / (1000 * DAY), 20 * 3600.0, known)
+    known = {job.name: StopTimes(replaced_s=1.0, hit_s=30.0, given_s=60.0) for job in jobs}
+    found = find_best_reserve(jobs, 1024, 4.18 / (1000 * DAY), 20 * 3600.0, known)
     assert 0 <= found.nodes <= 64
     assert np.isfinite(found.gains)

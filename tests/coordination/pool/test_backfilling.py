@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.share.admission import admit, reservation
+from holdfast.coordination.pool.share.admission import admit, compute_reservation
 from holdfast.coordination.pool.share.interface import Bid
 
 
@@ -45,7 +45,7 @@ def test_nobody_goes_first_where_nobody_can_say_when_the_first_begins() -> None:
 
 
 def test_all_that_end_at_once_count_for_what_is_left_over() -> None:
-    assert reservation(5, 1, [(10.0, 4), (10.0, 3), (20.0, 1)], 0.0).spare == 3
+    assert compute_reservation(5, 1, [(10.0, 4), (10.0, 3), (20.0, 1)], 0.0).spare == 3
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ def test_the_first_is_begun_no_later_than_its_reservation_ever_said(jobs: list[S
         if queue:
             head = min(queue, key=lambda job: job.bid.order).bid
             free = 8 - sum(need(one) for one in live.values())
-            kept = reservation(need(head), free, [(one.ends_by, need(one)) for one in live.values()], now)
+            kept = compute_reservation(need(head), free, [(one.ends_by, need(one)) for one in live.values()], now)
             assert kept.at <= promised.get(head.name, inf), "back-filling has put it off"
             promised[head.name] = min(promised.get(head.name, inf), kept.at)
     assert begun.keys() == {job.bid.name for job in jobs}, "nobody starves"

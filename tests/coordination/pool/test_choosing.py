@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.places.choosing import choose, spare
+from holdfast.coordination.pool.places.choosing import select_nodes, select_surplus
 from holdfast.protocol.pool.record import PoolNode
 
 
@@ -17,31 +17,31 @@ def nodes(**racks: str) -> dict[str, PoolNode]:
 
 def test_the_smallest_rack_that_suffices() -> None:
     there = nodes(a="z-1", b="z-1", c="z-1", d="z-2", e="z-2", f="z-3")
-    assert choose(there, [], there, 2) == ["d", "e"]
-    assert choose(there, [], there, 1) == ["f"]
+    assert select_nodes(there, [], there, 2) == ["d", "e"]
+    assert select_nodes(there, [], there, 1) == ["f"]
 
 
 def test_else_the_largest_and_what_is_left_in_the_next() -> None:
     there = nodes(a="z-1", b="z-1", c="z-1", d="z-2", e="z-2", f="z-3")
-    assert choose(there, [], there, 4) == ["a", "b", "c", "f"]
+    assert select_nodes(there, [], there, 4) == ["a", "b", "c", "f"]
 
 
 def test_where_the_job_is_already() -> None:
     there = nodes(a="z-1", b="z-2", c="z-2", d="y-3", e="y-3")
-    assert choose(there, ["a"], ["b", "c", "d", "e"], 2) == ["b", "c"], "its own zone"
-    assert choose(there, ["b"], ["a", "c", "d", "e"], 1) == ["c"], "its own rack"
+    assert select_nodes(there, ["a"], ["b", "c", "d", "e"], 2) == ["b", "c"], "its own zone"
+    assert select_nodes(there, ["b"], ["a", "c", "d", "e"], 1) == ["c"], "its own rack"
 
 
 def test_one_zone_that_suffices() -> None:
     there = nodes(a="y-1", b="y-2", c="z-3", d="z-4", e="z-5")
-    assert choose(there, [], there, 3) == ["c", "d", "e"]
-    assert choose(there, [], there, 2) == ["a", "b"]
+    assert select_nodes(there, [], there, 3) == ["c", "d", "e"]
+    assert select_nodes(there, [], there, 2) == ["a", "b"]
 
 
 def test_those_are_given_back_first_that_are_alone_or_out_of_touch() -> None:
     there = nodes(a="z-1", b="z-1", c="z-2", d="z-1")
-    assert spare(there, there, there, 1) == ["c"]
-    assert spare(there, there, {"a", "c", "d"}, 2) == ["b", "c"]
+    assert select_surplus(there, there, there, 1) == ["c"]
+    assert select_surplus(there, there, {"a", "c", "d"}, 2) == ["b", "c"]
 
 
 @given(st.lists(st.sampled_from(("y-1", "y-2", "z-3", "z-4")), max_size=12), st.integers(0, 14), st.integers(0, 3))
@@ -49,7 +49,7 @@ def test_as_many_as_are_wanted_each_once(places: list[str], count: int, mine: in
     there = nodes(**{f"n{number:02}": place for number, place in enumerate(places)})
     names = sorted(there)
     free = names[mine:]
-    chosen = choose(there, names[:mine], free, count)
+    chosen = select_nodes(there, names[:mine], free, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(free))
     assert set(chosen) <= set(free)
-    assert len(set(spare(there, names, names, count))) == min(count, len(names))
+    assert len(set(select_surplus(there, names, names, count))) == min(count, len(names))

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.places.compacting import WORTH_S, ZONE_IN_RACKS, Compaction, Occupied, compact
+from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, ZONE_IN_RACKS, Compaction, Occupancy, compact
 from holdfast.protocol.pool.record import PoolNode
 
 
 def occupied(
     racks: str, owners: str, *, move_s: float = 1.0, zones: str = "", refused: dict[str, frozenset[str]] | None = None
-) -> Occupied:
+) -> Occupancy:
     """Return nodes n0, n1, ... in racks of one letter, owned by jobs of one letter; `.`: nobody's, `#`: not had."""
     nodes = {
         f"n{place}": PoolNode(name=f"n{place}", session="a", rack=rack, zone=zones[place] if zones else "")
         for place, rack in enumerate(racks)
     }
-    return Occupied(
+    return Occupancy(
         nodes=nodes,
         owners={f"n{place}": job for place, job in enumerate(owners) if job not in ".#"},
         free=frozenset(f"n{place}" for place, job in enumerate(owners) if job == "."),
@@ -31,14 +31,14 @@ def occupied(
     )
 
 
-def worth(at: Occupied, owners: dict[str, str]) -> float:
+def worth(at: Occupancy, owners: dict[str, str]) -> float:
     """Return what the racks and zones of all jobs cost: said once more, in other words than the code's."""
-    racks = {(job, at.place(node)) for node, job in owners.items()}
+    racks = {(job, at.rack_of(node)) for node, job in owners.items()}
     zones = {(job, at.nodes[node].zone) for node, job in owners.items()}
-    return WORTH_S * (len(racks) + ZONE_IN_RACKS * len(zones))
+    return RACK_WORTH_S * (len(racks) + ZONE_IN_RACKS * len(zones))
 
 
-def best_by_force(at: Occupied) -> float:
+def best_by_force(at: Occupancy) -> float:
     """Return the most that any sequence of moves gains beyond its cost: all there are, by Dijkstra's way."""
     start = dict(at.owners)
     everything = at.free | at.owners.keys()
@@ -55,17 +55,17 @@ def best_by_force(at: Occupied) -> float:
         best = max(best, worth(at, start) - worth(at, owners) - cost)
         for node, job in owners.items():
             for to in everything - owners.keys():
-                if at.fits(job, to):
+                if at.can_use(job, to):
                     moved = {one: owner for one, owner in owners.items() if one != node}
                     heappush(waiting, (cost + at.move_s[job], next(tie), {**moved, to: job}))
     return best
 
 
-def check(at: Occupied, found: Compaction) -> float:
+def check(at: Occupancy, found: Compaction) -> float:
     """What is planned can be done, one move after another; return what it gains beyond its cost."""
     owners = dict(at.owners)
     for move in found.moves:
-        assert at.fits(move.job, move.to_node)
+        assert at.can_use(move.job, move.to_node)
         assert move.to_node in at.free | at.owners.keys()
         assert owners.pop(move.from_node) == move.job
         assert move.to_node not in owners
@@ -74,58 +74,58 @@ def check(at: Occupied, found: Compaction) -> float:
     cost = sum(at.move_s[move.job] for move in found.moves)
     assert (found.gain_s, found.cost_s) == (pytest.approx(gain), pytest.approx(cost))
     for job in set(at.owners.values()):
-        before = {at.place(node) for node, owner in at.owners.items() if owner == job}
-        then = {at.place(node) for node, owner in owners.items() if owner == job}
+        before = {at.rack_of(node) for node, owner in at.owners.items() if owner == job}
+        then = {at.rack_of(node) for node, owner in owners.items() if owner == job}
         assert found.racks.get(job, (len(before), len(then))) == (len(before), len(then))
     return gain - cost
 
 
 def test_a_job_in_two_racks_moves_into_one_that_has_room() -> None:
-    found = compact(occupied("aabb", "xx.x"), WORTH_S)
+    found = compact(occupied("aabb", "xx.x"), RACK_WORTH_S)
     assert found.moves == ()
-    found = compact(occupied("aaabb", "xx.x."), WORTH_S)
+    found = compact(occupied("aaabb", "xx.x."), RACK_WORTH_S)
     assert [(move.from_node, move.to_node) for move in found.moves] == [("n3", "n2")]
     assert found.racks == {"x": (2, 1)}
 
 
 def test_several_moves_that_gain_nothing_one_by_one_are_made_together() -> None:
-    found = compact(occupied("aaaabb", "xx..xx"), WORTH_S)
+    found = compact(occupied("aaaabb", "xx..xx"), RACK_WORTH_S)
     assert len(found.moves) == 2
     assert found.racks == {"x": (2, 1)}
 
 
 def test_a_move_that_costs_more_than_it_is_worth_is_not_made() -> None:
-    assert compact(occupied("aaabb", "xx.x.", move_s=59.0), WORTH_S).moves
-    assert not compact(occupied("aaabb", "xx.x.", move_s=60.0), WORTH_S).moves
+    assert compact(occupied("aaabb", "xx.x.", move_s=59.0), RACK_WORTH_S).moves
+    assert not compact(occupied("aaabb", "xx.x.", move_s=60.0), RACK_WORTH_S).moves
 
 
 def test_two_jobs_that_lie_across_change_places_by_way_of_a_free_node() -> None:
     at = occupied("aabbc", "xyxy.")
-    found = compact(at, WORTH_S)
+    found = compact(at, RACK_WORTH_S)
     assert found.racks == {"x": (2, 1), "y": (2, 1)}
     assert len(found.moves) == 3
-    assert not compact(occupied("aabbc", "xyxy#"), WORTH_S).moves, "without a free one nobody can begin"
+    assert not compact(occupied("aabbc", "xyxy#"), RACK_WORTH_S).moves, "without a free one nobody can begin"
 
 
 def test_a_zone_counts_for_more_than_its_racks() -> None:
-    found = compact(occupied("abcdef", "x.x..x", zones="112223"), WORTH_S)
+    found = compact(occupied("abcdef", "x.x..x", zones="112223"), RACK_WORTH_S)
     assert found.zones == {"x": (3, 1)}
     assert found.racks == {"x": (3, 3)}
 
 
 def test_nodes_that_name_no_rack_are_one_each() -> None:
-    at = Occupied(
+    at = Occupancy(
         nodes={name: PoolNode(name=name, session="a") for name in ("n0", "n1", "n2")},
         owners={"n0": "x", "n1": "x"},
         free=frozenset({"n2"}),
         refused={},
         move_s={"x": 1.0},
     )
-    assert not compact(at, WORTH_S).moves
+    assert not compact(at, RACK_WORTH_S).moves
 
 
 def test_a_node_that_a_job_would_not_take_is_left() -> None:
-    assert not compact(occupied("aaabb", "xx.x.", refused={"x": frozenset({"n2"})}), WORTH_S).moves
+    assert not compact(occupied("aaabb", "xx.x.", refused={"x": frozenset({"n2"})}), RACK_WORTH_S).moves
 
 
 _FLOORS = st.lists(
@@ -137,7 +137,7 @@ _FLOORS = st.lists(
 def test_what_is_planned_can_be_done_and_pays(floor: list[tuple[str, str, str]], move_s: float) -> None:
     racks, owners, zones = ("".join(letters) for letters in zip(*floor, strict=True))
     at = occupied(racks, owners, zones=zones, move_s=move_s)
-    net = check(at, compact(at, WORTH_S))
+    net = check(at, compact(at, RACK_WORTH_S))
     assert 0 <= net <= best_by_force(at) + 1e-9
 
 
@@ -151,7 +151,7 @@ def test_nearly_always_nothing_better_can_be_found() -> None:
             "".join(rng.choice("xxyy..") for _ in range(nodes)),
             move_s=rng.choice((0.5, 5.0, 25.0)),
         )
-        net, best = check(at, compact(at, WORTH_S)), best_by_force(at)
+        net, best = check(at, compact(at, RACK_WORTH_S)), best_by_force(at)
         same += net >= best - 1e-9
         all_there_is, gained = all_there_is + best, gained + net
     assert same >= 0.95 * cases

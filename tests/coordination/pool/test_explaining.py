@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordination.pool.share.dividing import divide
-from holdfast.coordination.pool.share.explaining import what_would_do
+from holdfast.coordination.pool.share.explaining import find_remedies
 from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
 from holdfast.coordination.pool.share.policies import POLICIES
 
@@ -25,7 +25,7 @@ def waiting(name: str, least: int, most: int = 8) -> Bid:
 
 
 def said(policy: str, nodes: int, *bids: Bid, of: str) -> list[str]:
-    return what_would_do(POLICIES[policy], Demand(nodes=nodes, bids=bids), of)
+    return find_remedies(POLICIES[policy], Demand(nodes=nodes, bids=bids), of)
 
 
 def test_all_that_would_do() -> None:
@@ -51,7 +51,7 @@ def test_one_that_does_not_wait_is_told_nothing() -> None:
 @given(st.sampled_from(list(POLICIES.values())), demands())
 def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, demand: Demand) -> None:
     for name, size in divide(policy, demand).nodes.items():
-        for words in what_would_do(policy, demand, name):
+        for words in find_remedies(policy, demand, name):
             assert size == 0
             if "more node" in words:
                 more = int(words.split()[0])

@@ -23,59 +23,59 @@ def reaping(instructions: list[FenceInstruction]) -> list[int]:
 
 def test_a_grant_starts_once() -> None:
     fence = Fence()
-    assert started(fence.told(grant(1, 4))) == [4]
-    assert fence.told(grant(2, 4)) == []
-    assert fence.stands == NodeState(runs=4)
+    assert started(fence.on_grant(grant(1, 4))) == [4]
+    assert fence.on_grant(grant(2, 4)) == []
+    assert fence.state == NodeState(runs=4)
 
 
 def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
     fence = Fence()
-    fence.told(grant(1, 4))
-    told = fence.told(grant(2, 5))
+    fence.on_grant(grant(1, 4))
+    told = fence.on_grant(grant(2, 5))
     assert (reaping(told), started(told)) == ([4], [])
-    assert fence.told(grant(3, 6)) == [], "it is being reaped"
-    assert started(fence.reaped(4)) == [6], "the newest, not those that were told between"
-    assert fence.stands == NodeState(runs=6, ended=4)
+    assert fence.on_grant(grant(3, 6)) == [], "it is being reaped"
+    assert started(fence.on_reaped(4)) == [6], "the newest, not those that were told between"
+    assert fence.state == NodeState(runs=6, ended=4)
 
 
 def test_a_node_that_is_nobodys_ends_what_it_has() -> None:
     fence = Fence()
-    fence.told(grant(1, 4))
-    assert reaping(fence.told(grant(2, 0))) == [4]
-    assert started(fence.reaped(4)) == []
+    fence.on_grant(grant(1, 4))
+    assert reaping(fence.on_grant(grant(2, 0))) == [4]
+    assert started(fence.on_reaped(4)) == []
 
 
 def test_what_is_over_is_not_started_again_though_the_pool_has_not_heard() -> None:
     fence = Fence()
-    fence.told(grant(1, 4))
-    assert started(fence.reaped(4)) == []
-    assert fence.told(grant(2, 4)) == []
-    assert started(fence.told(grant(3, 5))) == [5]
+    fence.on_grant(grant(1, 4))
+    assert started(fence.on_reaped(4)) == []
+    assert fence.on_grant(grant(2, 4)) == []
+    assert started(fence.on_grant(grant(3, 5))) == [5]
 
 
 def test_a_pool_of_before_is_not_heard_any_more() -> None:
     fence = Fence()
-    fence.told(grant(7, 5, term=2))
-    assert fence.told(grant(9, 6, term=1)) == []
-    assert fence.told(grant(6, 6, term=2)) == []
+    fence.on_grant(grant(7, 5, term=2))
+    assert fence.on_grant(grant(9, 6, term=1)) == []
+    assert fence.on_grant(grant(6, 6, term=2)) == []
 
 
 def test_what_another_grant_left_behind_is_none_of_its_business() -> None:
     fence = Fence()
-    fence.told(grant(1, 4))
-    assert fence.reaped(3) == []
-    assert fence.runs == 4
+    fence.on_grant(grant(1, 4))
+    assert fence.on_reaped(3) == []
+    assert fence.running == 4
 
 
 @given(st.lists(st.one_of(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(1, 9)), max_size=30))
 def test_never_two_at_a_time_and_numbers_only_grow(heard: list[tuple[int, int] | int]) -> None:
     fence, here, newest = Fence(), 0, 0
     for one in heard:
-        out = fence.told(grant(*one)) if isinstance(one, tuple) else fence.reaped(one)
+        out = fence.on_grant(grant(*one)) if isinstance(one, tuple) else fence.on_reaped(one)
         if isinstance(one, int) and one == here:
             here = 0
         for number in started(out):
             assert here == 0, f"{here} is still here"
             assert number > newest
             here = newest = number
-        assert fence.runs == here
+        assert fence.running == here

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division
-from holdfast.coordination.pool.share.next_plans import Foresight, futures, situation
+from holdfast.coordination.pool.share.next_plans import NextPlansQuestion, list_futures, situation_of
 
 
 def measured(demand: Demand, draw: st.DataObject, *, queued: bool = False) -> Demand:
@@ -53,8 +53,8 @@ def same(first: Division, second: Division) -> bool:
 @given(demands(), st.data(), st.booleans())
 def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data: st.DataObject, queued: bool) -> None:
     demand = measured(drawn, data, queued=queued)
-    found = Foresight(number=1, demand=demand).solve()
-    expected = futures(demand)
+    found = NextPlansQuestion(number=1, demand=demand).solve()
+    expected = list_futures(demand)
     assert len(found) == len(expected)
     for future, division in zip(expected, found, strict=True):
         assert same(division, divide(Waf(), future))
@@ -63,26 +63,26 @@ def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data
 @given(demands())
 def test_each_future_is_a_situation_of_its_own(drawn: Demand) -> None:
     demand = replace(drawn, bids=tuple(replace(bid, admitted=True) for bid in drawn.bids))
-    seen = [situation(future) for future in futures(demand)]
+    seen = [situation_of(future) for future in list_futures(demand)]
     assert len(set(seen)) == len(seen) > len(demand.bids)
-    assert situation(demand) not in seen
+    assert situation_of(demand) not in seen
 
 
 def test_nothing_is_foreseen_while_a_job_waits_for_the_time_at_which_another_ends() -> None:
     runs = Bid(name="runs", order=0, least=2, most=2, has=2, had=2, admitted=True, ends_by=1e9)
     waits = Bid(name="waits", order=1, least=2, most=4)
-    assert futures(Demand(nodes=3, bids=(runs, waits))) == []
+    assert list_futures(Demand(nodes=3, bids=(runs, waits))) == []
 
 
 def test_a_queued_job_that_a_node_lets_begin_is_foreseen() -> None:
     runs = Bid(name="runs", order=0, least=2, most=4, has=2, had=2, admitted=True)
     waits = Bid(name="waits", order=1, least=2, most=4)
     demand = Demand(nodes=3, bids=(runs, waits), failure_rate=1e-6)
-    found = Foresight(number=1, demand=demand).solve()
-    table = {situation(future): division for future, division in zip(futures(demand), found, strict=True)}
+    found = NextPlansQuestion(number=1, demand=demand).solve()
+    table = {situation_of(future): division for future, division in zip(list_futures(demand), found, strict=True)}
     assert divide(Waf(), demand).nodes == {"runs": 3, "waits": 0}
-    assert table[situation(replace(demand, nodes=4))].nodes == {"runs": 2, "waits": 2}
-    assert table[situation(replace(demand, bids=(waits,)))].nodes == {"waits": 3}
+    assert table[situation_of(replace(demand, nodes=4))].nodes == {"runs": 2, "waits": 2}
+    assert table[situation_of(replace(demand, bids=(waits,)))].nodes == {"waits": 3}
 
 
 @pytest.mark.processor_time
@@ -97,10 +97,10 @@ def test_1024_nodes_and_32_jobs_are_foreseen_in_5_seconds_of_processor_and_looke
     )  # fmt: skip
     demand = Demand(nodes=1024, bids=bids, failure_rate=1e-7)
     begun = time.process_time()
-    found = Foresight(number=1, demand=demand).solve()
+    found = NextPlansQuestion(number=1, demand=demand).solve()
     assert time.process_time() - begun <= 5.0
-    table = {situation(future): division for future, division in zip(futures(demand), found, strict=True)}
+    table = {situation_of(future): division for future, division in zip(list_futures(demand), found, strict=True)}
     hit = replace(demand, nodes=1023, bids=(replace(bids[0], has=31), *bids[1:]))
     begun = time.process_time()
-    assert table[situation(hit)].nodes.keys() == {bid.name for bid in bids}
+    assert table[situation_of(hit)].nodes.keys() == {bid.name for bid in bids}
     assert time.process_time() - begun <= 0.001

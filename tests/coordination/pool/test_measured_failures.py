@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
-from holdfast.coordination.pool.inputs import JobSaid
+from holdfast.coordination.pool.inputs import JobMessage
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
-from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guessed
+from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guess_throughput
 from holdfast.coordination.pool.share.interface import Bid
-from holdfast.coordination.pool.what_if import Lose, what_if
+from holdfast.coordination.pool.what_if import LoseNode, compute_what_if
 from holdfast.protocol.pool.events import PlanDecided
 from holdfast.protocol.pool.sharing import JobCosts, JobState
 
@@ -20,7 +20,7 @@ def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] 
     told = pool.job_told[job]
     held = frozenset(number for node, number in told.grants.items() if node not in without)
     pool.feed(
-        JobSaid(
+        JobMessage(
             job,
             JobState(submission=told.submission, heard=told.version, held=held, trains=held, move_s=2.0, costs=costs),
         )
@@ -28,7 +28,7 @@ def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] 
 
 
 def bid_of(pool: PlayedPool, job: str) -> Bid:
-    demand = pool.pool._granting.demand()  # pyright: ignore[reportPrivateUsage]
+    demand = pool.pool._allocator.build_demand()  # pyright: ignore[reportPrivateUsage]
     return next(bid for bid in demand.bids if bid.name == job)
 
 
@@ -49,7 +49,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     bid = bid_of(pool, "one")
     assert (bid.change_s, bid.hit_s) == (2.0, 30.0)
     lost = frozenset({min(pool.nodes_of("one"))})
-    would = what_if(pool.config.policy, *pool.pool.changed(Lose(min(lost))))
+    would = compute_what_if(pool.config.policy, *pool.pool.preview_change(LoseNode(min(lost))))
     if foreseen:
         pool.foresee()
     pool.go(min(lost))
@@ -59,7 +59,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     # (four nodes that achieve as much as they are taken to, for 30 s, and not for the 2 s that a move takes)
     assert would.worth is not None
     assert plan.cost == pytest.approx(would.worth.cost)
-    assert plan.cost == pytest.approx(30.0 * guessed(1.0, 4)[4], rel=1e-6)
+    assert plan.cost == pytest.approx(30.0 * guess_throughput(1.0, 4)[4], rel=1e-6)
 
 
 def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
@@ -68,7 +68,7 @@ def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
     held = frozenset(told.grants.values())
     absurd = JobCosts(hit_s=1e9, replaced_s=1e9, rolled_back_s=1e9)
     said = JobState(submission=1, heard=told.version, held=held, trains=held, move_s=1e9, costs=absurd)
-    pool.feed(JobSaid("one", said))
+    pool.feed(JobMessage("one", said))
     bid = bid_of(pool, "one")
     assert bid.change_s == bid.hit_s == MOST_CHANGE_S
     assert max(bid.lost_share) < 0.01

@@ -6,7 +6,7 @@ from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import MoveJobs
 from holdfast.coordination.pool.places.compacting import Relocation, compact
-from holdfast.coordination.pool.places.moving import occupied
+from holdfast.coordination.pool.places.moving import build_occupancy
 
 
 def scattered(**settings: int) -> PlayedPool:
@@ -22,18 +22,18 @@ def scattered(**settings: int) -> PlayedPool:
 
 def test_what_is_found_is_made_and_the_old_node_goes_once_the_new_one_trains() -> None:
     pool = scattered()
-    found = compact(occupied(pool.pool.state), 60.0)
+    found = compact(build_occupancy(pool.pool.state), 60.0)
     assert found.moves == (Relocation("one", "n2", "n3"),)
     assert (found.racks, found.cost_s) == ({"one": (2, 1)}, 1.0), "a guess: it has not moved yet"
     pool.feed(MoveJobs(found.moves))
     assert pool.record.grants["n3"].job == "one"
     assert not pool.record.grants["n2"].recalled, "the other one does not train yet"
-    assert pool.pool.moving.to_come == 1
+    assert pool.pool.moves.pending_count == 1
     pool.stands("one")
     assert pool.leaving("one") == {"n2"}
     pool.stands("one")
     assert pool.nodes_of("one") == {"n1", "n3"}
-    assert pool.pool.moving.to_come == 0
+    assert pool.pool.moves.pending_count == 0
     assert "n2" not in pool.record.grants
 
 
@@ -72,7 +72,7 @@ def test_a_move_that_cannot_be_made_any_more_is_left_out() -> None:
     pool = scattered()
     pool.go("n3")
     pool.feed(MoveJobs((Relocation("one", "n2", "n3"), Relocation("gone", "n9", "n3"))))
-    assert pool.pool.moving.to_come == 0
+    assert pool.pool.moves.pending_count == 0
     assert pool.nodes_of("one") == {"n1", "n2"}
 
 

@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from played_pool import PlayedPool
 
 from holdfast.coordination.inputs import StoreBack, Tick
-from holdfast.coordination.pool.inputs import ForgetNode, JobLinked, JobSaid, NodeSaid, ResumeJob, SuspendJob
+from holdfast.coordination.pool.inputs import ForgetNode, JobConnected, JobMessage, NodeMessage, ResumeJob, SuspendJob
 from holdfast.coordination.pool.instructions import (
-    BeginJob,
-    CloseJob,
-    CloseNode,
+    DisconnectNode,
     EmitPool,
     PersistPool,
     PoolInstruction,
+    SendToJob,
+    SendToNode,
+    StartCoordinator,
+    StopCoordinator,
     StopOutdatedPool,
-    TellJob,
-    TellNode,
 )
 from holdfast.errors import RefusedError, UnreachableError
 from holdfast.protocol.messages.pool import LeavePool, NodeAlive, NodeState, PoolHello, PoolRefusal
@@ -62,7 +62,7 @@ def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
     pool.come("n2")
     assert pool.nodes_of("one") == {"n1", "n2"}
     submission = pool.job_told["one"].submission
-    pool.feed(JobSaid("one", JobState(submission=submission, heard=heard, held=frozenset({1}))))
+    pool.feed(JobMessage("one", JobState(submission=submission, heard=heard, held=frozenset({1}))))
     assert pool.nodes_of("one") == {"n1", "n2"}, "it had not heard of the second"
 
 
@@ -126,9 +126,9 @@ def test_a_node_of_another_version_is_refused_and_says_nothing_of_its_grant() ->
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.go("n1")
-    out = pool.feed(NodeSaid(9, PoolHello(node="n1", session="b", protocol=PROTOCOL + 1)))
+    out = pool.feed(NodeMessage(9, PoolHello(node="n1", session="b", protocol=PROTOCOL + 1)))
     why = f"node n1 speaks version {PROTOCOL + 1}, and the pool {PROTOCOL}: install the same holdfast"
-    assert out == [TellNode(9, PoolRefusal(why=why)), CloseNode(9)]
+    assert out == [SendToNode(9, PoolRefusal(why=why)), DisconnectNode(9)]
     assert pool.record.grants["n1"].number == 1
 
 
@@ -146,14 +146,14 @@ def test_a_node_that_says_nothing_is_gone_after_its_lease_but_not_where_nobody_l
     assert pool.closed == [], "it was the pool that slept"
     for _ in range(4):
         pool.tick(0.9)
-        pool.feed(NodeSaid(2, NodeAlive()))
+        pool.feed(NodeMessage(2, NodeAlive()))
     assert pool.closed == [1]
 
 
 def test_a_node_that_leaves_is_forgotten() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
-    pool.feed(NodeSaid(1, LeavePool()))
+    pool.feed(NodeMessage(1, LeavePool()))
     assert sorted(pool.record.nodes) == ["n2"]
     assert pool.nodes_of("one") == {"n2"}
     assert pool.of_kind(ev.NodeForgotten)[0].node == "n1"
@@ -164,7 +164,7 @@ def test_a_person_can_have_a_node_forgotten_that_is_gone() -> None:
     pool.submit("one")
     with pytest.raises(UnreachableError, match="there is no node 'n9': the nodes are n1, n2"):
         pool.feed(ForgetNode("n9"))
-    with pytest.raises(RefusedError, match="node n1 is here"):
+    with pytest.raises(RefusedError, match="node n1 is connected"):
         pool.feed(ForgetNode("n1"))
     pool.go("n1")
     with pytest.raises(RefusedError, match="node n1 is one of job one, which has not lost it"):
@@ -205,8 +205,11 @@ def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
     pool.feed(ResumeJob("one"))
     told = pool.job_told["one"]
     over = JobState(submission=told.submission, heard=told.version, standing="suspended")
-    out = pool.feed(JobSaid("one", over))
-    assert [type(one) for one in out if isinstance(one, BeginJob | CloseJob)] == [CloseJob, BeginJob]
+    out = pool.feed(JobMessage("one", over))
+    assert [type(one) for one in out if isinstance(one, StartCoordinator | StopCoordinator)] == [
+        StopCoordinator,
+        StartCoordinator,
+    ]
 
 
 def test_the_queue_says_why() -> None:
@@ -243,16 +246,16 @@ def test_a_job_has_a_coordinator_from_its_admission_to_its_end() -> None:
     pool.submit("one")
     told = pool.job_told["one"]
     out = pool.restart()
-    assert [one.job.name for one in out if isinstance(one, BeginJob)] == ["one"]
+    assert [one.job.name for one in out if isinstance(one, StartCoordinator)] == ["one"]
     over = JobState(submission=told.submission, heard=told.version, standing="failed", why="it raised")
-    assert CloseJob("one", told.submission) in pool.feed(JobSaid("one", over))
+    assert StopCoordinator("one", told.submission) in pool.feed(JobMessage("one", over))
 
 
 def test_a_job_that_is_linked_again_hears_how_things_stand() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
-    out = pool.feed(JobLinked("one"))
-    assert [one.shares.grants.keys() for one in out if isinstance(one, TellJob)] == [{"n1", "n2"}]
+    out = pool.feed(JobConnected("one"))
+    assert [one.shares.grants.keys() for one in out if isinstance(one, SendToJob)] == [{"n1", "n2"}]
     assert not [one for one in out if isinstance(one, PersistPool)]
 
 
@@ -263,7 +266,7 @@ def test_what_an_earlier_job_of_the_same_name_says_is_nothing() -> None:
     pool.stands("one", standing="finished")
     pool.submit("one")
     late = JobState(submission=old.submission, heard=old.version + 9, standing="failed")
-    pool.feed(JobSaid("one", late))
+    pool.feed(JobMessage("one", late))
     assert pool.state_of("one") == "admitted"
     assert pool.nodes_of("one") == {"n1"}
 
@@ -275,8 +278,8 @@ def test_a_job_snoozes_after_it_has_grown() -> None:
     assert pool.nodes_of("one") == {"n1"}
     pool.tick(59.0)
     assert pool.nodes_of("one") == {"n1"}
-    pool.feed(NodeSaid(1, NodeAlive()))
-    pool.feed(NodeSaid(2, NodeAlive()))
+    pool.feed(NodeMessage(1, NodeAlive()))
+    pool.feed(NodeMessage(2, NodeAlive()))
     pool.tick(1.5)
     assert pool.nodes_of("one") == {"n1", "n2"}
 
@@ -314,7 +317,7 @@ def test_it_does_not_wait_for_ever_for_one_that_does_not_come() -> None:
     assert pool.state_of("one") == "queued"
     for _ in range(11):
         pool.tick(0.5)
-        pool.feed(NodeSaid(pool.connections["n1"], NodeAlive()))
+        pool.feed(NodeMessage(pool.connections["n1"], NodeAlive()))
     assert pool.nodes_of("one") == {"n1"}
 
 
@@ -357,7 +360,7 @@ def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
 
 
 def _refusals(said: list[PoolInstruction]) -> list[str]:
-    return [one.message.why for one in said if isinstance(one, TellNode) and isinstance(one.message, PoolRefusal)]
+    return [one.message.why for one in said if isinstance(one, SendToNode) and isinstance(one.message, PoolRefusal)]
 
 
 @pytest.mark.parametrize(
@@ -371,8 +374,8 @@ def _refusals(said: list[PoolInstruction]) -> list[str]:
 def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(hello: PoolHello, knows: str) -> None:
     """It would take all that this pool says for stale; but only who can still write may say so."""
     pool = PlayedPool(nodes=1)
-    said = pool.feed(NodeSaid(99, hello))
-    assert [type(one) for one in said] == [PersistPool, TellNode, CloseNode]
+    said = pool.feed(NodeMessage(99, hello))
+    assert [type(one) for one in said] == [PersistPool, SendToNode, DisconnectNode]
     (why,) = _refusals(said)
     assert why.startswith(f"node n9 knows {knows} of a pool p that this one does not")
     assert "start the node's agent again" in why
@@ -394,7 +397,7 @@ def _from_backup(nodes: int = 1) -> PlayedPool:
 
 def _stopped(said: list[PoolInstruction]) -> bool:
     """Whether the server has ended itself, and told no node anything."""
-    assert not any(isinstance(one, TellNode | CloseNode) for one in said if any(map(_stops, said)))
+    assert not any(isinstance(one, SendToNode | DisconnectNode) for one in said if any(map(_stops, said)))
     return any(map(_stops, said))
 
 
@@ -412,28 +415,28 @@ def _stops(one: PoolInstruction) -> bool:
 )
 def test_a_server_whose_store_is_older_than_its_pool_ends_and_stops_no_node(hello: PoolHello) -> None:
     """Whatever it would tell the node is stale there; its workers train on."""
-    said = _from_backup().feed(NodeSaid(99, hello))
+    said = _from_backup().feed(NodeMessage(99, hello))
     assert isinstance(said[0], PersistPool), "a server that another has followed ends at the write"
     assert _stopped(said)
 
 
 def test_a_node_that_knows_what_the_record_has_stops_no_server() -> None:
     hello = PoolHello(node="n9", session="b", term=3, version=10, identity=IDENTITY)
-    assert not _stopped(_from_backup().feed(NodeSaid(99, hello)))
+    assert not _stopped(_from_backup().feed(NodeMessage(99, hello)))
 
 
 def test_once_the_pool_has_settled_no_node_stops_its_server_nor_is_stopped() -> None:
     pool = _from_backup()
     pool.feed(Tick(), after=pool.config.settle_s + 0.1)
-    said = pool.feed(NodeSaid(99, PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY)))
+    said = pool.feed(NodeMessage(99, PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY)))
     assert not _stopped(said)
-    assert [one.message.stays for one in said if isinstance(one, TellNode)] == [True]
+    assert [one.message.stays for one in said if isinstance(one, SendToNode)] == [True]
 
 
 def test_a_server_whose_store_was_lost_ends_at_a_node_that_trains() -> None:
     pool = PlayedPool(nodes=0)
     hello = PoolHello(node="n9", session="b", stands=NodeState(runs=4), identity=IDENTITY)
-    assert _stopped(pool.feed(NodeSaid(99, hello)))
+    assert _stopped(pool.feed(NodeMessage(99, hello)))
 
 
 def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_others() -> None:
@@ -441,10 +444,10 @@ def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_ot
     pool.submit("one")
     pool.stands("one")
     before = pool.record.grants
-    said = pool.feed(NodeSaid(pool.connections["n1"], NodeState(ended=before["n1"].number + 5)))
-    assert [type(one) for one in said] == [PersistPool, TellNode, CloseNode]
+    said = pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=before["n1"].number + 5)))
+    assert [type(one) for one in said] == [PersistPool, SendToNode, DisconnectNode]
     assert pool.record.grants == before, "whose it is changes only once its job, or the node by a true word, says so"
-    assert pool.feed(NodeSaid(pool.connections["n1"], NodeState(ended=2))) == [], "it is not heard any more"
+    assert pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=2))) == [], "it is not heard any more"
 
 
 def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
@@ -453,17 +456,17 @@ def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
     told = pool.node_told[pool.connections["n1"]]
     pool.restart()
     hello = PoolHello(node="n1", session="a", stands=NodeState(runs=told.grant), term=told.term, version=told.version)
-    assert not _refusals(pool.feed(NodeSaid(50, hello)))
+    assert not _refusals(pool.feed(NodeMessage(50, hello)))
     assert pool.node_told[50].grant == told.grant
 
 
 def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for() -> None:
     pool = PlayedPool(nodes=2, most_nodes=2)
-    (why,) = _refusals(pool.feed(NodeSaid(99, PoolHello(node="n3", session="a"))))
-    assert "the pool has 2 nodes, and takes no more" in why
+    (why,) = _refusals(pool.feed(NodeMessage(99, PoolHello(node="n3", session="a"))))
+    assert "the pool has 2 nodes, and accepts no more" in why
     pool.go("n2")
     pool.come("n2")
-    assert "n2" in pool.pool.state.here
+    assert "n2" in pool.pool.state.connected
 
 
 def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from played_pool import PlayedPool
 
-from holdfast.coordination.pool.foresight import foresee_drain
+from holdfast.coordination.pool.foresight import forecast_drain
 from holdfast.coordination.pool.inputs import DrainNodes, SuspendJob
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.messages.forecast import DrainForecast
@@ -13,7 +13,7 @@ from holdfast.protocol.messages.forecast import DrainForecast
 
 def foreseen(pool: PlayedPool, *names: str) -> list[DrainForecast]:
     before, record = pool.stored, pool.pool.record
-    found = foresee_drain(pool.pool.state, names)
+    found = forecast_drain(pool.pool.state, names)
     assert (pool.stored, pool.pool.record) == (before, record)
     assert pool.pool.state.flush() == []
     assert [one.node for one in found] == list(dict.fromkeys(names))
@@ -28,7 +28,7 @@ def test_a_node_that_is_free_takes_the_place() -> None:
     (free,) = {"n1", "n2", "n3"} - set(mine)
     (found, nobodys) = foreseen(pool, mine[0], free)
     assert (found.to, found.waits) == ("", True), "the free one is drained as well"
-    assert nobodys == DrainForecast(node=free, why="it is nobody's, and stays so")
+    assert nobodys == DrainForecast(node=free, why="no job has it, and none will get it")
     (found,) = foreseen(pool, mine[0])
     assert (found.job, found.to, found.waits, found.cost_s) == ("one", free, False, None)
     assert found.why.startswith(f"{free} joins first, which is free; then the job leaves {mine[0]}")
@@ -44,14 +44,14 @@ def test_a_job_goes_on_with_fewer_or_keeps_its_least() -> None:
     pool.stands("one")
     (first,) = foreseen(pool, "n1")
     assert not first.waits
-    assert "no other node is to be had: the job goes on with 1" in first.why
+    assert "no other node is available: the job goes on with 1" in first.why
     pool.feed(DrainNodes(("n1",)))
     assert pool.leaving("one") == {"n1"}
     assert foreseen(pool, "n1")[0].why == "its job leaves it already"
     pool.stands("one")
     (second,) = foreseen(pool, "n2")
     assert second.waits
-    assert "the job keeps 1 at the least" in second.why
+    assert "the job needs at least 1" in second.why
     pool.feed(DrainNodes(("n2",)))
     assert not pool.leaving("one")
 
@@ -61,7 +61,7 @@ def test_a_standby_takes_the_place_and_is_missed_by_nobody() -> None:
     pool.submit("one", least=2, most=2)
     pool.stands("one")
     (standby,) = pool.standbys_of("one")
-    assert "nobody notices" in foreseen(pool, standby)[0].why
+    assert "costs no training" in foreseen(pool, standby)[0].why
     (mine, _) = sorted(pool.nodes_of("one"))
     (found,) = foreseen(pool, mine)
     assert (found.to, found.waits) == (standby, False)
@@ -85,9 +85,9 @@ def test_another_job_gives_up_a_node_for_it() -> None:
 def test_what_cannot_be_asked_for_is_refused_and_who_leaves_already_is_said() -> None:
     pool = PlayedPool(nodes=1)
     with pytest.raises(BadInputError, match="no node is named"):
-        foresee_drain(pool.pool.state, ())
+        forecast_drain(pool.pool.state, ())
     with pytest.raises(UnreachableError, match="there is no node 'n9'"):
-        foresee_drain(pool.pool.state, ("n9",))
+        forecast_drain(pool.pool.state, ("n9",))
     pool.submit("one")
     pool.feed(SuspendJob("one"))
     assert foreseen(pool, "n1")[0].why == "its job leaves it already"

@@ -23,13 +23,16 @@ from holdfast.protocol.pool import events as ev
             {"least": 4, "sizes": (4, 8)},
             "job two needs 4 nodes, and the pool has 4 nodes, of which 1 are kept in reserve: none of its sizes fits",
         ),
-        ({"least": 5, "most": 4}, "min_nodes is 5: it must be max_nodes (4) at the most"),
+        ({"least": 5, "most": 4}, "min_nodes is 5: it must be at most max_nodes (4)"),
         ({"least": 3, "most": 4, "sizes": (2, 8)}, "sizes is 2, 8: none lies within min_nodes and max_nodes (3 to 4)"),
         (
             {"pace": PaceSpec(step_s=(0.0, 1e-300), micro_batches=1, samples=1)},
             "pace.step_s says that a step with 2 nodes takes 1e-300 s: give seconds, 1e-09 or more, or 0",
         ),
-        ({"preemptible": True, "saves": False}, "preemptible is true: each time others need its nodes the job would"),
+        (
+            {"preemptible": True, "saves": False},
+            "preemptible is true, without checkpoint.dir: the job would start from scratch",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(keys: dict[str, object], complaint: str) -> None:
@@ -176,7 +179,9 @@ def test_a_queued_job_can_be_held_back() -> None:
 def test_a_job_without_checkpoints_is_not_suspended_unless_forced() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one", saves=False)
-    with pytest.raises(RefusedError, match=r"job one keeps no checkpoints: suspended, it would begin anew"):
+    with pytest.raises(
+        RefusedError, match=r"job one keeps no checkpoints: after a suspension it would start from scratch"
+    ):
         pool.feed(SuspendJob("one"))
     pool.feed(SuspendJob("one", force=True))
     assert pool.state_of("one") == "suspending"
@@ -202,7 +207,7 @@ def test_changing_what_a_job_asks_for() -> None:
     assert (len(pool.nodes_of("one")), len(pool.nodes_of("two"))) == (2, 4)
     for changes, complaint in (
         ({"weight": 0.0}, "job two: Expected `float` > 0"),
-        ({"min_nodes": 9}, "min_nodes is 9: it must be max_nodes"),
+        ({"min_nodes": 9}, "min_nodes is 9: it must be at most max_nodes"),
         ({"min_nodes": 7, "max_nodes": 7}, "job two needs 7 nodes"),
         ({"script": 1}, "script cannot be changed while a job is there; what can is min_nodes, max_nodes"),
     ):
@@ -226,7 +231,7 @@ def test_what_jobs_say_of_themselves_is_bounded_and_those_that_are_over_make_roo
     large = "x" * 60_000
     for number in range(17):
         pool.submit(f"j{number}", args=(large,))
-    with pytest.raises(RefusedError, match=r"what job j17 says of itself takes \d+ bytes, .* give shorter args"):
+    with pytest.raises(RefusedError, match=r"the specification of job j17 has \d+ bytes, .* give shorter args"):
         pool.submit("j17", args=(large,))
     for number in range(1, 17):
         pool.feed(StopPooled(f"j{number}"))

@@ -8,7 +8,7 @@ import pytest
 from played_pool import PlayedPool, a_job
 
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import NodeSaid, Submit
+from holdfast.coordination.pool.inputs import NodeMessage, SubmitJob
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.protocol.messages.pool import NodeAlive
 
@@ -29,12 +29,12 @@ def _full(policy: str, nodes: int = NODES) -> PlayedPool:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.processor_time
 def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) -> None:
-    # (one that reckons solves anew for each of the jobs that are handed in here: at full size test_foreseen_plans does)
-    nodes = NODES // 4 if POLICIES[policy].reckons else NODES
+    # A policy that uses throughput solves anew for each submitted job; test_foreseen_plans does that at full size.
+    nodes = NODES // 4 if POLICIES[policy].uses_throughput else NODES
     pool = _full(policy, nodes)
     assert len(pool.record.grants) >= (nodes // JOBS - 1) * JOBS
     begun = time.process_time()
-    pool.feed(Submit(a_job("late", least=8, most=31)))
+    pool.feed(SubmitJob(a_job("late", least=8, most=31)))
     arrival_s = time.process_time() - begun
     assert pool.state_of("late") == "admitted"
     lost = min(pool.nodes_of("j0"))
@@ -51,7 +51,7 @@ def test_ten_idle_seconds_take_less_than_one_of_the_processor() -> None:
     begun = time.process_time()
     for _ in range(10):
         for connection in pool.connections.values():
-            assert pool.feed(NodeSaid(connection, NodeAlive())) == []
+            assert pool.feed(NodeMessage(connection, NodeAlive())) == []
         for _ in range(10):
             assert pool.feed(Tick(), 0.1) == []
     assert time.process_time() - begun <= 1.0

@@ -10,7 +10,7 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.pool.share.warm import keep_warm
+from holdfast.coordination.pool.share.warm import assign_standbys
 from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.pool import events as ev
 
@@ -185,7 +185,7 @@ def _running(name: str, order: int, weight: float = 1.0, waiting: int = 0) -> Bi
 def test_the_reserve_waits_where_most_would_be_lost(jobs: list[tuple[float, int]], reserve: int) -> None:
     bids = [_running(f"j{place}", place, weight) for place, (weight, _) in enumerate(jobs)]
     nodes = {one.name: size for one, (_, size) in zip(bids, jobs, strict=True)}
-    given_to = keep_warm(bids, nodes, reserve, reserve)
+    given_to = assign_standbys(bids, nodes, reserve, reserve)
     losses = {one.name: one.weight * nodes[one.name] for one in bids}
     assert len(given_to) == min(reserve, len(bids))
     left_out = [losses[name] for name in losses if name not in given_to]
@@ -195,5 +195,5 @@ def test_the_reserve_waits_where_most_would_be_lost(jobs: list[tuple[float, int]
 def test_a_standby_stays_where_it_is_unless_another_job_would_lose_more_than_twice_as_much() -> None:
     one = _running("one", 1, waiting=1)
     two = _running("two", 2)
-    assert keep_warm([one, two], {"one": 3, "two": 6}, 1, 1) == {"one": 1}
-    assert keep_warm([one, two], {"one": 3, "two": 7}, 1, 1) == {"two": 1}
+    assert assign_standbys([one, two], {"one": 3, "two": 6}, 1, 1) == {"one": 1}
+    assert assign_standbys([one, two], {"one": 3, "two": 7}, 1, 1) == {"two": 1}

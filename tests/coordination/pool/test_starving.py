@@ -15,7 +15,7 @@ from holdfast.coordination.pool.inputs import UpdateJob
 from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
-from holdfast.coordination.pool.share.starving import would_starve
+from holdfast.coordination.pool.share.starving import find_starved
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
 
@@ -219,7 +219,7 @@ def test_whom_it_would_have_starved_is_whom_it_starves(weight: float) -> None:
     two = dataclasses.replace(one, name="b", order=2, weight=weight)
     bids = (one, two)
     found = divide(Waf(starves=True), Demand(nodes=4, bids=tuple(map(starvable, bids)), failure_rate=1e-6)).nodes
-    assert {name for name, nodes in found.items() if not nodes} == set(would_starve(bids, 4, 1e-6))
+    assert {name for name, nodes in found.items() if not nodes} == set(find_starved(bids, 4, 1e-6))
 
 
 def starvable(bid: Bid) -> Bid:

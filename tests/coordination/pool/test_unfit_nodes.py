@@ -17,7 +17,7 @@ def test_a_job_whose_first_node_would_not_do_is_given_another() -> None:
     assert not pool.job_told["one"].stranded
     pool.stands("one", unfit={second})
     assert pool.nodes_of("one") == {"n1", "n2", "n3"} - {first, second}
-    assert pool.pool.state.unfit("one") == {first: "no script", second: "no script"}
+    assert pool.pool.state.unfit_nodes("one") == {first: "no script", second: "no script"}
     assert not pool.job_told["one"].stranded
     pool.stands("one", unfit=pool.nodes_of("one"))
     assert pool.job_told["one"].stranded

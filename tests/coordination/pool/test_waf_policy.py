@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 from played_pool import PlayedPool
 
-from holdfast.coordination.pool.inputs import Foreseen, UpdateJob
-from holdfast.coordination.pool.plans.paces import learnt
+from holdfast.coordination.pool.inputs import NextPlansSolved, UpdateJob
+from holdfast.coordination.pool.plans.paces import merge_pace
 from holdfast.coordination.pool.plans.trying_again import RETRY_S
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
@@ -59,7 +59,7 @@ def test_whom_a_node_lets_achieve_more_has_it_once_that_is_measured() -> None:
     pool.stands("two", pace=GROWS)
     assert settled(pool) == [2, 4], "with five nodes it has as many rounds as with four"
     plan = newest(pool)
-    assert plan.trigger == "what was measured of a job"
+    assert plan.trigger == "a job's measurement"
     assert plan.before == {"one": 1, "two": 5}, "the first of them was known before the second"
     assert plan.gain is not None
     assert plan.cost is not None
@@ -103,7 +103,7 @@ def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None
     assert settled(pool) == [4, 2]
     pool.stands("two", pace=replace(GROWS, flop_per_sample=1e15))
     assert settled(pool) == [2, 4], "each of its samples is a thousand of the other's"
-    assert newest(pool).trigger == "what was measured of a job"
+    assert newest(pool).trigger == "a job's measurement"
 
 
 @pytest.mark.parametrize("spell", [1, 2, 3, 8])
@@ -161,13 +161,13 @@ def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*,
 def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_by_now() -> None:
     before = replace(GROWS, step_s={1: 8.0, 2: 4.0, 4: 2.0})
     said = replace(GROWS, step_s={2: 4.4, 4: 2.0})
-    assert learnt(before, said, said) == before, "it has said nothing new"
+    assert merge_pace(before, said, said) == before, "it has said nothing new"
     now = replace(GROWS, step_s={2: 4.4, 4: 3.0, 5: 1.0})
-    assert learnt(before, now, said).step_s == {1: 12.0, 2: 6.0, 4: 3.0, 5: 1.0}
-    assert learnt(before, now, None).step_s == pytest.approx({1: 10.4, 2: 4.4, 4: 3.0, 5: 1.0})
-    assert learnt(before, replace(GROWS, step_s={4: 1e300}), said).step_s[1] == 1e9
+    assert merge_pace(before, now, said).step_s == {1: 12.0, 2: 6.0, 4: 3.0, 5: 1.0}
+    assert merge_pace(before, now, None).step_s == pytest.approx({1: 10.4, 2: 4.4, 4: 3.0, 5: 1.0})
+    assert merge_pace(before, replace(GROWS, step_s={4: 1e300}), said).step_s[1] == 1e9
     other = replace(now, micro_batches=9)
-    assert learnt(before, other, said) == learnt(None, other, None) == other
+    assert merge_pace(before, other, said) == merge_pace(None, other, None) == other
 
 
 def test_what_was_measured_outlives_the_server() -> None:
@@ -229,8 +229,8 @@ def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_l
     settled(pool)
     assert pool.question is not None
     assert pool.question.number > early.number
-    pool.feed(Foreseen(early.number, early.solve()))
-    pool.feed(Foreseen(pool.question.number, ()))
+    pool.feed(NextPlansSolved(early.number, early.solve()))
+    pool.feed(NextPlansSolved(pool.question.number, ()))
     lost = min(pool.nodes_of("one"))
     pool.go(lost)
     pool.stands("one", without={lost})

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from played_pool import PlayedPool, a_job
 
-from holdfast.coordination.pool.inputs import DrainNodes, Submit
+from holdfast.coordination.pool.inputs import DrainNodes, SubmitJob
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.pool.what_if import Add, Change, HandIn, Lose, WhatIf, what_if
+from holdfast.coordination.pool.what_if import AddJob, AddNodes, Change, LoseNode, WhatIf, compute_what_if
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.job_spec import OutputSpec, PaceSpec
 from holdfast.protocol.pool.events import PlanDecided
@@ -34,7 +34,7 @@ def newest(pool: PlayedPool) -> dict[str, int]:
 
 
 def asked(pool: PlayedPool, change: Change) -> WhatIf:
-    return what_if(pool.config.policy, *pool.pool.changed(change))
+    return compute_what_if(pool.config.policy, *pool.pool.preview_change(change))
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -42,8 +42,8 @@ def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: st
     pool = a_pool(policy)
     stored, told = pool.stored, len(pool.events)
     lost = min(pool.nodes_of("one"))
-    would_lose, would_add = asked(pool, Lose(lost)), asked(pool, Add(2))
-    would_begin = asked(pool, HandIn(a_job("three", 2, 2)))
+    would_lose, would_add = asked(pool, LoseNode(lost)), asked(pool, AddNodes(2))
+    would_begin = asked(pool, AddJob(a_job("three", 2, 2)))
     assert (pool.stored, len(pool.events)) == (stored, told)
     assert (would_lose.nodes_now, would_lose.nodes, would_add.nodes) == (6, 5, 8)
     assert dict(would_lose.shares_now) == {"one": 3, "two": 3}
@@ -55,7 +55,7 @@ def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: st
     pool.come("n8")
     assert newest(pool) == would_add.shares
     pool = a_pool(policy)
-    pool.feed(Submit(a_job("three", 2, 2)))
+    pool.feed(SubmitJob(a_job("three", 2, 2)))
     assert newest(pool) == would_begin.shares
     assert would_begin.shares["three"] or would_begin.waiting["three"]
     assert (would_begin.worth is None) == (policy != "waf")
@@ -72,8 +72,8 @@ def test_what_a_job_says_of_its_own_pace_counts_before_it_is_handed_in(step_s: t
         return pool
 
     third = a_job("three", 1, 6, **paced(step_s))
-    would, pool = asked(made(), HandIn(third)), made()
-    pool.feed(Submit(third))
+    would, pool = asked(made(), AddJob(third)), made()
+    pool.feed(SubmitJob(third))
     assert newest(pool) == would.shares
     assert would.worth is not None
     assert pool.of_kind(PlanDecided)[-1].gain == pytest.approx(would.worth.gain)
@@ -82,13 +82,13 @@ def test_what_a_job_says_of_its_own_pace_counts_before_it_is_handed_in(step_s: t
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (Add(8187), "8187 nodes cannot come: a pool has 8192 at the most, and this one 6"),
-        (Lose("n9"), "there is no node 'n9': the nodes are n1, n2"),
-        (Lose("n6"), "node n6 is not there to be lost"),
-        (Add(0), "0 nodes cannot come"),
-        (HandIn(a_job("one")), "a job of this name is admitted"),
-        (HandIn(a_job("large", 9, 9)), "job large needs 9 nodes"),
-        (HandIn(a_job("wrong", 3, 2)), "min_nodes is 3"),
+        (AddNodes(8187), "8187 nodes cannot come: a pool has at most 8192, and this one has 6"),
+        (LoseNode("n9"), "there is no node 'n9': the nodes are n1, n2"),
+        (LoseNode("n6"), "node n6 is not there to be lost"),
+        (AddNodes(0), "0 nodes cannot come"),
+        (AddJob(a_job("one")), "a job of this name is admitted"),
+        (AddJob(a_job("large", 9, 9)), "job large needs 9 nodes"),
+        (AddJob(a_job("wrong", 3, 2)), "min_nodes is 3"),
     ],
 )
 def test_what_cannot_happen_is_refused(change: Change, said: str) -> None:

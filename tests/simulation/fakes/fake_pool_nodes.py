@@ -19,7 +19,7 @@ import msgspec
 from holdfast.clock import until_mark
 from holdfast.control.agent.channel import CoordinatorChannel, open_channel
 from holdfast.control.pool_node.pool_agent import BEAT_S
-from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, ReportState, StartGrant
 from holdfast.protocol.messages.pool import FromNode, NodeAlive, NodeGrant, PoolHello, PoolRefusal, ToNode
 from holdfast.protocol.pool.launch import PooledLaunch
 from tests.simulation.fakes.fake_nodes import FakeJob, FakeNode, FakeProcesses, Herd
@@ -78,8 +78,8 @@ class _PoolNode:
         while True:
             with contextlib.suppress(OSError):  # TimeoutError too
                 self.channel = await open_channel(place.url, place.token, self._hear, timeout_s=60.0, make=make)
-                term, version = self._fence.heard
-                stands = self._fence.stands
+                term, version = self._fence.record_version
+                stands = self._fence.state
                 hello = PoolHello(node=self._name, session=self._session, stands=stands, term=term, version=version)
                 self._say(hello)
                 self.connections += 1
@@ -103,7 +103,7 @@ class _PoolNode:
 
     def _hear(self, message: ToNode) -> None:
         assert isinstance(message, NodeGrant), message
-        self._obey(self._fence.told(message))
+        self._obey(self._fence.on_grant(message))
 
     def _obey(self, instructions: Iterable[FenceInstruction]) -> None:
         for instruction in instructions:
@@ -114,7 +114,7 @@ class _PoolNode:
                 case ReapGrant():
                     if self._running is not None:
                         self._running.lose()
-                case SayStanding(stands):
+                case ReportState(stands):
                     self._say(stands)
 
     def _soon(self, start: StartGrant) -> None:
@@ -130,7 +130,7 @@ class _PoolNode:
         await asyncio.wait((self._running.task,))
         herd.nodes.pop(self._name, None)
         self._running, self.job = None, ""
-        self._obey(self._fence.reaped(start.grant))
+        self._obey(self._fence.on_reaped(start.grant))
 
 
 class _Herds:

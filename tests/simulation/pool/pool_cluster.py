@@ -10,13 +10,13 @@ from holdfast.coordination.pool.inputs import (
     PoolRequest,
     ResumeJob,
     StopPooled,
-    Submit,
+    SubmitJob,
     SuspendJob,
     UndrainNodes,
     UpdateJob,
 )
-from holdfast.coordination.pool.places.compacting import WORTH_S, compact
-from holdfast.coordination.pool.places.moving import occupied
+from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, compact
+from holdfast.coordination.pool.places.moving import build_occupancy
 from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
@@ -150,7 +150,7 @@ class PoolCluster:
         if self.server is None:
             self.world.later(0.5, 1.0, self._submit, job)
             return
-        said = self.server.feed(Submit(job.spec))
+        said = self.server.feed(SubmitJob(job.spec))
         record = self.world.disk.record
         if record is None or job.spec.name not in record.jobs:
             assert not said or self.server is None, said
@@ -166,7 +166,7 @@ class PoolCluster:
             return
         if what == "compact":
             if self.server is not None:
-                found = compact(occupied(self.server.pool.state), WORTH_S)
+                found = compact(build_occupancy(self.server.pool.state), RACK_WORTH_S)
                 self.world.tell(f"{found.moves} is asked for")
                 self.server.feed(MoveJobs(found.moves))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, ReportState, StartGrant
 from holdfast.protocol.messages.pool import NodeAlive, NodeGrant, PoolHello
 from tests.simulation.pool.pool_around import PoolAround
 from tests.simulation.pool.pool_world import Line, NodeComes, PoolWorld
@@ -45,7 +45,7 @@ class SimPoolNode:
         """Hear the pool, or the job that runs here."""
         if line is self._pool:
             if isinstance(message, NodeGrant):
-                self._do(self.fence.told(message))
+                self._do(self.fence.on_grant(message))
         elif line is self._job and self._runs is not None and message == self._runs.grant:
             self._reap(message)  # (the job has no need of this node any more)
 
@@ -67,9 +67,9 @@ class SimPoolNode:
             return
         self._pool = Line(self._world, (self.name, POOL), (self, server))
         rack = f"r{int(self.name[1:]) % 3}"
-        term, version = self.fence.heard
+        term, version = self.fence.record_version
         hello = PoolHello(
-            node=self.name, session=self.session, rack=rack, stands=self.fence.stands, term=term, version=version
+            node=self.name, session=self.session, rack=rack, stands=self.fence.state, term=term, version=version
         )
         self._pool.send(self, hello)
 
@@ -103,7 +103,7 @@ class SimPoolNode:
                     self._world.later(0.05, 0.5, self._connect_to_job, one)
                 case ReapGrant(grant):
                     self._reap(grant)
-                case SayStanding(stands):
+                case ReportState(stands):
                     if self._pool is not None:
                         self._pool.send(self, stands)
 
@@ -118,4 +118,4 @@ class SimPoolNode:
             self.processes.discard(grant)
             if self._runs is not None and self._runs.grant == grant:
                 self._runs = None
-            self._do(self.fence.reaped(grant))
+            self._do(self.fence.on_reaped(grant))

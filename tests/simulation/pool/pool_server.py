@@ -7,18 +7,25 @@ from typing import Any
 import msgspec
 
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import Foreseen, JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.inputs import (
+    JobConnected,
+    JobMessage,
+    NextPlansSolved,
+    NodeDisconnected,
+    NodeMessage,
+    PoolInput,
+)
 from holdfast.coordination.pool.instructions import (
-    BeginJob,
-    CloseJob,
-    CloseNode,
+    DisconnectNode,
     EmitPool,
-    Foresee,
     PersistPool,
     PoolInstruction,
+    SendToJob,
+    SendToNode,
+    SolveNextPlans,
+    StartCoordinator,
+    StopCoordinator,
     StopOutdatedPool,
-    TellJob,
-    TellNode,
 )
 from holdfast.errors import HoldfastError
 from holdfast.protocol.pool.events import AnyPoolEvent
@@ -67,26 +74,26 @@ class SimPoolServer:
     def linked(self, job: CoordinatorSeen, line: Line) -> None:
         """A job's coordinator can be told something."""
         self._jobs[job.name] = line
-        self.feed(JobLinked(job.name))
+        self.feed(JobConnected(job.name))
 
     def heard(self, line: Line, message: Any) -> None:
         """Hear a node, or a job."""
         for name, known in self._jobs.items():
             if known is line:
-                self.feed(JobSaid(name, message))
+                self.feed(JobMessage(name, message))
                 return
         if id(line) not in self._by_line:
             self._last_number += 1
             self._numbers[self._last_number] = line
             self._by_line[id(line)] = self._last_number
-        self.feed(NodeSaid(self._by_line[id(line)], message))
+        self.feed(NodeMessage(self._by_line[id(line)], message))
 
     def lost(self, line: Line) -> None:
         """A line is gone."""
         self._jobs = {name: known for name, known in self._jobs.items() if known is not line}
         number = self._by_line.get(id(line))
         if number is not None:
-            self.feed(NodeGone(number))
+            self.feed(NodeDisconnected(number))
 
     def _tick(self) -> None:
         if self.up:
@@ -137,17 +144,17 @@ class SimPoolServer:
                 self._persist(record)
             case EmitPool(event):
                 self._emit(event)
-            case TellNode(connection, message):
+            case SendToNode(connection, message):
                 self._numbers[connection].send(self, message)
-            case CloseNode(connection):
+            case DisconnectNode(connection):
                 self._numbers[connection].cut()
-            case BeginJob(job):
+            case StartCoordinator(job):
                 self._cluster.begin(job)
-            case TellJob(job, shares):
+            case SendToJob(job, shares):
                 if job in self._jobs:
                     self._jobs[job].send(self, shares)
-            case CloseJob(job, submission):
+            case StopCoordinator(job, submission):
                 self._jobs.pop(job, None)
                 self._cluster.close(job, submission)
-            case Foresee(question):
-                world.timeline.after(_SOLVED_S, lambda: self.feed(Foreseen(question.number, question.solve())))
+            case SolveNextPlans(question):
+                world.timeline.after(_SOLVED_S, lambda: self.feed(NextPlansSolved(question.number, question.solve())))

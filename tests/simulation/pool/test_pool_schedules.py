@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from holdfast.coordination.grants import hear, update_roles
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
-from holdfast.coordination.pool.inputs import JobSaid, NodeGone, PoolInput
-from holdfast.coordination.pool.instructions import BeginJob, EmitPool, PersistPool, PoolInstruction
+from holdfast.coordination.pool.inputs import JobMessage, NodeDisconnected, PoolInput
+from holdfast.coordination.pool.instructions import EmitPool, PersistPool, PoolInstruction, StartCoordinator
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.share.policies import POLICIES
@@ -82,10 +82,10 @@ class TakesFromTheSilent(Pool):
     """A node that is out of touch has no owner any more."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
-        if isinstance(event, NodeGone) and (here := self.state.by_connection.get(event.connection)) is not None:
+        if isinstance(event, NodeDisconnected) and (here := self.state.by_connection.get(event.connection)) is not None:
             grant = self.state.grants.get(here.name)
             if grant is not None:
-                self.state.release(grant, by="node")
+                self.state.release_grant(grant, by="node")
         return super().handle(event, now)
 
 
@@ -100,8 +100,8 @@ class BelievesOldWords(Pool):
     """A job that has not heard of a grant is taken to have given it back."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
-        if isinstance(event, JobSaid):
-            event = JobSaid(event.job, replace(event.report, heard=1 << 40))
+        if isinstance(event, JobMessage):
+            event = JobMessage(event.job, replace(event.report, heard=1 << 40))
         return super().handle(event, now)
 
 
@@ -109,8 +109,8 @@ class BelievesEverySuspended(Pool):
     """A job that says that it is suspended has no nodes, whatever it holds."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
-        if isinstance(event, JobSaid) and event.report.standing == "suspended":
-            event = JobSaid(event.job, replace(event.report, held=frozenset()))
+        if isinstance(event, JobMessage) and event.report.standing == "suspended":
+            event = JobMessage(event.job, replace(event.report, held=frozenset()))
         return super().handle(event, now)
 
 
@@ -118,14 +118,14 @@ class ShrinksTooFar(Pool):
     """Jobs are shared out as if one node did for each."""
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
-        granting = self._granting
-        right = granting.bid
+        granting = self._allocator
+        right = granting.build_bid
 
         def bid(job: PooledJob, nodes: int) -> Bid:
             said = right(job, nodes)
             return Bid(**{**{name: getattr(said, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
 
-        granting.bid = bid
+        granting.build_bid = bid
         return super().start(now, url, pid)
 
 
@@ -142,8 +142,8 @@ class ClosesLast(Pool):
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         out = super().handle(event, now)
-        begun = [one for one in out if isinstance(one, BeginJob)]
-        rest = [one for one in out if not isinstance(one, BeginJob)]
+        begun = [one for one in out if isinstance(one, StartCoordinator)]
+        rest = [one for one in out if not isinstance(one, StartCoordinator)]
         place = next(
             (place for place, one in enumerate(rest) if not isinstance(one, PersistPool | EmitPool)), len(rest)
         )
@@ -154,14 +154,14 @@ class LeavesJobsAlone(Pool):
     """A job that had a coordinator before the server died has none afterwards."""
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
-        return [one for one in super().start(now, url, pid) if not isinstance(one, BeginJob)]
+        return [one for one in super().start(now, url, pid) if not isinstance(one, StartCoordinator)]
 
 
 class StartsAtOnce(Fence):
     """What belongs to the next grant is started beside what is being ended."""
 
     def told(self, grant: NodeGrant) -> list[FenceInstruction]:
-        out = super().told(grant)
+        out = super().on_grant(grant)
         if any(isinstance(one, ReapGrant) for one in out) and grant.grant:
             self.runs = grant.grant
             out.append(StartGrant(grant.grant, grant.job, grant.submission))
@@ -172,10 +172,10 @@ class StartsTwice(Fence):
     """What is over here is started again, if the pool has not heard."""
 
     def reaped(self, grant: int) -> list[FenceInstruction]:
-        out = super().reaped(grant)
-        if self._told.grant == grant:
+        out = super().on_reaped(grant)
+        if self._newest.grant == grant:
             self.runs = grant
-            out.append(StartGrant(grant, self._told.job, self._told.submission))
+            out.append(StartGrant(grant, self._newest.job, self._newest.submission))
         return out
 
 
@@ -183,7 +183,7 @@ class NeverReaps(Fence):
     """A node that is nobody's keeps what it has."""
 
     def told(self, grant: NodeGrant) -> list[FenceInstruction]:
-        return super().told(grant) if grant.grant else []
+        return super().on_grant(grant) if grant.grant else []
 
 
 def takes_again(held: Held, shares: JobShares, now: float) -> Held:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 
 from holdfast.control.aside import Aside, answer_in_this_process
-from holdfast.coordination.pool.inputs import Foreseen
+from holdfast.coordination.pool.inputs import NextPlansSolved
 from holdfast.coordination.pool.share.interface import Division
-from holdfast.coordination.pool.share.next_plans import WITHIN_S, Foresight
+from holdfast.coordination.pool.share.next_plans import WITHIN_S, NextPlansQuestion
 
 
-def foreseer(answer: Callable[[Foreseen], None]) -> Aside[Foresight, list[Division]]:
+def foreseer(answer: Callable[[NextPlansSolved], None]) -> Aside[NextPlansQuestion, list[Division]]:
     """Return who answers one question at a time.
 
     Args:
@@ -20,7 +20,7 @@ def foreseer(answer: Callable[[Foreseen], None]) -> Aside[Foresight, list[Divisi
     return Aside(
         __name__,
         list[Division],
-        lambda question, found: answer(Foreseen(question.number, found or ())),
+        lambda question, found: answer(NextPlansSolved(question.number, found or ())),
         what="the look-up table of plans",
         within_s=lambda _: WITHIN_S,
         log=logging.getLogger("holdfast.pool"),
@@ -29,4 +29,4 @@ def foreseer(answer: Callable[[Foreseen], None]) -> Aside[Foresight, list[Divisi
 
 def main() -> None:
     """Answer the question on standard input, in a process of its own."""
-    answer_in_this_process(Foresight, Foresight.solve)
+    answer_in_this_process(NextPlansQuestion, NextPlansQuestion.solve)

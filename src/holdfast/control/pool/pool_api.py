@@ -19,7 +19,7 @@ from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
 from holdfast.control.serving.patience import done_while_answered
-from holdfast.coordination.pool.foresight import foresee_drain
+from holdfast.coordination.pool.foresight import forecast_drain
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
     ForgetNode,
@@ -27,14 +27,14 @@ from holdfast.coordination.pool.inputs import (
     PoolRequest,
     ResumeJob,
     StopPooled,
-    Submit,
+    SubmitJob,
     SuspendJob,
     UndrainNodes,
     UpdateJob,
 )
-from holdfast.coordination.pool.places.compacting import WORTH_S, compact
-from holdfast.coordination.pool.places.moving import occupied
-from holdfast.coordination.pool.what_if import Add, Change, HandIn, Lose, what_if
+from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, compact
+from holdfast.coordination.pool.places.moving import build_occupancy
+from holdfast.coordination.pool.what_if import AddJob, AddNodes, Change, LoseNode, compute_what_if
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.launch import PooledLaunch
@@ -74,7 +74,7 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Body of POST /compact."""
 
     dry_run: bool = False
-    worth_s: Annotated[float, Meta(ge=0, le=1e9)] = WORTH_S
+    worth_s: Annotated[float, Meta(ge=0, le=1e9)] = RACK_WORTH_S
 
 
 class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,9 +91,9 @@ class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Raises:
             BadInputError: nothing, or several things at once.
         """
-        asked: list[Change] = [Lose(self.lose)] if self.lose else []
-        asked += [Add(self.add)] if self.add else []
-        asked += [HandIn(self.submit)] if self.submit is not None else []
+        asked: list[Change] = [LoseNode(self.lose)] if self.lose else []
+        asked += [AddNodes(self.add)] if self.add else []
+        asked += [AddJob(self.submit)] if self.submit is not None else []
         if len(asked) != 1:
             raise BadInputError("give one of lose, add and submit")
         return asked[0]
@@ -161,7 +161,7 @@ class PoolApi:
 
     def _told(self, name: str) -> dict[str, Any]:
         machine = self._shell.machine
-        kept_back = {"nodes": machine.state.reserve, "why": machine.reserve_why}
+        kept_back = {"nodes": machine.state.reserve, "why": machine.reserve_reason}
         told = {"would": machine.explain(name), "reserve": kept_back, "now": machine.state.now}
         job = self._known(name)
         return {**_job(self._shell, job), **told, "log_dir": self._jobs.log_folder(job)}
@@ -170,7 +170,7 @@ class PoolApi:
         """Hand in a job; the answer is its number."""
         spec = await body_of(request, JobSpec, self._body_s)
         check_handed_in(spec)
-        if answer := await self._fed(Submit(spec)):
+        if answer := await self._fed(SubmitJob(spec)):
             return answer
         return json_answer({"submission": self._known(spec.name).submission})
 
@@ -206,7 +206,7 @@ class PoolApi:
     async def compact(self, request: Request) -> Response:
         """Move jobs together, where that is worth its cost; the answer is what moves."""
         body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
-        at = await self._shell.between_turns(lambda: occupied(state))
+        at = await self._shell.between_turns(lambda: build_occupancy(state))
         found = await self._reckoned(compact, at, body.worth_s)
         if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
             return answer
@@ -215,9 +215,9 @@ class PoolApi:
     async def what_if(self, request: Request) -> Response:
         """The plan that would follow a change."""
         change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
-        now, then = await self._shell.between_turns(lambda: machine.changed(change))
+        now, then = await self._shell.between_turns(lambda: machine.preview_change(change))
         policy = machine.config.policy
-        found = await self._reckoned(what_if, policy, now, then)
+        found = await self._reckoned(compute_what_if, policy, now, then)
         return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
@@ -225,7 +225,7 @@ class PoolApi:
         body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
             now = await self._shell.between_turns(state.copy)
-            return json_answer({"forecast": await self._reckoned(foresee_drain, now, body.nodes)})
+            return json_answer({"forecast": await self._reckoned(forecast_drain, now, body.nodes)})
         return await self._done(DrainNodes(body.nodes))
 
     async def undrain(self, request: Request) -> Response:
@@ -284,7 +284,7 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
             "node": node.name,
             "rack": node.rack,
             "zone": node.zone,
-            "here": node.name in state.here,
+            "here": node.name in state.connected,
             "job": grant.job if (grant := state.grants.get(node.name)) else "",
             "grant": grant.number if grant else 0,
             "standby": grant.standby if grant else False,
@@ -300,9 +300,9 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
         "term": state.record.term,
         "policy": state.config.policy.name,
         "reserve": state.reserve,
-        "reserve_why": shell.machine.reserve_why,
+        "reserve_why": shell.machine.reserve_reason,
         "nodes": nodes,
-        "moves_to_come": shell.machine.moving.to_come,
+        "moves_to_come": shell.machine.moves.pending_count,
         "jobs": [_job(shell, job) for job in jobs],
         "events": shell.journal.last_seq,
     }
@@ -328,7 +328,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "submitted_at": job.submitted_at,
         "admitted_at": job.admitted_at,
         "preempted": job.preempted,
-        "refuses": state.unfit(job.name),
+        "refuses": state.unfit_nodes(job.name),
         "why": job.why,
         "pace": _pace(job),
     }

@@ -41,7 +41,7 @@ from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
 from holdfast.control.store.shared import SharedStore
 from holdfast.coordination.inputs import Tick
-from holdfast.coordination.pool.inputs import JobLinked, JobSaid
+from holdfast.coordination.pool.inputs import JobConnected, JobMessage
 from holdfast.coordination.pool.pool import Pool
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, HoldfastError, OutdatedStoreError
@@ -232,10 +232,10 @@ class _PoolServer:
         return [job_key(job.name, job.submission) for job in self._shell.machine.state.jobs.values()]
 
     def _linked(self, job: str) -> None:
-        self._soon(self._shell.feed(JobLinked(job)))
+        self._soon(self._shell.feed(JobConnected(job)))
 
     def _stands(self, job: str, stands: JobState) -> None:
-        self._soon(self._shell.feed(JobSaid(job, stands)))
+        self._soon(self._shell.feed(JobMessage(job, stands)))
 
     def _soon(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something beside all else, in its turn; what breaks the shell has told `_fail`."""
@@ -295,7 +295,9 @@ class _PoolServer:
             "holdfast_pool_nodes", "Nodes of the pool, by whether a job has them.", ["state"], registry=registry
         )
         jobs = Gauge("holdfast_pool_jobs", "Jobs of the pool, by state.", ["state"], registry=registry)
-        for name, count in Counter(_state_of(name in state.here, name in state.grants) for name in state.nodes).items():
+        for name, count in Counter(
+            _state_of(name in state.connected, name in state.grants) for name in state.nodes
+        ).items():
             nodes.labels(name).set(count)
         for name, count in Counter(job.state for job in state.jobs.values()).items():
             jobs.labels(name).set(count)

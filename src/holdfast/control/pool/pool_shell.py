@@ -11,22 +11,22 @@ from holdfast.control.serving.stored_record import StoredRecord, outdated_store
 from holdfast.control.serving.turns import MachineShell
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import StoreBack
-from holdfast.coordination.pool.inputs import NodeGone, NodeSaid, PoolInput
+from holdfast.coordination.pool.inputs import NodeDisconnected, NodeMessage, PoolInput
 from holdfast.coordination.pool.instructions import (
-    BeginJob,
-    CloseJob,
-    CloseNode,
+    DisconnectNode,
     EmitPool,
-    Foresee,
     PersistPool,
     PoolInstruction,
+    SendToJob,
+    SendToNode,
+    SolveNextPlans,
+    StartCoordinator,
+    StopCoordinator,
     StopOutdatedPool,
-    TellJob,
-    TellNode,
-    at_once,
+    merge_answers,
 )
 from holdfast.coordination.pool.pool import Pool
-from holdfast.coordination.pool.share.next_plans import Foresight
+from holdfast.coordination.pool.share.next_plans import NextPlansQuestion
 from holdfast.errors import OutdatedStoreError
 from holdfast.observability.journal import Journal
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolRecord
@@ -72,7 +72,7 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         journal: Journal,
         jobs: JobsOfPool,
         *,
-        on_question: Callable[[Foresight], None],
+        on_question: Callable[[NextPlansQuestion], None],
         now: Callable[[], float],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -88,13 +88,13 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         return self.machine.handle(event, self.now())
 
     def _at_once(self, answers: list[list[PoolInstruction]]) -> list[PoolInstruction]:
-        return at_once(answers)
+        return merge_answers(answers)
 
     def _said(self, number: int, message: Any) -> PoolInput:
-        return NodeSaid(number, message)
+        return NodeMessage(number, message)
 
     def _gone(self, number: int) -> PoolInput:
-        return NodeGone(number)
+        return NodeDisconnected(number)
 
     def _answers(self, away_s: float) -> PoolInput:
         return StoreBack(away_s)
@@ -110,18 +110,18 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
                 return record
             case EmitPool(event):
                 self.journal.append(event)
-            case TellNode(number, message):
+            case SendToNode(number, message):
                 if number in self.connections:
                     self.connections[number].send(self._encoder.encode(message))
-            case CloseNode(number):
+            case DisconnectNode(number):
                 self._close(number)
-            case BeginJob(job):
+            case StartCoordinator(job):
                 self._jobs.begin(job)
-            case TellJob(job, shares):
+            case SendToJob(job, shares):
                 self._jobs.tell(job, shares)
-            case CloseJob(job, submission):
+            case StopCoordinator(job, submission):
                 self._jobs.close(job, submission)
-            case Foresee(question):
+            case SolveNextPlans(question):
                 self._on_question(question)
             case StopOutdatedPool(newer):
                 raise OutdatedStoreError(outdated_store("pool", self._keeper.url, newer))

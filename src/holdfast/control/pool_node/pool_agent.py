@@ -28,7 +28,7 @@ from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
 from holdfast.control.processes import die_with_parent, ending_signals
-from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding, StartGrant
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, ReportState, StartGrant
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, PoolHello, PoolRefusal, ToNode
@@ -119,7 +119,7 @@ class PoolAgent:
             return
         self._welcome = True
         if not self._leaving:
-            self._obey(self._fence.told(message))
+            self._obey(self._fence.on_grant(message))
 
     def _obey(self, instructions: Iterable[FenceInstruction]) -> None:
         for instruction in instructions:
@@ -130,7 +130,7 @@ class PoolAgent:
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
                         self._grant.over()
-                case SayStanding(stands):
+                case ReportState(stands):
                     self._tell(stands)
 
     async def _live(self, grant: GrantProcesses) -> None:
@@ -138,7 +138,7 @@ class PoolAgent:
         self._grant = None
         if not self._leaving:
             self._zygote.begin()
-        self._obey(self._fence.reaped(grant.grant))
+        self._obey(self._fence.on_reaped(grant.grant))
 
     async def _go_later(self, code: int, within_s: float) -> None:
         """Go once nothing runs here; what has not ended by then ends with this process."""
@@ -177,18 +177,18 @@ class PoolAgent:
                 _log.debug("no pool: %s", error)
             else:
                 self._channel = channel
-                term, version = self._fence.heard
+                term, version = self._fence.record_version
                 hello = PoolHello(
                     node=mine.node,
                     session=self._session,
                     agent_pid=os.getpid(),
                     rack=mine.rack,
                     zone=mine.zone,
-                    stands=self._fence.stands,
+                    stands=self._fence.state,
                     passing=mine.passing,
                     term=term,
                     version=version,
-                    identity=self._fence.pool,
+                    identity=self._fence.pool_identity,
                 )
                 self._tell(hello)
                 await channel.wait_closed()
@@ -213,7 +213,7 @@ class PoolAgent:
         """Tell the pool that a script has changed: a job that would not take this node may do so now."""
         while not self._exit.done():
             if self._scripts.changed():
-                self._obey(self._fence.changed())
+                self._obey(self._fence.on_node_changed())
             await asyncio.sleep(_WATCH_S)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,7 @@
-"""A node's side of its grants: the fence. What belongs to a grant is started once everything of the one before is gone.
+"""A node's side of its grants, the fence: it starts a grant once no process of the previous grant is left.
 
-The agent's shell starts and reaps processes as it is told here, and says when nothing of a grant is left. They die with
-the agent, so that another process of it begins with an empty node.
+The agent's shell starts and ends processes as instructed here, and reports when no process of a grant is left. All of
+them die with the agent, so a new agent process starts with an empty node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.protocol.messages.pool import NodeGrant, NodeState
 
 @dataclass(frozen=True, slots=True)
 class StartGrant:
-    """Start what belongs to a grant: the node is the job's."""
+    """Start the processes of a grant: the node belongs to the job."""
 
     grant: int
     job: str
@@ -23,76 +23,79 @@ class StartGrant:
 
 @dataclass(frozen=True, slots=True)
 class ReapGrant:
-    """End everything that belongs to a grant; once no process of it is left, `Fence.reaped` is to be called."""
+    """End all processes of a grant; call `Fence.on_reaped` once none is left."""
 
     grant: int
 
 
 @dataclass(frozen=True, slots=True)
-class SayStanding:
-    """Tell the pool how the node stands, where it can be told."""
+class ReportState:
+    """Send the node's state to the pool, if it is connected."""
 
-    stands: NodeState
+    state: NodeState
 
 
-FenceInstruction = StartGrant | ReapGrant | SayStanding
-_NOBODY = NodeGrant(term=0, version=0)
+FenceInstruction = StartGrant | ReapGrant | ReportState
+_NO_GRANT = NodeGrant(term=0, version=0)
 
 
 class Fence:
-    """Whose the node is."""
+    """Decides which grant may run on the node."""
 
     def __init__(self) -> None:
-        #: the grant whose processes are here, 0: none
-        self.runs = 0
-        #: up to this grant everything is over here, and nothing of it is ever started
+        #: the grant with processes on this node, or 0
+        self.running = 0
+        #: No process of grants up to this one is left, and none will be started.
         self.ended = 0
         self._reaping = False
         self._changes = 0
-        self._told = _NOBODY
+        self._newest = _NO_GRANT
 
     @property
-    def stands(self) -> NodeState:
-        """What the pool is told."""
-        return NodeState(runs=self.runs, ended=self.ended, changes=self._changes)
+    def state(self) -> NodeState:
+        """The node's state, as reported to the pool."""
+        return NodeState(runs=self.running, ended=self.ended, changes=self._changes)
 
     @property
-    def heard(self) -> tuple[int, int]:
-        """The term and version of the pool's newest record of which was heard."""
-        return self._told.term, self._told.version
+    def record_version(self) -> tuple[int, int]:
+        """Term and version of the newest pool record that the node has received."""
+        return self._newest.term, self._newest.version
 
     @property
-    def pool(self) -> str:
-        """The identity of the pool of which that was heard, "" before the first word."""
-        return self._told.identity
+    def pool_identity(self) -> str:
+        """Identity of the pool that sent that record, or "" before the first."""
+        return self._newest.identity
 
-    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
-        """The pool says whose the node is; what is older than was heard changes nothing."""
-        if (grant.term, grant.version) < (self._told.term, self._told.version):
+    def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
+        """Handle the pool's message about the owner of the node; ignore it if a newer one was received."""
+        if (grant.term, grant.version) < (self._newest.term, self._newest.version):
             return []
-        self._told = grant
-        return self._follow()
+        self._newest = grant
+        return self._apply_grant()
 
-    def reaped(self, grant: int) -> list[FenceInstruction]:
-        """Nothing of a grant is left here, whoever wanted that: the pool, the job, or the processes themselves."""
-        if grant != self.runs:
+    def on_reaped(self, grant: int) -> list[FenceInstruction]:
+        """Handle that no process of a grant is left, whether the pool, the job or the processes ended it."""
+        if grant != self.running:
             return []
-        self.runs, self.ended, self._reaping = 0, grant, False
-        return [SayStanding(self.stands), *self._follow()]
+        self.running = 0
+        self.ended = grant
+        self._reaping = False
+        return [ReportState(self.state), *self._apply_grant()]
 
-    def changed(self) -> list[FenceInstruction]:
-        """What a job has found wrong with this node may be so no more."""
+    def on_node_changed(self) -> list[FenceInstruction]:
+        """Report that the node has changed: jobs that refused it may accept it now."""
         self._changes += 1
-        return [SayStanding(self.stands)]
+        return [ReportState(self.state)]
 
-    def _follow(self) -> list[FenceInstruction]:
-        told = self._told
-        if self.runs:
-            if told.grant == self.runs or self._reaping:
+    def _apply_grant(self) -> list[FenceInstruction]:
+        """Return the instructions that lead to the newest grant."""
+        newest = self._newest
+        if self.running:
+            if newest.grant == self.running or self._reaping:
                 return []
             self._reaping = True
-            return [ReapGrant(self.runs)]
-        if told.grant <= self.ended:
-            return []  # (nobody's, or it is over)
-        self.runs = told.grant
-        return [StartGrant(told.grant, told.job, told.submission, told.standby), SayStanding(self.stands)]
+            return [ReapGrant(self.running)]
+        if newest.grant <= self.ended:
+            return []  # No job has the node, or the grant has ended.
+        self.running = newest.grant
+        return [StartGrant(newest.grant, newest.job, newest.submission, newest.standby), ReportState(self.state)]

@@ -1,4 +1,4 @@
-"""What the pool's machine is fed: each as (input, now)."""
+"""The inputs of the pool's state machine; each comes with the time, as (input, now)."""
 
 from __future__ import annotations
 
@@ -14,111 +14,117 @@ from holdfast.protocol.pool.sharing import JobState
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSaid:
-    """An agent's message on a connection; the first must be PoolHello. The shell never reuses a number."""
+class NodeMessage:
+    """A message on an agent's connection; the first must be PoolHello. The shell never reuses a connection number."""
 
     connection: int
     message: FromNode
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeDisconnected:
     """An agent's connection ended, from either side."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobLinked:
-    """A job's coordinator can be told something, anew: it is to hear how things stand."""
+class JobConnected:
+    """A job's coordinator has connected, perhaps again: it needs the current shares."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class JobSaid:
-    """A job's coordinator says how it stands."""
+class JobMessage:
+    """A job's coordinator reports its state."""
 
     job: str
     report: JobState
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """A user hands in a job."""
+class SubmitJob:
+    """A user submits a job."""
 
     spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StopPooled:
-    """A user ends a job, queued or not; `now`: at once, without its being saved. `why`: as its users are told."""
+    """A user ends a job, queued or not."""
 
     job: str
+    #: end at once, without saving
     now: bool = False
+    #: the reason that the job's users see
     why: str = "a person has stopped it"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendJob:
-    """A user has a job saved and leave its nodes; `force`: even where it saves nothing."""
+    """A user has a job save its state and leave its nodes."""
 
     job: str
+    #: suspend even a job that saves no state
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeJob:
-    """A user lets a suspended job go on."""
+    """A user resumes a suspended job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateJob:
-    """A user changes what a job asks for: `min_nodes`, `max_nodes`, `weight`, `priority`, by these names."""
+    """A user changes the demands of a job."""
 
     job: str
+    #: new values by setting: `min_nodes`, `max_nodes`, `sizes`, `weight`, `priority`
     changes: Mapping[str, int | float | Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetNode:
-    """A user says that a node does not come back."""
+    """A user reports that a node will not return."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNodes:
-    """A user has nodes looked after: their jobs leave them in good order, and no job is given them."""
+    """A user drains nodes: their jobs leave them in good order, and no job gets them."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UndrainNodes:
-    """A user lets nodes that were drained be given to jobs again."""
+    """A user ends the drain of nodes, so that jobs can get them again."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveJobs:
-    """A user has jobs give nodes up for others, one after another; what was asked for before is given up."""
+    """A user moves jobs between nodes, one move at a time; this replaces earlier moves that have not started."""
 
     moves: tuple[Relocation, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """What a `Foresee` has asked for is solved: a division for each of its futures."""
+class NextPlansSolved:
+    """The answer to `SolveNextPlans`: a division for each future of the question."""
 
     number: int
     divisions: Sequence[Division]
 
 
 PoolRequest = (
-    Submit | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes | MoveJobs
+    SubmitJob | StopPooled | SuspendJob | ResumeJob | UpdateJob | ForgetNode | DrainNodes | UndrainNodes | MoveJobs
 )
-PoolInput = NodeSaid | NodeGone | JobLinked | JobSaid | Tick | StoreBack | Foreseen | PoolRequest
+PoolInput = (
+    NodeMessage | NodeDisconnected | JobConnected | JobMessage | Tick | StoreBack | NextPlansSolved | PoolRequest
+)

@@ -1,4 +1,4 @@
-"""What the pool's machine asks its shell to do, in order."""
+"""The instructions of the pool's state machine to its shell, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.coordination.instructions import with_one_record
-from holdfast.coordination.pool.share.next_plans import Foresight
+from holdfast.coordination.pool.share.next_plans import NextPlansQuestion
 from holdfast.protocol.messages.pool import ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent
 from holdfast.protocol.pool.record import PooledJob, PoolRecord
@@ -17,79 +17,88 @@ from holdfast.protocol.pool.sharing import JobShares
 
 @dataclass(frozen=True, slots=True)
 class PersistPool:
-    """Compare-and-swap the record; if another pool was there first, stop at once: nothing after this counts."""
+    """Compare-and-swap the record; if another pool server was faster, stop at once without the later instructions."""
 
     record: PoolRecord
 
 
 @dataclass(frozen=True, slots=True)
 class EmitPool:
-    """Append to the pool's journal."""
+    """Append an event to the pool's journal."""
 
     event: AnyPoolEvent
 
 
 @dataclass(frozen=True, slots=True)
-class TellNode:
-    """Send to an agent; a connection that is gone is no error (NodeGone follows)."""
+class SendToNode:
+    """Send a message to an agent; a closed connection is not an error (NodeDisconnected follows)."""
 
     connection: int
     message: ToNode
 
 
 @dataclass(frozen=True, slots=True)
-class CloseNode:
-    """Close an agent's connection after what was sent."""
+class DisconnectNode:
+    """Close an agent's connection after the messages sent before."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class BeginJob:
-    """Have a coordinator for this job, if there is none; JobLinked follows once it can be told something."""
+class StartCoordinator:
+    """Start a coordinator for this job unless it has one; JobConnected follows once it can receive messages."""
 
     job: PooledJob
 
 
 @dataclass(frozen=True, slots=True)
-class TellJob:
-    """Tell a job's coordinator; where there is none now it hears it once it is linked."""
+class SendToJob:
+    """Send shares to a job's coordinator; one that is not connected gets them when it connects."""
 
     job: str
     shares: JobShares
 
 
 @dataclass(frozen=True, slots=True)
-class CloseJob:
-    """The job needs no coordinator any more: it is over, or without nodes."""
+class StopCoordinator:
+    """Stop the job's coordinator: the job has ended, or has no nodes."""
 
     job: str
     submission: int
 
 
 @dataclass(frozen=True, slots=True)
-class Foresee:
-    """Solve this beside everything else, and say what comes of it (Foreseen); an earlier one is of no use any more."""
+class SolveNextPlans:
+    """Solve this question in the background, and feed NextPlansSolved; drop an earlier question."""
 
-    question: Foresight
+    question: NextPlansQuestion
 
 
 @dataclass(frozen=True, slots=True)
 class StopOutdatedPool:
-    """End this server and leave the pool alone: the store is older than the pool. `newer`: what shows that."""
+    """End this server, and leave the pool alone: the store is older than the pool."""
 
+    #: the evidence, in words
     newer: str
 
 
 PoolInstruction = (
-    PersistPool | EmitPool | TellNode | CloseNode | BeginJob | TellJob | CloseJob | Foresee | StopOutdatedPool
+    PersistPool
+    | EmitPool
+    | SendToNode
+    | DisconnectNode
+    | StartCoordinator
+    | SendToJob
+    | StopCoordinator
+    | SolveNextPlans
+    | StopOutdatedPool
 )
 
 
-def at_once(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:
-    """Return what the machine asks for in answer to several inputs, with one record at most: see `with_one_record`."""
+def merge_answers(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:
+    """Return the answers to several inputs as one list, with at most one record: see `with_one_record`."""
 
-    def one(_first: PersistPool, last: PersistPool, emits: Iterable[EmitPool]) -> PersistPool:
+    def merged(_first: PersistPool, last: PersistPool, emits: Iterable[EmitPool]) -> PersistPool:
         return PersistPool(msgspec.structs.replace(last.record, outbox=tuple(emit.event for emit in emits)))
 
-    return with_one_record(answers, PersistPool, EmitPool, one)
+    return with_one_record(answers, PersistPool, EmitPool, merged)

@@ -1,33 +1,33 @@
-"""A pool's jobs: submitted, queued, admitted, suspended, over; what their coordinators say of them."""
+"""The jobs of a pool, from submission to end, and the reports of their coordinators."""
 
 from __future__ import annotations
 
-from holdfast.coordination.pool.plans.paces import learnt
+from holdfast.coordination.pool.plans.paces import merge_pace
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.record import OVER, PooledJob, PooledState
 from holdfast.protocol.pool.sharing import JobState
 
-#: jobs that have a coordinator
+#: states of jobs that have a coordinator
 COORDINATED: frozenset[PooledState] = frozenset(("admitted", "suspending", "stopping"))
 _OVER: dict[str, PooledState] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 _PREEMPTED = "others needed its nodes"
 
 
 class PooledJobs:
-    """What becomes of the jobs."""
+    """Changes the state of jobs: admits, suspends, stops and ends them."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
 
-    def restart(self) -> None:
-        """Have a coordinator for each job that needs one: those of before are gone with the pool's server."""
+    def start_coordinators(self) -> None:
+        """Start a coordinator for each job that needs one: the old ones ended with the old server."""
         for job in self._state.jobs.values():
             if job.state in COORDINATED:
-                self._state.begin_job(job)
+                self._state.start_coordinator(job)
 
     def admit(self, job: PooledJob, size: int) -> None:
-        """Take a job out of the queue: it is given so many nodes."""
+        """Take a job out of the queue, with `size` nodes as its share."""
         state = self._state
         state.emit(ev.JobAdmitted, job=job.name, nodes=size, waited_s=max(0.0, state.now - job.submitted_at))
         now = state.now
@@ -41,78 +41,85 @@ class PooledJobs:
             preempted=False,
             why="",
         )
-        state.begin_job(changed)
+        state.start_coordinator(changed)
 
     def preempt(self, job: PooledJob) -> None:
-        """Have a job leave its nodes for others."""
-        self.leave(job, preempted=True)
+        """Suspend a job because other jobs need its nodes."""
+        self.suspend(job, preempted=True)
 
     def starve(self, job: PooledJob, why: str) -> None:
-        """Have a job leave its nodes, which do more for others; it waits until they no longer do."""
-        self.leave(job, preempted=True, why=why)
+        """Suspend a job while its nodes are worth more to other jobs."""
+        self.suspend(job, preempted=True, why=why)
 
-    def leave(self, job: PooledJob, *, preempted: bool = False, why: str = "") -> None:
-        """Have a job saved, and leave its nodes."""
+    def suspend(self, job: PooledJob, *, preempted: bool = False, why: str = "") -> None:
+        """Suspend a job: it saves its state and leaves its nodes."""
         self._state.put_job(
             job, state="suspending", preempted=preempted, share=0, wished_at=self._state.version, why=why
         )
 
     def stop(self, job: PooledJob, why: str, *, unsaved: bool = False) -> None:
-        """Have a job end; one without a coordinator is over at once. Who wants it saved as well is too late."""
+        """End a job; one without a coordinator ends at once.
+
+        A job that already ends unsaved is not saved, whatever `unsaved` is now.
+        """
         if job.state in COORDINATED:
             at, unsaved = self._state.version, unsaved or job.unsaved
             self._state.put_job(job, state="stopping", share=0, wished_at=at, why=why, unsaved=unsaved)
         else:
-            self._end(job, "stopped", why)
+            self._end_job(job, "stopped", why)
 
-    def said(self, name: str, report: JobState) -> None:
-        """Take in how a job stands."""
+    def on_report(self, name: str, report: JobState) -> None:
+        """Handle the report of a job: release returned grants, and end or suspend the job if it says so."""
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
-            return  # (of an earlier job of that name, or of one that has nothing to say any more)
-        trained = state.trains.get(name, frozenset())
-        state.said(name, report)
+            return  # The report is about an earlier job of that name, or about one that has ended.
+        trained = state.training_grants.get(name, frozenset())
+        state.record_report(name, report)
         if report.pace is not None:
-            pace = learnt(job.pace, report.pace, state.paces.get(name))
+            pace = merge_pace(job.pace, report.pace, state.paces.get(name))
             state.paces[name] = report.pace
             if pace != job.pace:
                 job = state.put_job(job, pace=pace)
         over = _OVER.get(report.standing)
         for grant in state.grants_of(name):
-            # What it was told of and does not hold it has given back, and never takes again.
+            # A job has returned each grant that it knows and does not hold; it never uses that grant again.
             if over or (grant.version <= report.heard and grant.number not in report.held):
                 lost = grant.number in trained and job.state == "admitted" and not over
-                state.release(grant, by="job", failed=lost and not (grant.recalled or grant.replaced))
+                state.release_grant(grant, by="job", failed=lost and not (grant.recalled or grant.replaced))
             elif grant.version <= report.heard:
-                state.waits(grant.node, standby=grant.number in report.standbys)
+                state.set_standby(grant.node, standby=grant.number in report.standbys)
         if over:
-            self._end(job, over, report.why or job.why)
-        elif job.state == "suspending" and _has_left(report, job.wished_at):
-            self._suspended(job)
+            self._end_job(job, over, report.why or job.why)
+        elif job.state == "suspending" and _is_suspended(report, job.wished_at):
+            self._finish_suspension(job)
 
-    def _suspended(self, job: PooledJob) -> None:
-        """A job is saved, and has given back all that it was told of: since then it was granted nothing."""
+    def _finish_suspension(self, job: PooledJob) -> None:
+        """Suspend or queue a job that has saved its state and returned all grants."""
         state = self._state
         state.emit(ev.JobSuspended, job=job.name, preempted=job.preempted)
         why = (job.why or _PREEMPTED) if job.preempted else ""
         state.put_job(job, state="queued" if job.preempted else "suspended", submitted_at=state.now, why=why)
-        state.close_job(job)
+        state.stop_coordinator(job)
 
-    def _end(self, job: PooledJob, over: PooledState, why: str) -> None:
+    def _end_job(self, job: PooledJob, over: PooledState, why: str) -> None:
+        """Record the end of a job, and forget its reports."""
         state = self._state
         state.put_job(job, state=over, share=0, why=why)
         state.emit(ev.JobEnded, job=job.name, state=over, why=why)
         if job.state in COORDINATED:
-            state.close_job(job)
-        state.said_no_more(job.name)
+            state.stop_coordinator(job)
+        state.forget_report(job.name)
         state.forget_old_jobs()
 
-    def live(self, name: str) -> PooledJob | None:
-        """Return a job that is not over."""
+    def find_live(self, name: str) -> PooledJob | None:
+        """Return a job that has not ended, or None."""
         job = self._state.jobs.get(name)
         return job if job is not None and job.state not in OVER else None
 
 
-def _has_left(report: JobState, wished_at: int) -> bool:
-    """Tell whether a job is suspended since it was asked to be; one that was so before may have been given nodes."""
+def _is_suspended(report: JobState, wished_at: int) -> bool:
+    """Return whether the job was suspended after the pool asked for it.
+
+    A report from before that does not count: the job may have got nodes since.
+    """
     return report.standing == "suspended" and report.heard >= wished_at and not report.held

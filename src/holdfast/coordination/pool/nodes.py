@@ -1,4 +1,4 @@
-"""A pool's nodes: who is here, whose they are, and what they say of grants that are over."""
+"""The nodes of a pool: connections, ownership, and their reports of ended grants."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from holdfast.protocol.pool.record import PoolNode
 
 
 class PooledNodes:
-    """Who is here."""
+    """Connects, refuses, drains and forgets nodes."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        #: when is looked next who is gone for good
-        self._looks_at = 0.0
+        #: when to look next for nodes to forget
+        self._next_check_at = 0.0
 
-    def hello(self, connection: int, hello: PoolHello) -> None:
-        """A node is here: what belongs to an earlier process of its agent died with that."""
+    def on_hello(self, connection: int, hello: PoolHello) -> None:
+        """Handle the first message of a node: connect or refuse it.
+
+        Processes of the node's earlier agent died with that agent.
+        """
         state = self._state
-        known, here = state.nodes.get(hello.node), state.here.get(hello.node)
+        known, here = state.nodes.get(hello.node), state.connected.get(hello.node)
         if hello.protocol != PROTOCOL:
             why = (
                 f"node {hello.node} speaks version {hello.protocol}, and the pool {PROTOCOL}: install the same holdfast"
             )
             self._refuse(connection, why)
             return
-        if knows := self._newer(hello.stands, hello.term, hello.version):
+        if knows := self._describe_newer(hello.stands, hello.term, hello.version):
             same = hello.identity == state.identity
-            # A store that was restored has the pool's identity. One that was lost has given nobody a node.
-            if (same and not state.proven) or (not same and hello.stands.runs and not state.record.last_grant):
+            # A restored store has the pool's identity. A store created after a loss has never granted a node.
+            if (same and not state.is_newest) or (not same and hello.stands.runs and not state.record.last_grant):
                 state.stop_outdated(f"node {hello.node} knows {knows}")
                 return
             self._refuse_newer(connection, hello.node, knows, hello.stands)
             return
         if known is None and len(state.nodes) >= state.config.most_nodes and not self._make_room():
-            why = f"the pool has {len(state.nodes)} nodes, and takes no more: none of them is gone for good"
+            why = f"the pool has {len(state.nodes)} nodes, and accepts no more: none of them can be forgotten"
             self._refuse(connection, why)
             return
         if here is not None and here.connection != connection:
@@ -49,8 +52,8 @@ class PooledNodes:
                 why = f"a node of the name {hello.node} is here already: give the other one another (--node-name)"
                 self._refuse(connection, why)
                 return
-            state.close(here.connection)
-            self.gone(here.connection)
+            state.close_connection(here.connection)
+            self.on_disconnect(here.connection)
         drained = known is not None and known.drained
         node = PoolNode(
             name=hello.node,
@@ -65,117 +68,123 @@ class PooledNodes:
         if known != node:
             state.put_node(node)
         if known is not None and known.session != hello.session:
-            state.came_anew(node.name)
+            state.outdate_unfit(node.name)
         state.away.pop(node.name, None)
-        state.repaired(node.name)
-        state.here[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
+        state.record_repair(node.name)
+        state.connected[node.name] = state.by_connection[connection] = Connected(node.name, connection, state.now)
         grant = state.grants.get(node.name)
         if grant is not None and grant.session != hello.session:
-            trained = grant.number in state.trains.get(grant.job, frozenset())
-            state.release(grant, by="node", failed=trained)
-        self._take_over(state.here[node.name], hello.stands)
-        state.tell_node(node.name)
+            trained = grant.number in state.training_grants.get(grant.job, frozenset())
+            state.release_grant(grant, by="node", failed=trained)
+        self._apply_state(state.connected[node.name], hello.stands)
+        state.notify_node(node.name)
 
-    def _newer(self, stands: NodeState, term: int = 0, version: int = 0) -> str:
-        """Return what a node knows of this pool that its record does not, in words, or "" if the record has it all.
+    def _describe_newer(self, stands: NodeState, term: int = 0, version: int = 0) -> str:
+        """Return in words which facts the node knows and this pool's record lacks, or "".
 
-        The node takes what is decided here for stale, and does nothing of it.
+        Such a node would ignore the decisions of this server as outdated.
         """
-        record, grant, told = self._state.record, max(stands.runs, stands.ended), (term, version)
-        # (a server opens a term of its own: what earlier ones have told is compared with the record as it was found)
-        if told > (record.term, record.version) or self._state.found < told < (record.term, 0):
+        record = self._state.record
+        grant = max(stands.runs, stands.ended)
+        known = (term, version)
+        # Each server opens a new term. Versions of earlier servers are compared with the record as this server found
+        # it.
+        if known > (record.term, record.version) or self._state.found_version < known < (record.term, 0):
             return f"version {version} of its record, by server {term}"
         return f"grant {grant}" if grant > record.last_grant else ""
 
     def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeState) -> None:
-        """Refuse a node that knows more than the record; what runs there runs on."""
+        """Refuse a node that knows more than the record; its processes continue."""
         pool = self._state.record.pool
         why = (
-            f"node {node} knows {knows} of a pool {pool} that this one does not: it is another one, or what was in its "
-            "store is lost; start the node's agent again"
+            f"node {node} knows {knows} of a pool {pool} that this one does not: it is another one, or its store was "
+            "lost; start the node's agent again"
         )
-        self._state.touch()  # (a server that another has followed learns of that before it says such a thing)
+        # If another server has replaced this one, the write fails before the refusal is sent.
+        self._state.force_write()
         self._refuse(connection, why, stays=stands.runs > 0)
 
     def _refuse(self, connection: int, why: str, *, stays: bool = False) -> None:
+        """Send a refusal, and close the connection."""
         self._state.send(connection, PoolRefusal(why=why, stays=stays))
-        self._state.close(connection)
+        self._state.close_connection(connection)
 
-    def stands(self, here: Connected, stands: NodeState) -> None:
-        """A node that is here says what runs there, and what is over."""
-        if knows := self._newer(stands):
+    def on_state(self, here: Connected, stands: NodeState) -> None:
+        """Handle the report of a connected node: the grant that runs there, and the grants that have ended."""
+        if knows := self._describe_newer(stands):
             self._refuse_newer(here.connection, here.name, knows, stands)
-            self.gone(here.connection)
+            self.on_disconnect(here.connection)
         else:
-            self._take_over(here, stands)
+            self._apply_state(here, stands)
 
-    def _take_over(self, here: Connected, stands: NodeState) -> None:
+    def _apply_state(self, here: Connected, stands: NodeState) -> None:
+        """Release the node's grant if it has ended, and outdate refusals if the node has changed."""
         grant = self._state.grants.get(here.name)
         if grant is not None and grant.number <= stands.ended:
-            self._state.release(grant, by="node")
+            self._state.release_grant(grant, by="node")
         if stands.changes > here.changes:
             here.changes = stands.changes
-            self._state.came_anew(here.name)
+            self._state.outdate_unfit(here.name)
 
-    def leave(self, here: Connected, _: LeavePool) -> None:
-        """A node goes for good, and nothing runs there any more."""
+    def on_leave(self, here: Connected, _: LeavePool) -> None:
+        """Handle that a node leaves permanently; no process is left on it."""
         state = self._state
         grant = state.grants.get(here.name)
         if grant is not None:
-            state.release(grant, by="node")
-        state.close(here.connection)
-        self.gone(here.connection)
-        self._drop(here.name, "it has left")
+            state.release_grant(grant, by="node")
+        state.close_connection(here.connection)
+        self.on_disconnect(here.connection)
+        self._drop_node(here.name, "it has left")
 
-    def gone(self, connection: int) -> None:
-        """A node is out of touch. Whose it is stays as it is: its job may well see it."""
+    def on_disconnect(self, connection: int) -> None:
+        """Handle a closed connection. The node keeps its owner: the job may still reach it."""
         here = self._state.by_connection.pop(connection, None)
         if here is not None:
-            del self._state.here[here.name]
+            del self._state.connected[here.name]
             self._state.away[here.name] = self._state.now
 
-    def expire(self) -> None:
-        """Close the connections of those that have said nothing for too long, and forget who is gone for good."""
+    def expire_nodes(self) -> None:
+        """Close connections that were silent for too long, and forget nodes that stayed away."""
         state = self._state
         before = state.now - state.config.lease_s
-        for here in [one for one in state.here.values() if one.seen < before]:
-            state.close(here.connection)
-            self.gone(here.connection)
-        if state.now >= self._looks_at:
-            self._looks_at = state.now + state.config.back_s / 2
-            self._forget_who_is_gone()
+        for here in [node for node in state.connected.values() if node.seen < before]:
+            state.close_connection(here.connection)
+            self.on_disconnect(here.connection)
+        if state.now >= self._next_check_at:
+            self._next_check_at = state.now + state.config.back_s / 2
+            self._forget_absent_nodes()
 
-    def _forget_who_is_gone(self) -> None:
-        """Whoever comes back all the same is welcome: as a new node."""
+    def _forget_absent_nodes(self) -> None:
+        """Forget nodes that stayed away too long. One that returns joins as a new node."""
         state = self._state
-        for name in self._forgettable():
+        for name in self._list_forgettable():
             away_s = state.now - state.away[name]
             if away_s >= (state.config.back_s if state.nodes[name].passing else state.config.forget_s):
-                self._drop(name, f"it has been away for {away_s:.0f} s")
+                self._drop_node(name, f"it has been away for {away_s:.0f} s")
 
-    def _forgettable(self) -> list[str]:
-        """Return the nodes that are away and nobody's, those first that went first; none that a person has drained."""
+    def _list_forgettable(self) -> list[str]:
+        """Return the disconnected nodes without a grant that are not drained, the longest absent first."""
         state = self._state
         return [name for name in state.away if name not in state.grants and not state.nodes[name].drained]
 
     def _make_room(self) -> bool:
-        """Forget who has been away longest, where the pool is full; tell whether somebody was."""
-        gone = self._forgettable()
+        """Forget the node that was away longest; return whether there was one."""
+        gone = self._list_forgettable()
         if gone:
-            self._drop(gone[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")
+            self._drop_node(gone[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")
         return bool(gone)
 
-    def renew_all(self) -> None:
-        """Nobody has listened for a while: nobody is late."""
-        for here in self._state.here.values():
+    def renew_leases(self) -> None:
+        """Renew the leases of all nodes: this server itself did not listen for a while."""
+        for here in self._state.connected.values():
             here.seen = self._state.now
 
-    def drain(self, names: Sequence[str], *, drained: bool) -> None:
-        """A person has nodes looked after, or lets jobs have them again; what is so already stays so.
+    def set_drained(self, names: Sequence[str], *, drained: bool) -> None:
+        """Drain nodes, or end their drain; nodes in that state already are left as they are.
 
         Raises:
-            BadInputError: none is named.
-            UnreachableError: there is no such node; nothing is done.
+            BadInputError: No node is given.
+            UnreachableError: A node is unknown; no node is changed.
         """
         if not names:
             raise BadInputError("no node is named: say which one is meant")
@@ -187,31 +196,37 @@ class PooledNodes:
                 self._state.emit(NodeDrained if drained else NodeUndrained, node=name)
 
     def _check_known(self, name: str) -> None:
+        """Refuse an unknown node.
+
+        Raises:
+            UnreachableError: The pool has no such node.
+        """
         if name not in self._state.nodes:
             known = ", ".join(sorted(self._state.nodes)) or "none"
             raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
 
-    def forget(self, name: str) -> None:
-        """A person says that a node does not come back.
+    def forget_node(self, name: str) -> None:
+        """Forget a node that a user says will not return.
 
         Raises:
-            UnreachableError: there is no such node.
-            RefusedError: it is here, or a job has it.
+            UnreachableError: The pool has no such node.
+            RefusedError: The node is connected, or a job has it.
         """
         state = self._state
         self._check_known(name)
-        if name in state.here:
-            raise RefusedError(f"node {name} is here: stop its agent, and it is forgotten by itself")
+        if name in state.connected:
+            raise RefusedError(f"node {name} is connected: stop its agent, and the pool forgets it")
         grant = state.grants.get(name)
         if grant is not None:
             raise RefusedError(f"node {name} is one of job {grant.job}, which has not lost it")
-        self._drop(name, "a person has said that it does not come back")
+        self._drop_node(name, "a person has said that it does not come back")
 
-    def _drop(self, name: str, why: str) -> None:
+    def _drop_node(self, name: str, why: str) -> None:
+        """Remove a node from the record, and emit the event."""
         self._state.drop_node(name)
         self._state.emit(NodeForgotten, node=name, why=why)
 
     @property
-    def all_here(self) -> bool:
+    def all_connected(self) -> bool:
         """Whether every node of the pool is connected."""
-        return len(self._state.here) == len(self._state.nodes)
+        return len(self._state.connected) == len(self._state.nodes)

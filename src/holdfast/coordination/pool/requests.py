@@ -1,4 +1,4 @@
-"""What users ask of a pool, and why it is refused."""
+"""The requests of users to a pool, and the reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from holdfast.coordination.pool.inputs import (
     PoolRequest,
     ResumeJob,
     StopPooled,
-    Submit,
+    SubmitJob,
     SuspendJob,
     UndrainNodes,
     UpdateJob,
 )
 from holdfast.coordination.pool.jobs import PooledJobs
 from holdfast.coordination.pool.nodes import PooledNodes
-from holdfast.coordination.pool.places.moving import Moving
-from holdfast.coordination.pool.plans.paces import declared
+from holdfast.coordination.pool.places.moving import MoveQueue
+from holdfast.coordination.pool.plans.paces import declared_pace
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.state import PoolState
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
@@ -27,21 +27,22 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.events import JobResumed, JobSubmitted
 from holdfast.protocol.pool.record import OVER, PooledJob
 
-#: jobs that are not over, and bytes of what all jobs say of themselves: the record is written as a whole
+#: Limit of live jobs. The record is written as a whole, so its size is limited.
 MOST_JOBS = 1000
+#: limit of the bytes of all specifications together
 MOST_SPEC_BYTES = 1 << 20
 CHANGEABLE = ("min_nodes", "max_nodes", "sizes", "weight", "priority")
 
 
 def check_sharing(spec: JobSpec) -> None:
-    """Refuse what a job says of itself for a pool where that does not fit together.
+    """Refuse a job with contradictory settings for a pool.
 
     Raises:
-        BadInputError: it does not.
+        BadInputError: with the setting and the value
     """
     least, most = spec.nodes_to_begin, spec.max_nodes
     if least > most:
-        raise BadInputError(f"min_nodes is {least}: it must be max_nodes ({most}) at the most")
+        raise BadInputError(f"min_nodes is {least}: it must be at most max_nodes ({most})")
     if spec.sizes and not any(least <= size <= most for size in spec.sizes):
         sizes = ", ".join(map(str, spec.sizes))
         raise BadInputError(
@@ -61,39 +62,42 @@ def check_sharing(spec: JobSpec) -> None:
         )
     if spec.preemptible and not spec.checkpoint.dir:
         raise BadInputError(
-            "preemptible is true: each time others need its nodes the job would begin anew; give checkpoint.dir, where "
-            "it is saved before it leaves them"
+            "preemptible is true, without checkpoint.dir: the job would start from scratch each time other jobs need "
+            "its nodes; set checkpoint.dir"
         )
 
 
-def ask(state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: Moving, request: PoolRequest) -> None:
-    """Do what a user asks for.
+def handle_request(
+    state: PoolState, jobs: PooledJobs, nodes: PooledNodes, moving: MoveQueue, request: PoolRequest
+) -> None:
+    """Handle a user's request.
 
     Raises:
-        BadInputError, UnreachableError, RefusedError: it is refused; the message says why, and what would do.
+        BadInputError, UnreachableError, RefusedError: The request is refused; the message contains reason and remedy.
     """
     match request:
-        case Submit(spec):
+        case SubmitJob(spec):
             _submit(state, spec)
         case StopPooled(name):
-            jobs.stop(_live(state, name), request.why, unsaved=request.now)
+            jobs.stop(_get_live_job(state, name), request.why, unsaved=request.now)
         case SuspendJob(name, force):
-            _suspend(state, jobs, _live(state, name), force=force)
+            _suspend(state, jobs, _get_live_job(state, name), force=force)
         case ResumeJob(name):
-            _resume(state, _live(state, name))
+            _resume(state, _get_live_job(state, name))
         case UpdateJob():
             _update(state, request)
         case ForgetNode(name):
-            nodes.forget(name)
+            nodes.forget_node(name)
         case MoveJobs(moves):
-            moving.begin(moves)
+            moving.start(moves)
         case DrainNodes(names):
-            nodes.drain(names, drained=True)
+            nodes.set_drained(names, drained=True)
         case UndrainNodes(names):
-            nodes.drain(names, drained=False)
+            nodes.set_drained(names, drained=False)
 
 
 def _submit(state: PoolState, spec: JobSpec) -> None:
+    """Put a new job into the queue."""
     known = state.jobs.get(spec.name)
     if known is not None and known.state not in OVER:
         raise BadInputError(
@@ -104,53 +108,55 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
     check_fits(state, spec)
     _check_room(state, spec)
     number = state.new_submission()
-    job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now, pace=declared(spec))
+    job = PooledJob(name=spec.name, submission=number, spec=spec, submitted_at=state.now, pace=declared_pace(spec))
     state.put_job(job)
     least, most = spec.nodes_to_begin, spec.max_nodes
     state.emit(JobSubmitted, job=spec.name, submission=number, min_nodes=least, max_nodes=most)
 
 
 def check_fits(state: PoolState, spec: JobSpec) -> None:
-    """Refuse a job that is larger than the pool, with all its nodes, and nobody else's job on them.
+    """Refuse a job that is too large even for the whole pool.
 
     Raises:
-        BadInputError: with what would fit.
+        BadInputError: with the size that would fit
     """
-    there = max(len(state.nodes), state.config.expected)
+    total = max(len(state.nodes), state.config.expected)
     reserve = 0 if spec.preemptible or state.config.auto_reserve else state.config.reserve
-    room = there - reserve
+    room = total - reserve
     bid = Bid(name=spec.name, order=0, least=spec.nodes_to_begin, most=spec.max_nodes, sizes=tuple(sorted(spec.sizes)))
-    need = bid.smallest if spec.preemptible else state.config.policy.begins_with(bid)
-    if not there or need <= room:
+    need = bid.smallest if spec.preemptible else state.config.policy.nodes_to_start(bid)
+    if not total or need <= room:
         return
     fitting = max((size for size in spec.sizes if size <= room), default=0) if spec.sizes else max(room, 0)
     kept = f", of which {reserve} are kept in reserve" if reserve else ""
     would = f"{fitting} would fit (--nodes {fitting})" if fitting else "none of its sizes fits: add nodes first"
-    nodes = f"{there} node" if there == 1 else f"{there} nodes"
+    nodes = f"{total} node" if total == 1 else f"{total} nodes"
     raise BadInputError(f"job {spec.name} needs {need} nodes, and the pool has {nodes}{kept}: {would}")
 
 
 def _check_room(state: PoolState, spec: JobSpec) -> None:
-    """Refuse a job where there are so many that the record would become too large to be written at every change."""
+    """Refuse a job if the record would grow too large: it is written as a whole at every change."""
     live = [job.spec for job in state.jobs.values() if job.state not in OVER]
     if len(live) >= MOST_JOBS:
         raise RefusedError(f"the pool has {len(live)} jobs, and takes no more: wait until some are over, or stop some")
-    taken, mine = sum(map(_size, live)), _size(spec)
+    taken, mine = sum(map(_encoded_size, live)), _encoded_size(spec)
     if taken + mine > MOST_SPEC_BYTES:
         raise RefusedError(
-            f"what job {spec.name} says of itself takes {mine} bytes, and what the others say {taken}: the pool keeps "
-            f"{MOST_SPEC_BYTES}; give shorter args, or wait until some are over"
+            f"the specification of job {spec.name} has {mine} bytes, and those of the other jobs {taken}: the pool "
+            f"keeps {MOST_SPEC_BYTES}; give shorter args, or wait until some are over"
         )
-    state.forget_old_jobs(MOST_SPEC_BYTES - taken - mine, _size)
+    state.forget_old_jobs(MOST_SPEC_BYTES - taken - mine, _encoded_size)
 
 
-def _size(spec: JobSpec) -> int:
+def _encoded_size(spec: JobSpec) -> int:
+    """Return the bytes of a specification in the record."""
     return len(msgspec.msgpack.encode(spec))
 
 
 def _suspend(state: PoolState, jobs: PooledJobs, job: PooledJob, *, force: bool) -> None:
+    """Suspend a job unless it is suspended, or refuse."""
     if job.state == "stopping":
-        raise RefusedError(f"job {job.name} is about to end: it cannot be suspended any more")
+        raise RefusedError(f"job {job.name} is about to end: it can no longer be suspended")
     if job.state == "suspended" or (job.state == "suspending" and not job.preempted):
         return
     if job.state == "queued":
@@ -159,16 +165,17 @@ def _suspend(state: PoolState, jobs: PooledJobs, job: PooledJob, *, force: bool)
         state.put_job(job, preempted=False)
     elif not job.spec.checkpoint.dir and not force:
         raise RefusedError(
-            f"job {job.name} keeps no checkpoints: suspended, it would begin anew. Give it a checkpoint.dir, or ask "
-            "again with --force"
+            f"job {job.name} keeps no checkpoints: after a suspension it would start from scratch. Give it a "
+            "checkpoint.dir, or ask again with --force"
         )
     else:
-        jobs.leave(job)
+        jobs.suspend(job)
 
 
 def _resume(state: PoolState, job: PooledJob) -> None:
+    """Resume a suspended job."""
     if job.state == "suspending" and not job.preempted:
-        state.put_job(job, preempted=True)  # (it goes on once it is saved: from the queue)
+        state.put_job(job, preempted=True)  # Once it is saved, it goes into the queue.
     elif job.state == "suspended":
         state.put_job(job, state="queued", submitted_at=state.now, why="")
     elif job.state == "stopping":
@@ -179,7 +186,8 @@ def _resume(state: PoolState, job: PooledJob) -> None:
 
 
 def _update(state: PoolState, request: UpdateJob) -> None:
-    job = _live(state, request.job)
+    """Change settings of a job."""
+    job = _get_live_job(state, request.job)
     for key in request.changes:
         if key not in CHANGEABLE:
             raise BadInputError(f"{key} cannot be changed while a job is there; what can is {', '.join(CHANGEABLE)}")
@@ -193,10 +201,16 @@ def _update(state: PoolState, request: UpdateJob) -> None:
         state.put_job(job, spec=spec)
 
 
-def _live(state: PoolState, name: str) -> PooledJob:
+def _get_live_job(state: PoolState, name: str) -> PooledJob:
+    """Return a job that has not ended.
+
+    Raises:
+        UnreachableError: The pool has no such job.
+        RefusedError: The job has ended.
+    """
     job = state.jobs.get(name)
     if job is None:
-        live = ", ".join(sorted(one.name for one in state.jobs.values() if one.state not in OVER)) or "none"
+        live = ", ".join(sorted(job.name for job in state.jobs.values() if job.state not in OVER)) or "none"
         raise UnreachableError(f"there is no job {name!r}: the jobs are {live}")
     if job.state in OVER:
         raise RefusedError(f"job {name} is over: {job.state}{f' ({job.why})' if job.why else ''}")

@@ -1,4 +1,4 @@
-"""The pool's record, its connections and the time, and what the call under way changes, announces and tells."""
+"""The state of a pool: record, connections, time, and the changes, events and messages of the current call."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from holdfast.coordination.pool.instructions import (
-    BeginJob,
-    CloseJob,
-    CloseNode,
+    DisconnectNode,
     EmitPool,
-    Foresee,
     PersistPool,
     PoolInstruction,
+    SendToJob,
+    SendToNode,
+    SolveNextPlans,
+    StartCoordinator,
+    StopCoordinator,
     StopOutdatedPool,
-    TellJob,
-    TellNode,
 )
 from holdfast.coordination.pool.share.interface import Policy
-from holdfast.coordination.pool.share.next_plans import Foresight
+from holdfast.coordination.pool.share.next_plans import NextPlansQuestion
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import NodeGrant, ToNode
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, NodeReleased, RoleChanged
@@ -30,55 +30,57 @@ from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStat
 
 E = TypeVar("E", bound=AnyPoolEvent)
 
-#: each is in the record, which is written as a whole
+#: Limit of nodes. Each is in the record, which is written as a whole.
 MOST_NODES = 8192
-#: of jobs that are over, so many are remembered
+#: how many ended jobs are remembered
 KEPT_JOBS = 256
-#: of nodes that were away, the newest count
+#: how many repairs count, the newest ones
 KEPT_REPAIRS = 64
-#: jobs are told how often nodes fail once that is off by so much: each writes it down
+#: Relative change of the failure rate from which jobs get it. Each job writes it to its record.
 RATE_OFF_BY = 0.25
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolConfig:
-    """Settings of a pool; times in seconds.
-
-    reserve: nodes that no job but preemptible ones is given, for those that lose one; auto_reserve: how many is decided
-    by what they are worth there (then `reserve` counts for nothing). expected: nodes that are known to
-    come. lease_s: a node that says nothing for so long is gone. back_s: so long it may well be about to come back.
-    forget_s: so long it is known; one whose name is of its process alone only for `back_s`. settle_s: so long a pool
-    that has been started again waits for its nodes before it decides anything new. most_nodes: no more are known.
-    """
+    """Settings of a pool; times in seconds."""
 
     name: str
     policy: Policy
+    #: nodes reserved for jobs that lose one; only preemptible jobs use them meanwhile
     reserve: int = 0
+    #: choose the reserve by its worth, and ignore `reserve`
     auto_reserve: bool = False
+    #: number of nodes that will join
     expected: int = 0
+    #: a node that is silent this long is disconnected
     lease_s: float = 3.0
+    #: how long a restarted server waits for its nodes before it decides anything new
     settle_s: float = 5.0
+    #: how long a disconnected node is expected back
     back_s: float = 60.0
+    #: how long a disconnected node is remembered; one with a temporary name only `back_s`
     forget_s: float = 86_400.0
+    #: most nodes that the pool remembers
     most_nodes: int = MOST_NODES
-    #: of a pool whose record has none yet: a random name that no other pool has
+    #: random name of the pool, used if its record has none
     identity: str = ""
 
 
 @dataclass(slots=True)
 class Connected:
-    """A node that is here."""
+    """A connected node."""
 
     name: str
     connection: int
+    #: when the node last sent something, unix seconds
     seen: float
-    #: as of `NodeState`
+    #: as in `NodeState`
     changes: int = 0
 
 
 class PoolState:
-    """The record taken apart, to be changed; `flush` puts one PersistPool before all that anybody is told."""
+    """The record in parts that can be changed; `flush` puts one PersistPool before all messages."""
 
     def __init__(self, config: PoolConfig, record: PoolRecord) -> None:
         self.config = config
@@ -91,66 +93,81 @@ class PoolState:
         self.of_job: dict[str, dict[str, Grant]] = {}
         for grant in record.grants.values():
             self.of_job.setdefault(grant.job, {})[grant.node] = grant
-        self.here: dict[str, Connected] = {}
-        #: since when the others are not; those that went last come last
+        self.connected: dict[str, Connected] = {}
+        #: when each other node disconnected, in that order
         self.away: dict[str, float] = {}
         self.by_connection: dict[int, Connected] = {}
-        #: nodes that a job would not take, as they are, as far as it has said; all that it has said of that; and the
-        #: grants by which nodes train in it
+        #: by job, the nodes that it refuses in their present state
         self.refused: dict[str, frozenset[str]] = {}
+        #: by job, all refusals that it has reported
         self._unfit: dict[str, Mapping[str, NodeUnfit]] = {}
-        #: nodes that have come anew, or been changed: what was said of them of grants up to this one counts no more
-        self._anew: dict[str, int] = {}
-        #: jobs that too few nodes would do for
+        #: by changed node, the newest grant before the change: refusals up to that grant are outdated
+        self._unfit_outdated: dict[str, int] = {}
+        #: jobs for which too few nodes are usable
         self.stranded: frozenset[str] = frozenset()
-        self.trains: dict[str, frozenset[int]] = {}
-        #: what a move costs a job, where it has said so
+        #: by job, the grants of the nodes that train
+        self.training_grants: dict[str, frozenset[int]] = {}
+        #: by job, the measured cost of a move, seconds
         self.move_s: dict[str, float] = {}
-        #: what failures have cost each job, as far as it has said so
+        #: by job, the measured costs of failures
         self.costs: dict[str, JobCosts] = {}
-        #: how fast each job has said that it trains, as it did last
+        #: by job, its last report of its pace
         self.paces: dict[str, JobPace] = {}
-        #: how often a node fails, per second, as jobs were told last; 0: nobody was told
+        #: failures of a node per second, as last sent to jobs; 0 before the first time
         self.failure_rate = 0.0
-        self._term, self._seq = record.term, record.seq
+        self._term = record.term
+        self._seq = record.seq
         self._identity = record.identity
-        #: the newest record before this server
-        self.found = record.term, record.version
-        #: whether the record is known to be the newest: no node has shown otherwise when it had the time to
-        self.proven = not record.identity
-        self._last_grant, self._last_submission = record.last_grant, record.last_submission
-        self.failures, self.began_at = record.failures, record.began_at
+        #: term and version of the newest record before this server
+        self.found_version = record.term, record.version
+        #: whether the record counts as the newest: every node had time to prove otherwise
+        self.is_newest = not record.identity
+        self._last_grant = record.last_grant
+        self._last_submission = record.last_submission
+        self.failures = record.failures
+        self.began_at = record.began_at
         self._url = record.url
-        #: nodes that are kept back for jobs that lose one
+        #: nodes reserved for jobs that lose one
         self.reserve = record.reserve if config.auto_reserve else config.reserve
-        #: how long nodes were away that had failed, the newest; and since when the others are
+        #: how long failed nodes were away, the newest
         self.repairs: tuple[float, ...] = record.repairs
+        #: when the failed nodes that are still away failed
         self._failed_at: dict[str, float] = {}
         self._changed = False
         self._events: list[AnyPoolEvent] = []
         self._first: list[PoolInstruction] = []
         self._sends: list[PoolInstruction] = []
-        self._nodes_to_tell: dict[str, None] = {}
-        self._jobs_to_tell: dict[str, None] = {}
+        self._nodes_to_notify: dict[str, None] = {}
+        self._jobs_to_notify: dict[str, None] = {}
 
     def copy(self) -> PoolState:
-        """Return how the pool stands, to see what would come of something: nobody is told of that."""
+        """Return a copy for forecasts; nothing is sent from it."""
         other = PoolState(self.config, self.record)
         other.now = self.now
-        for name in ("here", "by_connection", "away", "refused", "trains", "move_s", "costs", "_unfit", "_anew"):
+        for name in (
+            "connected",
+            "by_connection",
+            "away",
+            "refused",
+            "training_grants",
+            "move_s",
+            "costs",
+            "_unfit",
+            "_unfit_outdated",
+        ):
             setattr(other, name, dict(getattr(self, name)))
         other.stranded = self.stranded
         return other
 
-    # ---- what the record is to be ----
+    # ---- the next record ----
 
     @property
     def version(self) -> int:
-        """That of the record which has what this call changes."""
+        """Version of the record that will contain the changes of this call."""
         return self.record.version + 1
 
-    def new_term(self, url: str) -> int:
-        """Count another pool's server, which serves at `url`."""
+    def open_term(self, url: str) -> int:
+        """Open the term of a new server at `url`; return its number."""
         self._url = url
         self._term += 1
         self._identity = self._identity or self.config.identity
@@ -159,35 +176,38 @@ class PoolState:
 
     @property
     def identity(self) -> str:
-        """The random name of the pool, as in its record."""
+        """The pool's random name, as in its record."""
         return self._identity
 
-    def touch(self) -> None:
-        """Write the record, though nothing of it changes: what this call says is said only if that succeeds."""
+    def force_write(self) -> None:
+        """Write the record even if it is unchanged.
+
+        The messages of this call are sent only if the write succeeds.
+        """
         self._changed = True
 
     def stop_outdated(self, newer: str) -> None:
-        """End this server, not the pool: the store is older than the pool, as `newer` shows."""
-        self.touch()  # (a server that another has followed ends at the write)
+        """End this server, not the pool: the store is older than the pool, as `newer` proves."""
+        self.force_write()  # If another server has replaced this one, this one ends at the write.
         self._sends.append(StopOutdatedPool(newer))
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
-        """Announce an event; it is in the record's outbox until it is in the journal."""
+        """Emit an event; it stays in the record's outbox until it is in the journal."""
         self._seq += 1
         self._changed = True
         self._events.append(event_type(time=self.now, pool=self.record.pool, term=self._term, seq=self._seq, **fields))
 
     def put_node(self, node: PoolNode) -> None:
-        """Write a node down."""
+        """Record a node."""
         self.nodes[node.name] = node
         self._changed = True
 
     def drop_node(self, name: str) -> None:
-        """Forget a node that nobody owns."""
+        """Forget a node without a grant."""
         assert name not in self.grants, name
         del self.nodes[name]
-        self.repaired(name)
-        self._anew.pop(name, None)
+        self.record_repair(name)
+        self._unfit_outdated.pop(name, None)
         self.away.pop(name, None)
         self._changed = True
 
@@ -197,203 +217,225 @@ class PoolState:
         return self._last_submission
 
     def put_job(self, job: PooledJob, **changes: Any) -> PooledJob:
-        """Write a job down; what it is told follows from that."""
+        """Record a job with changes; notify its coordinator if its state has changed."""
         changed = replace(job, **changes) if changes else job
         known = self.jobs.get(job.name)
         self.jobs[job.name] = changed
         self._changed = True
         if known is None or (known.state, known.unsaved) != (changed.state, changed.unsaved):
-            self._jobs_to_tell[job.name] = None
+            self._jobs_to_notify[job.name] = None
         return changed
 
     def forget_old_jobs(self, room: int = 0, size: Callable[[JobSpec], int] = lambda _: 0) -> None:
-        """Keep no more jobs that are over than anybody looks at, and those that came last where they do not fit."""
-        over = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda one: -one.submission)
-        for place, job in enumerate(over):
+        """Forget the oldest ended jobs, beyond a fixed number and beyond the room in the record.
+
+        Args:
+            room: bytes for ended jobs
+            size: returns the bytes of a job
+        """
+        over = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda job: -job.submission)
+        for index, job in enumerate(over):
             room -= size(job.spec)
-            if place >= KEPT_JOBS or room < 0:
+            if index >= KEPT_JOBS or room < 0:
                 del self.jobs[job.name]
 
-    # ---- what jobs say ----
+    # ---- reports of jobs ----
 
-    def said(self, job: str, report: JobState) -> None:
-        """A job says which nodes it would not take, on which it trains, and what a move costs it."""
-        self._unfit[job], self.trains[job] = report.refuses, report.trains
-        self.refused[job] = frozenset(self.unfit(job))
+    def record_report(self, job: str, report: JobState) -> None:
+        """Remember a job's report: refused nodes, training grants, and measured costs."""
+        self._unfit[job], self.training_grants[job] = report.refuses, report.trains
+        self.refused[job] = frozenset(self.unfit_nodes(job))
         if report.move_s is not None:
             self.move_s[job] = report.move_s
         self.costs[job] = report.costs
 
-    def unfit(self, job: str) -> dict[str, str]:
-        """Return the nodes that a job would not take, as they are, and why."""
+    def unfit_nodes(self, job: str) -> dict[str, str]:
+        """Return the nodes that a job refuses in their present state, and why."""
         known = self._unfit.get(job, {}).items()
-        return {node: one.why for node, one in known if not 0 < one.grant <= self._anew.get(node, 0)}
+        return {node: unfit.why for node, unfit in known if not 0 < unfit.grant <= self._unfit_outdated.get(node, 0)}
 
-    def came_anew(self, node: str) -> None:
-        """A node is another than jobs have seen: it may do for those that would not take it."""
-        self._anew[node] = self._last_grant
+    def outdate_unfit(self, node: str) -> None:
+        """Ignore earlier refusals of a node that has changed: jobs may accept it now."""
+        self._unfit_outdated[node] = self._last_grant
         for job, known in self._unfit.items():
             if node in known:
-                self.refused[job] = frozenset(self.unfit(job))
+                self.refused[job] = frozenset(self.unfit_nodes(job))
 
-    def said_no_more(self, job: str) -> None:
-        """Forget what a job has said."""
-        for said in (self._unfit, self.refused, self.trains, self.move_s, self.costs, self.paces):
-            said.pop(job, None)
+    def forget_report(self, job: str) -> None:
+        """Forget the reports of a job."""
+        for reports in (self._unfit, self.refused, self.training_grants, self.move_s, self.costs, self.paces):
+            reports.pop(job, None)
 
-    def keep_back(self, nodes: int) -> bool:
-        """Keep so many nodes back for jobs that lose one; return whether these are others than before."""
+    def set_reserve(self, nodes: int) -> bool:
+        """Set the number of reserved nodes; return whether it changed."""
         if nodes == self.reserve:
             return False
-        self.reserve, self._changed = nodes, True
+        self.reserve = nodes
+        self._changed = True
         return True
 
-    def repaired(self, node: str) -> None:
-        """A node is back, or given up: if it had failed, so long that has taken."""
+    def record_repair(self, node: str) -> None:
+        """Record how long a failed node was away, once it is back or dropped."""
         failed_at = self._failed_at.pop(node, None)
         if failed_at is not None:
             self.repairs = (*self.repairs, max(0.0, self.now - failed_at))[-KEPT_REPAIRS:]
 
-    def tell_rate(self, failure_rate: float) -> None:
-        """Let jobs know how often nodes fail, where that is much else than they know."""
+    def update_failure_rate(self, failure_rate: float) -> None:
+        """Send jobs the failure rate of nodes if it differs much from the one they know."""
         known = self.failure_rate
         if abs(failure_rate - known) > RATE_OFF_BY * known:
             self.failure_rate = failure_rate
             for job in self.jobs:
-                self.tell_job(job)
+                self.notify_job(job)
 
-    def strand(self, jobs: frozenset[str]) -> None:
-        """These jobs, and no other ones, have too few nodes that would do for them: they are told."""
+    def set_stranded(self, jobs: frozenset[str]) -> None:
+        """Set the jobs for which too few nodes are usable, and notify them."""
         for job in jobs ^ self.stranded:
-            self.tell_job(job)
+            self.notify_job(job)
         self.stranded = jobs
 
     # ---- grants ----
 
-    def give(self, node: str, job: str, *, standby: bool = False) -> None:
-        """Grant a free node to a job, as one of its own or as a standby."""
+    def grant_node(self, node: str, job: str, *, standby: bool = False) -> None:
+        """Grant a free node to a job, to train or as a standby."""
         assert node not in self.grants, f"node {node} has an owner: {self.grants[node]}"
         self._last_grant += 1
         session = self.nodes[node].session
         number, version = self._last_grant, self.version
         grant = Grant(number=number, node=node, session=session, job=job, version=version, standby=standby)
-        self._put(grant)
+        self._put_grant(grant)
         self.emit(NodeGranted, node=node, job=job, grant=grant.number, standby=standby)
 
-    def recall(self, node: str) -> None:
-        """Have a job leave a node."""
-        self._put(replace(self.grants[node], recalled=True))
+    def recall_node(self, node: str) -> None:
+        """Ask a job to leave a node."""
+        self._put_grant(replace(self.grants[node], recalled=True))
 
-    def replace(self, node: str) -> None:
-        """Have a job leave a node once another trains that it has for it."""
-        self._put(replace(self.grants[node], replaced=True))
+    def mark_replaced(self, node: str) -> None:
+        """Ask a job to leave a node once its replacement trains."""
+        self._put_grant(replace(self.grants[node], replaced=True))
 
-    def keep(self, node: str) -> None:
-        """Have a job keep a node that another was to replace."""
-        self._put(replace(self.grants[node], replaced=False))
+    def unmark_replaced(self, node: str) -> None:
+        """Cancel the replacement of a node: its job keeps it."""
+        self._put_grant(replace(self.grants[node], replaced=False))
 
-    def call(self, node: str) -> None:
-        """Have a standby join its job: what that has said of it before it hears of this counts no more."""
-        self._put(replace(self.grants[node], standby=False, version=self.version))
-        self._role_changed(node, by="pool")
+    def promote_standby(self, node: str) -> None:
+        """Ask a standby to join its job.
 
-    def waits(self, node: str, *, standby: bool) -> None:
-        """A job says whether a node of its own waits there, or not."""
+        The job's earlier reports about the standby no longer count.
+        """
+        self._put_grant(replace(self.grants[node], standby=False, version=self.version))
+        self._emit_role(node, by="pool")
+
+    def set_standby(self, node: str, *, standby: bool) -> None:
+        """Record the job's report whether a node of it is a standby."""
         if self.grants[node].standby != standby:
-            self._put(replace(self.grants[node], standby=standby))
-            self._role_changed(node, by="job")
+            self._put_grant(replace(self.grants[node], standby=standby))
+            self._emit_role(node, by="job")
 
-    def _role_changed(self, node: str, by: str) -> None:
+    def _emit_role(self, node: str, by: str) -> None:
+        """Emit the event of a changed role."""
         grant = self.grants[node]
         self.emit(RoleChanged, node=node, job=grant.job, grant=grant.number, standby=grant.standby, by=by)
 
-    def _put(self, grant: Grant) -> None:
+    def _put_grant(self, grant: Grant) -> None:
+        """Record a grant, and notify its node and job."""
         self.grants[grant.node] = grant
         self.of_job.setdefault(grant.job, {})[grant.node] = grant
-        self._told(grant)
+        self._notify_both(grant)
 
-    def release(self, grant: Grant, by: str, *, failed: bool = False) -> None:
-        """A grant is over, as its job's record or the node itself has said; `failed`: nobody had asked for that."""
+    def release_grant(self, grant: Grant, by: str, *, failed: bool = False) -> None:
+        """End a grant that the job's record or the node itself no longer has.
+
+        Args:
+            grant: the grant
+            by: "job" or "node"
+            failed: whether it ended without a recall
+        """
         self.failures += failed
-        if failed and grant.node not in self.here:
+        if failed and grant.node not in self.connected:
             self._failed_at[grant.node] = self.away.get(grant.node, self.now)
         del self.grants[grant.node]
         del self.of_job[grant.job][grant.node]
-        self._told(grant)
+        self._notify_both(grant)
         self.emit(NodeReleased, node=grant.node, job=grant.job, grant=grant.number, by=by)
 
-    def _told(self, grant: Grant) -> None:
+    def _notify_both(self, grant: Grant) -> None:
+        """Send the state to node and job of a grant after this call."""
         self._changed = True
-        self._nodes_to_tell[grant.node] = None
-        self._jobs_to_tell[grant.job] = None
+        self._nodes_to_notify[grant.node] = None
+        self._jobs_to_notify[grant.job] = None
 
     def grants_of(self, job: str) -> Iterable[Grant]:
-        """Return a job's grants, those that it is to give back among them."""
+        """Return a job's grants, recalled ones included."""
         return tuple(self.of_job.get(job, {}).values())
 
-    def own(self, job: str) -> list[str]:
-        """Return the nodes that are a job's own, and stay so far: none that waits there, none that is drained."""
+    def own_nodes(self, job: str) -> list[str]:
+        """Return the nodes that a job trains on and keeps: no standbys, drained or recalled nodes."""
         return [
             node
             for node, grant in self.of_job.get(job, {}).items()
             if not (grant.recalled or grant.replaced or grant.standby or self.nodes[node].drained)
         ]
 
-    def has(self, job: str) -> int:
-        """Return how many nodes are a job's own, and stay so far."""
-        return len(self.own(job))
+    def own_count(self, job: str) -> int:
+        """Return the number of `own_nodes`."""
+        return len(self.own_nodes(job))
 
     def standbys(self, job: str) -> list[str]:
-        """Return the nodes that wait in a job to take the place of one that is lost, and stay so far."""
+        """Return the standbys that a job keeps."""
         return [
             node
             for node, grant in self.of_job.get(job, {}).items()
             if grant.standby and not (grant.recalled or self.nodes[node].drained)
         ]
 
-    def free(self) -> list[str]:
-        """Return the nodes that are here and nobody's, and may be given to somebody."""
-        return [name for name in self.here if name not in self.grants and not self.nodes[name].drained]
+    def free_nodes(self) -> list[str]:
+        """Return the connected nodes that can be granted."""
+        return [name for name in self.connected if name not in self.grants and not self.nodes[name].drained]
 
-    def usable(self, job: str) -> int:
-        """Return how many nodes would do for a job: that are here, may well come back, or are known to come."""
+    def usable_count(self, job: str) -> int:
+        """Return how many nodes a job could use: granted, connected, expected, or recently disconnected ones."""
         before = self.now - self.config.back_s
-        there = [name for name in self.nodes if name in self.grants or self.away.get(name, self.now) > before]
+        present = [name for name in self.nodes if name in self.grants or self.away.get(name, self.now) > before]
         refused = self.refused.get(job, frozenset())
-        return sum(name not in refused for name in there) + max(0, self.config.expected - len(self.nodes))
+        return sum(name not in refused for name in present) + max(0, self.config.expected - len(self.nodes))
 
-    # ---- what is told ----
+    # ---- messages ----
 
-    def tell_node(self, name: str) -> None:
-        """Tell a node whose it is, after this call."""
-        self._nodes_to_tell[name] = None
+    def notify_node(self, name: str) -> None:
+        """Send a node its grant after this call."""
+        self._nodes_to_notify[name] = None
 
-    def tell_job(self, name: str) -> None:
-        """Tell a job which nodes it has, after this call."""
-        self._jobs_to_tell[name] = None
+    def notify_job(self, name: str) -> None:
+        """Send a job its shares after this call."""
+        self._jobs_to_notify[name] = None
 
     def send(self, connection: int, message: ToNode) -> None:
-        """Send to an agent."""
-        self._sends.append(TellNode(connection, message))
+        """Send a message to an agent."""
+        self._sends.append(SendToNode(connection, message))
 
-    def close(self, connection: int) -> None:
+    def close_connection(self, connection: int) -> None:
         """Close an agent's connection."""
-        self._sends.append(CloseNode(connection))
+        self._sends.append(DisconnectNode(connection))
 
-    def begin_job(self, job: PooledJob) -> None:
-        """Have a coordinator for a job."""
-        self._first.append(BeginJob(job))
+    def start_coordinator(self, job: PooledJob) -> None:
+        """Start a coordinator for a job."""
+        self._first.append(StartCoordinator(job))
 
-    def close_job(self, job: PooledJob) -> None:
-        """A job needs no coordinator any more; one that is begun again in the same call needs another."""
-        self._first.append(CloseJob(job.name, job.submission))
+    def stop_coordinator(self, job: PooledJob) -> None:
+        """Stop a job's coordinator; if the job starts again in the same call, it gets a new one."""
+        self._first.append(StopCoordinator(job.name, job.submission))
 
-    def foresee(self, question: Foresight) -> None:
-        """Have plans made for what can happen next."""
-        self._sends.append(Foresee(question))
+    def request_next_plans(self, question: NextPlansQuestion) -> None:
+        """Request plans for the possible next situations."""
+        self._sends.append(SolveNextPlans(question))
 
     def flush(self, before: Sequence[PoolInstruction] = ()) -> list[PoolInstruction]:
-        """Return everything gathered, in order, and start anew; `before`: what comes first of all."""
+        """Return all pending instructions in order, and clear them.
+
+        Args:
+            before: instructions that come first
+        """
         out: list[PoolInstruction] = list(before)
         if self._changed:
             self.record = PoolRecord(
@@ -418,26 +460,27 @@ class PoolState:
             out.append(PersistPool(self.record))
         out += [EmitPool(event) for event in self._events]
         out += self._first
-        out += self._told_by_record()
+        out += self._list_notifications()
         out += self._sends
         self._changed = False
         self._events, self._first, self._sends = [], [], []
-        self._nodes_to_tell, self._jobs_to_tell = {}, {}
+        self._nodes_to_notify, self._jobs_to_notify = {}, {}
         return out
 
-    def _told_by_record(self) -> list[PoolInstruction]:
-        """Say how things stand, by the record as it is now."""
+    def _list_notifications(self) -> list[PoolInstruction]:
+        """Return the messages with the current state to nodes and jobs."""
         out: list[PoolInstruction] = []
-        for name in self._nodes_to_tell:
-            if name in self.here:
-                out.append(TellNode(self.here[name].connection, self._whose(name)))
-        for name in self._jobs_to_tell:
+        for name in self._nodes_to_notify:
+            if name in self.connected:
+                out.append(SendToNode(self.connected[name].connection, self._node_grant(name)))
+        for name in self._jobs_to_notify:
             job = self.jobs.get(name)
             if job is not None and job.state in ("admitted", "suspending", "stopping"):
-                out.append(TellJob(name, self._shares(job)))
+                out.append(SendToJob(name, self._job_shares(job)))
         return out
 
-    def _whose(self, node: str) -> NodeGrant:
+    def _node_grant(self, node: str) -> NodeGrant:
+        """Return the message with the owner of a node."""
         term, version, grant = self.record.term, self.record.version, self.grants.get(node)
         if grant is None or grant.session != self.nodes[node].session:
             return NodeGrant(term=term, version=version, identity=self._identity)
@@ -451,7 +494,8 @@ class PoolState:
             standby=grant.standby,
         )
 
-    def _shares(self, job: PooledJob) -> JobShares:
+    def _job_shares(self, job: PooledJob) -> JobShares:
+        """Return the message with the shares of a job."""
         grants = self.of_job.get(job.name, {})
         return JobShares(
             term=self.record.term,

@@ -1,1 +1,1 @@
-"""Which nodes each job gets, and moving a pool's jobs into fewer racks and zones."""
+"""Selects the nodes of each job, and moves jobs into fewer racks and zones."""

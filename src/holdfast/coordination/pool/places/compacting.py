@@ -1,9 +1,11 @@
-"""Moving jobs together: into fewer racks and zones, where that is worth what the moves cost.
+"""Compacts jobs into fewer racks and zones, if that is worth the cost of the moves.
 
-A job keeps as many nodes as it has. Each move has one of its nodes joined by another that is nobody's, and then left:
-so nobody is ever short of one, and what is left is free for the next move. The way is searched by steps: each gathers a
-job around a rack, into nodes that are free and into those of others, which change places with it by way of a free one.
-Of each job in turn the step is taken that saves most beyond its cost, until none saves anything; the jobs to and fro.
+A job keeps its number of nodes. In each move one free node joins the job, and then the job leaves one of its nodes. So
+a job never lacks a node, and the node that it leaves is free for the next move.
+
+The search is greedy. Each step gathers one job around a rack, on free nodes and on nodes of other jobs, which are
+exchanged by way of a free node. For each job in turn the step with the largest gain beyond its cost is made, until no
+step gains anything. The search runs with the jobs in ascending and in descending order, and the better result counts.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ from dataclasses import dataclass
 
 from holdfast.protocol.pool.record import PoolNode
 
-#: a zone fewer is worth so many racks
+#: worth of one zone fewer, in racks
 ZONE_IN_RACKS = 10.0
-#: a job in one rack fewer is worth so many seconds of its training, unless somebody says otherwise
-WORTH_S = 60.0
-#: a job is gathered around so many racks at the most: those in which it is, or there is room, most
+#: default worth of one rack fewer for a job, in seconds of its training
+RACK_WORTH_S = 60.0
+#: Racks around which a job is gathered: at most this many, in order of its nodes there, then of free nodes.
 _MOST_RACKS = 8
 
-#: a zone, and a rack in it; whoever names none is a rack of its own
-_Place = tuple[str, str]
+#: a zone, and a rack of that zone; a node without a rack is a rack of its own
+_Rack = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A job gives one node up for another."""
+    """A move: a job leaves one node for another."""
 
     job: str
     from_node: str
@@ -35,49 +37,54 @@ class Relocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Occupied:
-    """Who has which nodes.
-
-    owners: of the nodes whose jobs may move. free: nobody's, or standbys, which leave at once. refused: nodes that a
-    job would not take. move_s: what a move of a job costs of its training.
-    """
+class Occupancy:
+    """The owners of the nodes, and the limits of moves."""
 
     nodes: Mapping[str, PoolNode]
+    #: jobs by node, of jobs that may move
     owners: Mapping[str, str]
+    #: nodes without a job, and standbys, which leave at once
     free: frozenset[str]
+    #: nodes that a job refuses, by job
     refused: Mapping[str, frozenset[str]]
+    #: seconds of its training that a move costs a job
     move_s: Mapping[str, float]
 
-    def place(self, node: str) -> _Place:
+    def rack_of(self, node: str) -> _Rack:
         """Return the rack of a node."""
         known = self.nodes[node]
         return known.zone, known.rack or f"\0{node}"
 
-    def fits(self, job: str, node: str) -> bool:
-        """Tell whether a job would take a node."""
+    def can_use(self, job: str, node: str) -> bool:
+        """Return whether a job accepts a node."""
         return node not in self.refused.get(job, frozenset())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compaction:
-    """What moves, in order. `racks`, `zones`: of each job that moves, before and after."""
+    """The moves, in order, and their effect."""
 
     moves: tuple[Relocation, ...]
+    #: racks of each moved job, before and after
     racks: Mapping[str, tuple[int, int]]
+    #: zones of each moved job, before and after
     zones: Mapping[str, tuple[int, int]]
+    #: seconds of training that the fewer racks and zones are worth
     gain_s: float
+    #: seconds of training that the moves cost
     cost_s: float
 
 
-def compact(at: Occupied, worth_s: float) -> Compaction:
-    """Return the moves that are worth their cost, none where nothing is.
+def compact(at: Occupancy, worth_s: float) -> Compaction:
+    """Return the moves that are worth their cost, if any.
 
     Args:
-        worth_s: a job in one rack fewer is worth so much of its training.
+        at: the nodes and their owners
+        worth_s: seconds of a job's training that one rack fewer is worth
     """
-    begun = _Board(at, at.owners)
+    begun = _Assignment(at, at.owners)
     found = [
-        _searched(begun.copy(), jobs, worth_s) for jobs in (sorted(begun.nodes), sorted(begun.nodes, reverse=True))
+        _search_moves(begun.copy(), jobs, worth_s) for jobs in (sorted(begun.nodes), sorted(begun.nodes, reverse=True))
     ]
     _, moves, board = max(found, key=lambda one: one[0])
     jobs = dict.fromkeys(move.job for move in moves)
@@ -85,43 +92,47 @@ def compact(at: Occupied, worth_s: float) -> Compaction:
         moves=tuple(moves),
         racks={job: (len(begun.racks(job)), len(board.racks(job))) for job in jobs},
         zones={job: (len(begun.zones(job)), len(board.zones(job))) for job in jobs},
-        gain_s=sum(begun.worth(job, worth_s) - board.worth(job, worth_s) for job in jobs),
+        gain_s=sum(begun.spread_cost(job, worth_s) - board.spread_cost(job, worth_s) for job in jobs),
         cost_s=sum(at.move_s[move.job] for move in moves),
     )
 
 
-def _searched(board: _Board, turns: Sequence[str], worth_s: float) -> tuple[float, list[Relocation], _Board]:
-    """Take steps, the jobs in these turns; return what they save beyond their cost, and who has which nodes then."""
-    moves, saved, goes_on = list[Relocation](), 0.0, True
+def _search_moves(
+    board: _Assignment, turns: Sequence[str], worth_s: float
+) -> tuple[float, list[Relocation], _Assignment]:
+    """Make steps until none gains anything; return the net gain, the moves, and the nodes of each job afterwards."""
+    moves: list[Relocation] = []
+    saved = 0.0
+    goes_on = True
     while goes_on:
         goes_on = False
         for job in turns:
             none: tuple[float, list[Relocation]] = (0.0, [])
-            net, step = max(_weighed(board, job, worth_s), key=lambda one: one[0], default=none)
+            net, step = max(_weigh_steps(board, job, worth_s), key=lambda one: one[0], default=none)
             if net > 0:
                 goes_on, saved = True, saved + net
                 moves += step
-                board.move(step)
+                board.apply(step)
     return saved, moves, board
 
 
-class _Board:
-    """Who has which nodes while moves are tried."""
+class _Assignment:
+    """The nodes of each job while moves are tried."""
 
-    def __init__(self, at: Occupied, owners: Mapping[str, str]) -> None:
-        self.at = at
+    def __init__(self, at: Occupancy, owners: Mapping[str, str]) -> None:
+        self.occupancy = at
         self.owners = dict(owners)
         self.nodes: dict[str, set[str]] = {}
         for node, job in owners.items():
             self.nodes.setdefault(job, set()).add(node)
         self.free: set[str] = {*at.free, *at.owners}.difference(owners)
 
-    def copy(self) -> _Board:
-        """Return another that is as this one is now."""
-        return _Board(self.at, self.owners)
+    def copy(self) -> _Assignment:
+        """Return an independent copy."""
+        return _Assignment(self.occupancy, self.owners)
 
-    def move(self, moves: Sequence[Relocation]) -> None:
-        """Make moves."""
+    def apply(self, moves: Sequence[Relocation]) -> None:
+        """Make these moves."""
         for move in moves:
             assert self.owners.pop(move.from_node) == move.job, move
             self.owners[move.to_node] = move.job
@@ -130,89 +141,93 @@ class _Board:
             self.nodes[move.job].remove(move.from_node)
             self.nodes[move.job].add(move.to_node)
 
-    def racks(self, job: str, without: str = "") -> set[_Place]:
-        """Return the racks in which a job is."""
-        return {self.at.place(node) for node in self.nodes[job] if node != without}
+    def racks(self, job: str, without: str = "") -> set[_Rack]:
+        """Return the racks of a job."""
+        return {self.occupancy.rack_of(node) for node in self.nodes[job] if node != without}
 
     def zones(self, job: str) -> set[str]:
-        """Return the zones in which a job is."""
+        """Return the zones of a job."""
         return {zone for zone, _ in self.racks(job)}
 
-    def worth(self, job: str, worth_s: float) -> float:
-        """Return what it costs that a job is in so many racks and zones."""
+    def spread_cost(self, job: str, worth_s: float) -> float:
+        """Return the cost of the job's racks and zones, in seconds of its training."""
         return worth_s * (len(self.racks(job)) + ZONE_IN_RACKS * len(self.zones(job)))
 
 
 # ---- steps ----
 
 
-def _weighed(board: _Board, job: str, worth_s: float) -> Iterator[tuple[float, list[Relocation]]]:
-    """Yield ways to gather a job around a rack, and what each saves beyond its cost."""
-    at, mine = board.at, sorted(board.nodes[job])
-    held, room = Counter(map(at.place, mine)), Counter(map(at.place, board.free))
-    racks = sorted(map(at.place, at.owners.keys() | at.free), key=lambda rack: (-held[rack], -room[rack], rack))
+def _weigh_steps(board: _Assignment, job: str, worth_s: float) -> Iterator[tuple[float, list[Relocation]]]:
+    """Yield ways to gather a job around a rack, with the net gain of each."""
+    at, mine = board.occupancy, sorted(board.nodes[job])
+    held, room = Counter(map(at.rack_of, mine)), Counter(map(at.rack_of, board.free))
+    racks = sorted(map(at.rack_of, at.owners.keys() | at.free), key=lambda rack: (-held[rack], -room[rack], rack))
     for rack in list(dict.fromkeys(racks))[:_MOST_RACKS]:
         for swaps, goes_on in ((False, False), (True, False), (True, True)):
-            targets = _gathered(board, job, mine, rack, swaps=swaps)
+            targets = _select_targets(board, job, mine, rack, swaps=swaps)
             then = board.copy()
-            step = _brought_about(then, job, targets, goes_on=goes_on)
+            step = _move_to_targets(then, job, targets, goes_on=goes_on)
             if step:
                 jobs = {move.job for move in step}
-                gain = sum(board.worth(one, worth_s) - then.worth(one, worth_s) for one in jobs)
+                gain = sum(board.spread_cost(one, worth_s) - then.spread_cost(one, worth_s) for one in jobs)
                 yield gain - sum(at.move_s[move.job] for move in step), step
 
 
-def _gathered(board: _Board, job: str, mine: Sequence[str], rack: _Place, *, swaps: bool) -> list[str]:
-    """Return the nodes that a job has once it is around a rack: of that first, then of its zone, then where it is."""
-    at = board.at
-    held, room = Counter(map(at.place, mine)), Counter(map(at.place, board.free))
+def _select_targets(board: _Assignment, job: str, mine: Sequence[str], rack: _Rack, *, swaps: bool) -> list[str]:
+    """Return the nodes that a job has once it is gathered around a rack.
 
-    def rank(place: _Place) -> tuple[bool, bool, int, int, _Place]:
+    Nodes of that rack come first, then of its zone, then of the job's other racks.
+    """
+    at = board.occupancy
+    held, room = Counter(map(at.rack_of, mine)), Counter(map(at.rack_of, board.free))
+
+    def rank(place: _Rack) -> tuple[bool, bool, int, int, _Rack]:
         return place != rack, place[0] != rack[0], -held[place], -room[place], place
 
     order = sorted({rack, *held, *(one for one in room if one[0] == rack[0])}, key=rank)
-    there: dict[_Place, list[str]] = {place: [] for place in order}
+    usable: dict[_Rack, list[str]] = {rack: [] for rack in order}
     others = sorted(board.owners.keys() - board.nodes[job]) if swaps else []
     for node in (*mine, *sorted(board.free), *others):
-        if at.place(node) in there and at.fits(job, node):
-            there[at.place(node)].append(node)
-    return [node for place in order for node in there[place]][: len(mine)]
+        if at.rack_of(node) in usable and at.can_use(job, node):
+            usable[at.rack_of(node)].append(node)
+    return [node for rack in order for node in usable[rack]][: len(mine)]
 
 
-def _brought_about(then: _Board, job: str, targets: Sequence[str], *, goes_on: bool) -> list[Relocation]:
-    """Make the moves that bring a job to its targets, and return them; none where there is nothing to do, or no way.
+def _move_to_targets(then: _Assignment, job: str, targets: Sequence[str], *, goes_on: bool) -> list[Relocation]:
+    """Make the moves that bring a job to its targets, and return them; [] if that is impossible or unnecessary.
 
-    Another job that has one of these changes places with it, by way of a free node, or (not `goes_on`) stays on that.
+    If another job has a target, the two exchange nodes by way of a free node. Without `goes_on` the other job stays on
+    that free node.
     """
     new = [node for node in targets if node not in then.nodes[job]]
     leaves = sorted(then.nodes[job] - set(targets))
     if len(leaves) != len(new):
         return []
-    new.sort(key=lambda node: node in then.owners)  # (free ones first: each leaves another one free)
+    new.sort(key=lambda node: node in then.owners)  # Free nodes first: each such move frees another node.
     moves: list[Relocation] = []
     for old, node in zip(leaves, new, strict=True):
-        step = _change(then, job, old, node, goes_on=goes_on)
+        step = _plan_exchange(then, job, old, node, goes_on=goes_on)
         if not step:
             return []
-        then.move(step)
+        then.apply(step)
         moves += step
     return moves
 
 
-def _change(then: _Board, job: str, old: str, node: str, *, goes_on: bool) -> list[Relocation]:
-    """Return the moves by which a job gives one node up for another; none where no free one is there for that."""
+def _plan_exchange(then: _Assignment, job: str, old: str, node: str, *, goes_on: bool) -> list[Relocation]:
+    """Return the moves by which a job exchanges one node for another, or [] if no free node allows it."""
     other = then.owners.get(node)
     if other is None:
         return [Relocation(job, old, node)]
-    by_way = [one for one in then.free if then.at.fits(other, one)]
-    if not by_way or (goes_on and not then.at.fits(other, old)):
+    by_way = [one for one in then.free if then.occupancy.can_use(other, one)]
+    if not by_way or (goes_on and not then.occupancy.can_use(other, old)):
         return []
-    best = min(by_way, key=_nearest(then.at, then.racks(other, without=node), node))
+    best = min(by_way, key=_distance_key(then.occupancy, then.racks(other, without=node), node))
     moves = [Relocation(other, node, best), Relocation(job, old, node)]
     return [*moves, Relocation(other, best, old)] if goes_on else moves
 
 
-def _nearest(at: Occupied, theirs: Set[_Place], node: str) -> Callable[[str], tuple[bool, bool, str]]:
-    """Return how far away a node is for a job that leaves another: in racks where it is, in that one's zone."""
-    zone = at.place(node)[0]
-    return lambda one: (at.place(one) not in theirs, at.place(one)[0] != zone, one)
+def _distance_key(at: Occupancy, theirs: Set[_Rack], node: str) -> Callable[[str], tuple[bool, bool, str]]:
+    """Return a sort key for nodes: racks of the job first, then the zone of the node that it leaves."""
+    zone = at.rack_of(node)[0]
+    return lambda one: (at.rack_of(one) not in theirs, at.rack_of(one)[0] != zone, one)

@@ -1,6 +1,6 @@
-"""Carries out moves of jobs between nodes, one after another: each is over once the node that was given up is free.
+"""Moves jobs between nodes, one move at a time. A move ends once the node that the job left is free.
 
-What is under way is in the record; what is still to come is forgotten with the server, and lost is nothing but that.
+The record contains the current move. The waiting moves are forgotten when the server ends.
 """
 
 from __future__ import annotations
@@ -8,60 +8,70 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from holdfast.coordination.pool.places.compacting import Occupied, Relocation
+from holdfast.coordination.pool.places.compacting import Occupancy, Relocation
 from holdfast.coordination.pool.state import PoolState
 
-#: what a move costs a job that has not made any yet
+#: seconds that a move costs a job that has not made any yet
 GUESSED_MOVE_S = 1.0
 
 
-class Moving:
-    """The moves that are to come."""
+class MoveQueue:
+    """The moves that wait."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._waiting: deque[Relocation] = deque()
 
     @property
-    def to_come(self) -> int:
-        """How many moves are not over, that under way among them."""
+    def pending_count(self) -> int:
+        """The number of moves that have not ended, the current one included."""
         return len(self._waiting) + sum(grant.replaced for grant in self._state.grants.values())
 
-    def begin(self, moves: Iterable[Relocation]) -> None:
-        """Make these moves, and no other ones."""
+    def start(self, moves: Iterable[Relocation]) -> None:
+        """Make these moves, and forget all others."""
         self._waiting = deque(moves)
 
-    def go_on(self) -> None:
-        """Begin the next move, where none is under way; one that cannot be made any more is left out."""
+    def start_next(self) -> None:
+        """Start the next move unless one is under way; skip moves that have become impossible."""
         grants = self._state.grants
         if any(grant.replaced for grant in grants.values()):
             return
         while self._waiting:
             move = self._waiting[0]
             mine = grants.get(move.from_node)
-            if mine is None or mine.job != move.job or mine.recalled or mine.standby or not self._is_whole(move.job):
+            if (
+                mine is None
+                or mine.job != move.job
+                or mine.recalled
+                or mine.standby
+                or not self._has_its_share(move.job)
+            ):
                 self._waiting.popleft()
                 continue
-            if self._awaited(move):
+            if self._is_becoming_free(move):
                 return
             self._waiting.popleft()
-            if self._takes(move):
-                self._state.replace(move.from_node)
+            if self._grant_destination(move):
+                self._state.mark_replaced(move.from_node)
                 return
 
-    def give_up(self) -> None:
-        """Let jobs stay where they are that have lost what was to take a node's place: no other may be to be had."""
-        state = self._state
-        for grant in [one for one in state.grants.values() if one.replaced and not one.recalled]:
-            job = state.jobs[grant.job]
-            if job.state == "admitted" and state.has(job.name) < job.share:
-                state.keep(grant.node)
+    def cancel_hopeless(self) -> None:
+        """Keep the old node of a job that has lost the replacement.
 
-    def exchange(self, short: str, free: set[str]) -> None:
-        """Have a job move to one of these nodes, which another would not take, from one that this could; one at once.
+        There may be no other replacement.
+        """
+        state = self._state
+        for grant in [grant for grant in state.grants.values() if grant.replaced and not grant.recalled]:
+            job = state.jobs[grant.job]
+            if job.state == "admitted" and state.own_count(job.name) < job.share:
+                state.unmark_replaced(grant.node)
+
+    def free_usable_node(self, short: str, free: set[str]) -> None:
+        """Free a node that a job can use: move another job from it to a node that only that one accepts.
 
         Args:
-            short: who lacks a node. free: what nobody else lacks; what is given is taken out.
+            short: the job that lacks a node
+            free: nodes that no other job lacks; the granted one is removed
         """
         state = self._state
         if any(grant.replaced for grant in state.grants.values()):
@@ -69,49 +79,50 @@ class Moving:
         no_use = state.refused.get(short, frozenset())
         for name in sorted(state.jobs):
             fit = sorted(free - state.refused.get(name, frozenset()))
-            mine = sorted(set(state.own(name)) - no_use)
-            if name != short and fit and mine and self._is_whole(name):
+            mine = sorted(set(state.own_nodes(name)) - no_use)
+            if name != short and fit and mine and self._has_its_share(name):
                 free.discard(fit[0])
-                state.give(fit[0], name)
-                state.replace(mine[0])
+                state.grant_node(fit[0], name)
+                state.mark_replaced(mine[0])
                 return
 
-    def _is_whole(self, name: str) -> bool:
+    def _has_its_share(self, name: str) -> bool:
+        """Return whether a job is admitted and has all nodes of its share."""
         job = self._state.jobs[name]
-        return job.state == "admitted" and self._state.has(name) == job.share
+        return job.state == "admitted" and self._state.own_count(name) == job.share
 
-    def _awaited(self, move: Relocation) -> bool:
-        """Have a node be free that a move goes to, where somebody waits there; tell whether it is about to be."""
+    def _is_becoming_free(self, move: Relocation) -> bool:
+        """Recall the destination of a move if it is a standby of another job; return whether it will be free."""
         there = self._state.grants.get(move.to_node)
         if there is None or there.job == move.job:
             return False
         if there.standby and not there.recalled:
-            self._state.recall(move.to_node)
+            self._state.recall_node(move.to_node)
         return there.standby or there.recalled
 
-    def _takes(self, move: Relocation) -> bool:
-        """Give a job the node that a move goes to; tell whether it has it now."""
+    def _grant_destination(self, move: Relocation) -> bool:
+        """Grant the destination of a move to its job; return whether the job has it now."""
         state, there = self._state, self._state.grants.get(move.to_node)
         if there is not None and there.job == move.job and there.standby and not there.recalled:
-            state.call(move.to_node)
+            state.promote_standby(move.to_node)
             return True
         refused = move.to_node in state.refused.get(move.job, frozenset())
-        if there is not None or refused or move.to_node not in state.free():
+        if there is not None or refused or move.to_node not in state.free_nodes():
             return False
-        state.give(move.to_node, move.job)
+        state.grant_node(move.to_node, move.job)
         return True
 
 
-def occupied(state: PoolState) -> Occupied:
-    """Return who has which nodes, of the jobs that could move now: those that have all nodes that they are to have."""
-    jobs = [job for job in state.jobs.values() if job.state == "admitted" and state.has(job.name) == job.share]
-    owners = {node: job.name for job in jobs for node in state.own(job.name) if node in state.here}
-    whole = {job.name for job in jobs}
-    standbys = {node for name in whole for node in state.standbys(name) if node in state.here}
-    return Occupied(
+def build_occupancy(state: PoolState) -> Occupancy:
+    """Return the nodes of the jobs that could move now: jobs that have all nodes of their share."""
+    jobs = [job for job in state.jobs.values() if job.state == "admitted" and state.own_count(job.name) == job.share]
+    owners = {node: job.name for job in jobs for node in state.own_nodes(job.name) if node in state.connected}
+    complete = {job.name for job in jobs}
+    standbys = {node for name in complete for node in state.standbys(name) if node in state.connected}
+    return Occupancy(
         nodes=dict(state.nodes),
         owners=owners,
-        free=frozenset(state.free()) | standbys,
+        free=frozenset(state.free_nodes()) | standbys,
         refused=dict(state.refused),
-        move_s={name: state.move_s.get(name, GUESSED_MOVE_S) for name in whole},
+        move_s={name: state.move_s.get(name, GUESSED_MOVE_S) for name in complete},
     )

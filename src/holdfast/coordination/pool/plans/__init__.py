@@ -1,1 +1,1 @@
-"""When to divide a pool's nodes again, plans made in advance, and the reserve."""
+"""Decides when to divide a pool's nodes again; plans made in advance; the size of the reserve."""

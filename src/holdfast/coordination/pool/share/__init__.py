@@ -1,1 +1,1 @@
-"""How many nodes each job of a pool gets: the policies."""
+"""The policies: how many nodes each job of a pool gets."""

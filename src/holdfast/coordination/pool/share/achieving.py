@@ -1,10 +1,9 @@
-"""The policy of most weighted achieved FLOP/s (Unicron, section 5): what is gained less what changes cost, of all jobs.
+"""The policy of the most weighted achieved FLOP/s (Unicron, section 5): the gain of all jobs less the cost of changes.
 
-Whoever is begun keeps its least (errata 4), unless a pool is told otherwise; the rest is divided by `planning.waf`,
-whose plan is the best of all. A job of which no step was measured yet is taken to achieve as much on a node as the
-others do, and to lose a little with each more: so that of two alike none is left with the least. So is one that has not
-said how many FLOP a sample takes: with its fewest nodes it counts as much for each as the others do, and how that
-changes with more was measured.
+Each running job keeps its minimum (errata 4), unless the pool allows starvation. `planning.waf` finds the best division
+of the rest. A job without measurements is assumed to achieve the others' mean on one node, and a little less on each
+further node: so of two such jobs neither is left with its minimum. A job of unknown FLOP per sample counts as much per
+node as the others at its minimum; its measurements give the change with more nodes.
 """
 
 from __future__ import annotations
@@ -13,62 +12,65 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.coordination.pool.share.interface import Bid, Grown, Worth, first_come
+from holdfast.coordination.pool.share.interface import Bid, Shares, Worth, first_come
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.waf.durations import running_s
 from holdfast.planning.waf.pace import UNSHARED
 from holdfast.planning.waf.plan import WafPlan, best
 from holdfast.planning.waf.task import Task
 
-#: no plan counts on more than this until something changes, failures or not: jobs come and end
+#: Longest time, in seconds, that a plan assumes until the next event. Without failures, jobs still come and end.
 LONGEST_S = 86400.0
-#: a job that is left with no node is saved and begun again, which takes so long
+#: seconds that it costs to save a job without nodes and start it again later
 LEFT_S = 30.0
-#: no change counts as longer, whatever was measured: else a clock that was set, or a machine that slept, could keep a
-#: job from ever changing again, and so from being measured anew
+#: Longest plausible change of a job's nodes, in seconds. A larger value, after a clock change or a sleep of the
+#: machine, would keep the job from ever changing again, and so from a new measurement.
 MOST_CHANGE_S = 3600.0
 
 
 class Waf:
-    """Nodes where most weighted FLOP come of them until the next failure, changes paid."""
+    """Divides nodes for the most weighted FLOP until the next failure, less the cost of changes."""
 
     name = "waf"
-    reckons = True
+    uses_throughput = True
 
     def __init__(self, *, starves: bool = False, next_best: bool = True) -> None:
-        """Keep each job's least, or (`starves`) do as Eq. 3 is printed: whose nodes do more elsewhere has none.
+        """Create the policy.
 
         Args:
-            next_best: plans say what was given up for them.
+            starves: Follow Eq. 3 as printed: a job gets no nodes if they achieve more elsewhere. Else each job keeps
+                its
+            minimum.
+            next_best: Plans also name the second best division.
         """
         self.starves = starves
         self._next_best = next_best
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
-        """Return jobs as they came."""
+        """Return jobs in order of submission."""
         return first_come(bids)
 
-    def begins_with(self, bid: Bid) -> int:
-        """Return the least."""
+    def nodes_to_start(self, bid: Bid) -> int:
+        """Return the minimum."""
         return bid.smallest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
-        """Give what is left over to whom it is worth most."""
+    def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Give the remaining nodes to the jobs for which they are worth most."""
         if not bids:
-            return Grown(nodes)
-        # (of divisions that are worth the same the first one: not another one once those that were begun run)
+            return Shares(nodes)
+        # Of equal divisions the first wins. A fixed order keeps that choice once new jobs run.
         bids = self.order(bids)
         total = sum(nodes[bid.name] for bid in bids) + free
         plan = self._best(bids, nodes, total, running_s(total, failure_rate, LONGEST_S))
-        return Grown({**nodes, **plan.sizes}, worth(plan))
+        return Shares({**nodes, **plan.sizes}, worth_of(plan))
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
-        return best(tasks(bids, floors, nodes), nodes, running_s, next_best=self._next_best)
+        return best(build_tasks(bids, floors, nodes), nodes, running_s, next_best=self._next_best)
 
 
-def tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Task]:
-    """Return jobs as the plan sees them, whose FLOP/s with 0..nodes nodes are known or guessed."""
-    on_one = usual(bids)
+def build_tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Task]:
+    """Return jobs as tasks of the planner, with known or guessed FLOP/s for 0..nodes nodes."""
+    on_one = mean_flops_per_node(bids)
     return [
         Task(
             name=bid.name,
@@ -89,32 +91,33 @@ def tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Ta
     ]
 
 
-def guessed(on_one: float, nodes: int) -> FloatArray:
-    """Return FLOP/s with 0..nodes nodes of a job of which no more is known than what one of them achieves."""
+def guess_throughput(on_one: float, nodes: int) -> FloatArray:
+    """Return guessed FLOP/s with 0..nodes nodes of a job of which only the FLOP/s on one node are known."""
     held = indices(nodes + 1)
     return on_one * held / (1 - UNSHARED + UNSHARED * held)
 
 
 def _throughput(bid: Bid, on_one: float, nodes: int) -> FloatArray:
+    """Return FLOP/s with 0..nodes nodes, measured or guessed."""
     achieved = np.array(bid.achieves)
-    on_each = _on_each(bid)
+    on_each = _flops_per_node(bid)
     if not on_each:
-        return guessed(on_one, max(nodes, bid.had))
+        return guess_throughput(on_one, max(nodes, bid.had))
     return achieved if bid.in_flop else achieved / on_each * on_one
 
 
-def worth(plan: WafPlan) -> Worth:
-    """Return what a plan is worth, to be told."""
+def worth_of(plan: WafPlan) -> Worth:
+    """Return the worth of a plan."""
     return Worth(gain=plan.gain, cost=plan.cost, waf=plan.waf, next_best=plan.next_best, given_up=plan.given_up)
 
 
-def usual(bids: Sequence[Bid]) -> float:
-    """Return the FLOP/s that one node achieves in the jobs of which that is known, 1 where it is of none."""
-    known = [achieved for bid in bids if bid.in_flop and (achieved := _on_each(bid))]
+def mean_flops_per_node(bids: Sequence[Bid]) -> float:
+    """Return the mean FLOP/s per node of the jobs with measurements, or 1 without any."""
+    known = [achieved for bid in bids if bid.in_flop and (achieved := _flops_per_node(bid))]
     return sum(known) / len(known) if known else 1.0
 
 
-def _on_each(bid: Bid) -> float:
-    """Return what a job achieves on each node with its fewest, 0 where that is not known."""
+def _flops_per_node(bid: Bid) -> float:
+    """Return the FLOP/s per node of a job with its minimum, or 0 if unknown."""
     least = bid.smallest
     return bid.achieves[least] / least if least < len(bid.achieves) else 0.0

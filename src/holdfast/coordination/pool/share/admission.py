@@ -1,8 +1,8 @@
-"""Who is begun: first come, first served, and back-filling that never delays whoever is first in the queue.
+"""Decides which jobs start: first come, first served, with back-filling that never delays the first job in the queue.
 
-That is EASY's rule: the first that does not fit has a reservation, the time at which enough nodes will be free by the
-time limits of those that run. Who comes behind it may begin if it ends by then, or if it needs no node of those.
-Where nobody can say when that is, as those that run have no limit, nobody is begun before the first.
+This is EASY's rule. The first job that does not fit has a reservation: the time at which enough nodes will be free, by
+the time limits of the running jobs. A later job may start if it ends by then, or needs none of those nodes. If that
+time is unknown because running jobs have no limit, no job starts before the first.
 """
 
 from __future__ import annotations
@@ -16,32 +16,36 @@ from holdfast.coordination.pool.share.interface import Bid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reservation:
-    """When the first in the queue can begin at the latest, and how many nodes it then leaves over."""
+    """The time by which the first job in the queue can start."""
 
+    #: the time, in unix seconds; inf if unknown
     at: float
+    #: nodes that are free then beyond its need
     spare: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Who is begun now, and why the others wait."""
+    """The jobs that start now, and why the others wait."""
 
     names: tuple[str, ...]
     why: dict[str, str]
 
 
-def reservation(head: int, free: int, running: Sequence[tuple[float, int]], now: float) -> Reservation:
-    """Return when so many nodes are free at the latest.
+def compute_reservation(head: int, free: int, running: Sequence[tuple[float, int]], now: float) -> Reservation:
+    """Return when enough nodes will be free for the first job in the queue.
 
     Args:
-        head: nodes that the first in the queue needs. free: now. running: when each job ends at the latest, and how
-            many nodes are free then.
+        head: nodes that it needs
+        free: nodes that are free now
+        running: for each running job, when it ends at the latest, and how many nodes that frees
+        now: the time, in unix seconds
     """
     at = inf
     for ends_by, nodes in sorted(running):
         if ends_by == inf:
             break
-        if ends_by > at:  # (all that end at the same time count for its spare)
+        if ends_by > at:  # Nodes of all jobs that end at the same time count as spare.
             break
         free += nodes
         if free >= head:
@@ -52,10 +56,14 @@ def reservation(head: int, free: int, running: Sequence[tuple[float, int]], now:
 def admit(
     queue: Sequence[Bid], admitted: Sequence[Bid], nodes: int, needs: Callable[[Bid], int], now: float
 ) -> Admitted:
-    """Decide who is begun.
+    """Decide which jobs start.
 
     Args:
-        queue: in their order. admitted: those that keep what they need. nodes: for all of these. needs: nodes.
+        queue: waiting jobs, in order
+        admitted: running jobs, which keep their nodes
+        nodes: nodes for all of these jobs
+        needs: returns the nodes that a job needs
+        now: the time, in unix seconds
     """
     free = nodes - sum(needs(bid) for bid in admitted)
     running = [(bid.ends_by, needs(bid)) for bid in admitted]
@@ -66,14 +74,14 @@ def admit(
     for bid in queue:
         need = needs(bid)
         if head is None and need > free:
-            head, kept = bid, reservation(need, free, running, now)
-            why[bid.name] = f"it needs {_nodes(need)}, and {free if free > 0 else 'none'} can be given"
+            head, kept = bid, compute_reservation(need, free, running, now)
+            why[bid.name] = f"it needs {_format_nodes(need)}, and {free if free > 0 else 'none'} can be given"
             continue
         ends_by = now + bid.limit_s
         if head is not None:
             in_time = ends_by <= kept.at < inf
             if need > free or not (in_time or need <= kept.spare):
-                why[bid.name] = _behind(bid, head, need, free)
+                why[bid.name] = _explain_wait(bid, head, need, free)
                 continue
             if not in_time:
                 kept = Reservation(at=kept.at, spare=kept.spare - need)
@@ -83,12 +91,16 @@ def admit(
     return Admitted(tuple(begun), why)
 
 
-def _behind(bid: Bid, head: Bid, need: int, free: int) -> str:
+def _explain_wait(bid: Bid, head: Bid, need: int, free: int) -> str:
+    """Return why a job behind the first waits."""
     if need > free:
-        return f"it needs {_nodes(need)}, and {free if free > 0 else 'none'} can be given; {head.name} is before it"
+        return (
+            f"it needs {_format_nodes(need)}, and {free if free > 0 else 'none'} can be given; {head.name} is before it"
+        )
     over = "it has no time_limit" if bid.limit_s == inf else "it may still run when that can begin"
     return f"{head.name} is before it: {over}"
 
 
-def _nodes(count: int) -> str:
+def _format_nodes(count: int) -> str:
+    """Return a number of nodes as text."""
     return f"{count} node" if count == 1 else f"{count} nodes"

@@ -1,4 +1,4 @@
-"""What a policy is asked, and what it answers. It is a pure function: the same demand has the same division."""
+"""The interface of policies: a policy is a pure function from demand to division."""
 
 from __future__ import annotations
 
@@ -7,157 +7,169 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-#: those of `policies`: whoever only asks for their names need not load what they reckon with
+#: Names of the `policies`, for code that must not import them with numpy.
 POLICY_NAMES = ("equal", "weighted", "priority", "sized", "waf")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bid:
-    """A job that has nodes, or waits for some, as a policy sees it.
-
-    order: the submission's number; the lower came first. least, most: nodes. sizes: those it can run on, ascending;
-    () for all from `least` to `most`. has: nodes that are its own and stay so far. admitted: it was begun and keeps its
-    `least`. limit_s: it ends this long after it was admitted at the latest. ends_by: unix seconds, of one that is
-    admitted. preemptible: it runs on what all others leave over. may_wait: standbys are of use to it. standbys: so many
-    it asks for. waiting: so many it has. had: nodes that it was to have when that was decided last. achieves: FLOP/s
-    with 0.. nodes, () where that is not known; in_flop: else it is samples/s. change_s: how long a change of its nodes
-    keeps it from training; hit_s: how long it does that a node is lost, None where that is the same. lost_share: of its
-    time, what roll-backs undo, with 0.. nodes; () for nothing. may_starve:
-    it keeps what it has done, so that it may be left with no node where a policy does that.
-    """
+    """A running or waiting job, as a policy sees it."""
 
     name: str
+    #: number of the submission; lower numbers came first
     order: int
+    #: smallest number of nodes
     least: int
+    #: largest number of nodes
     most: int
+    #: numbers of nodes on which it can run, ascending; () for all from `least` to `most`
     sizes: tuple[int, ...] = ()
     weight: float = 1.0
     priority: int = 0
+    #: nodes that it has and keeps so far
     has: int = 0
+    #: whether it has started, and keeps its `least`
     admitted: bool = False
+    #: it ends at most this long after its admission
     limit_s: float = inf
+    #: when an admitted job ends at the latest, unix seconds
     ends_by: float = inf
+    #: runs on nodes that all other jobs leave
     preemptible: bool = False
+    #: whether standbys help it
     may_wait: bool = False
+    #: how many standbys it asks for
     standbys: int = 0
+    #: how many standbys it has
     waiting: int = 0
+    #: its share in the last decision
     had: int = 0
+    #: FLOP/s with 0, 1, ... nodes; () if unknown
     achieves: tuple[float, ...] = ()
+    #: whether `achieves` is in FLOP/s; else it is in samples/s
     in_flop: bool = False
+    #: seconds of training that a change of its nodes costs
     change_s: float = 0.0
+    #: seconds of training that a lost node costs; None if the same as `change_s`
     hit_s: float | None = None
+    #: share of its time that roll-backs cost, with 0, 1, ... nodes; () for none
     lost_share: tuple[float, ...] = ()
+    #: whether a policy that starves may leave it without nodes: it saves its state
     may_starve: bool = False
 
-    def above(self, nodes: int) -> int | None:
-        """Return the next larger number of nodes that it can run on; None where there is none."""
+    def next_size(self, nodes: int) -> int | None:
+        """Return the next larger number of nodes on which the job can run, or None."""
         if self.sizes:
             return next((size for size in self.sizes if size > nodes and self.least <= size <= self.most), None)
         return max(nodes + 1, self.least) if nodes < self.most else None
 
     @property
     def smallest(self) -> int:
-        """The least number of nodes that it can run on."""
+        """The smallest number of nodes on which the job can run."""
         return next((size for size in self.sizes if size >= self.least), self.least)
 
     @property
     def largest(self) -> int:
-        """The greatest number of nodes that it can run on."""
+        """The largest number of nodes on which the job can run."""
         return next((size for size in reversed(self.sizes) if size <= self.most), self.most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """The nodes that there are to be shared out, and who wants some.
+    """The nodes to divide, and the jobs that want some."""
 
-    nodes: for all jobs. kept_back: of these, for preemptible jobs alone (the reserve). now: unix seconds. failure_rate:
-    how often a node fails, per second. calm: nobody has come, gone, failed or asked: nobody is left with no node now,
-    and nobody begun who was, where a policy does that.
-    """
-
+    #: number of nodes for all jobs
     nodes: int
     bids: tuple[Bid, ...]
+    #: the reserve: nodes of these that only preemptible jobs get
     kept_back: int = 0
+    #: unix seconds
     now: float = 0.0
+    #: failures of a node per second
     failure_rate: float = 0.0
+    #: No node or job came, left, failed or changed. A policy that starves then stops and starts no job.
     calm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """What a policy that reckons with it makes of a division of nodes, in weighted FLOP until the next failure.
+    """The worth of a division by a policy that computes it, in weighted FLOP until the next failure."""
 
-    gain: what is done; cost: what the changes keep from being done; waf: weighted achieved FLOP/s afterwards.
-    next_best: the best other division, {} where there is none; given_up: how much less that is worth.
-    """
-
+    #: work done
     gain: float
+    #: work that the changes prevent
     cost: float
+    #: weighted achieved FLOP/s afterwards
     waf: float
+    #: the second best division, or {}
     next_best: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: how much less that one is worth
     given_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many nodes each job is to have: 0 for one that waits, and why it waits; and how many standbys beside them.
+    """The result: nodes and standbys of each job, and reasons."""
 
-    `worth`: None where the policy reckons with none.
-    """
-
+    #: nodes of each job; 0 for one that waits
     nodes: Mapping[str, int]
+    #: reasons of the jobs that wait
     why: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: standbys of each job
     standbys: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: None if the policy does not compute it
     worth: Worth | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """How many nodes each job is to have, and what that is worth."""
+class Shares:
+    """How many nodes each job should have, and the worth of that."""
 
     nodes: Mapping[str, int]
     worth: Worth | None = None
 
 
 class Policy(Protocol):
-    """Shares out nodes. Whoever is admitted keeps its least; the rest is the policy's own."""
+    """Divides nodes among jobs. Admitted jobs keep their minimum; the policy decides about the rest."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Its name for users."""
         ...
 
     @property
-    def reckons(self) -> bool:
-        """Whether it asks what jobs achieve."""
+    def uses_throughput(self) -> bool:
+        """Whether it needs the throughput of jobs."""
         ...
 
     @property
     def starves(self) -> bool:
-        """Whether it may leave a job that was begun with no node, and says itself who is begun."""
+        """Whether it may leave a running job without nodes; such a policy also decides which jobs start."""
         ...
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
-        """Return jobs in the order in which they are begun."""
+        """Return jobs in the order in which they start."""
         ...
 
-    def begins_with(self, bid: Bid) -> int:
-        """Return how many nodes a job needs to be begun, and keeps."""
+    def nodes_to_start(self, bid: Bid) -> int:
+        """Return how many nodes a job needs to start, and keeps."""
         ...
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
-        """Share out what is left over once all that are begun have their least.
+    def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Divide the nodes that are left once every started job has its minimum.
 
         Args:
-            nodes: of each job that is begun, 0 for one that the policy may leave with none. bids: theirs, but of those
-                that lack of their least. free: how many nodes are left over. failure_rate: of a node, per second.
+            nodes: Nodes of each started job; 0 for one that the policy may leave without nodes.
+            bids: these jobs, without those below their minimum
+            free: how many nodes are left
+            failure_rate: failures of a node per second
 
         Returns:
-            How many each is to have, no fewer than before, and together at most `free` more.
+            The nodes of each job: no fewer than before, and at most `free` more in total.
         """
         ...
 
 
 def first_come(bids: Sequence[Bid]) -> list[Bid]:
-    """Return jobs as they came."""
+    """Return jobs in order of submission."""
     return sorted(bids, key=lambda bid: bid.order)

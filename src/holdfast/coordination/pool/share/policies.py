@@ -1,4 +1,4 @@
-"""The policies: equal, weighted, by priority, sized; by what is achieved (`achieving`)."""
+"""The policies: equal, weighted, by priority, sized; and by achieved FLOP/s (`achieving`)."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from heapq import heapify, heappop, heapreplace
 from typing import Any
 
 from holdfast.coordination.pool.share.achieving import Waf
-from holdfast.coordination.pool.share.interface import Bid, Grown, Policy, first_come
+from holdfast.coordination.pool.share.interface import Bid, Policy, Shares, first_come
 
 
 class Weighted:
-    """Nodes in proportion to the jobs' weights, as near as whole nodes come to it."""
+    """Nodes in proportion to the jobs' weights, as near as whole nodes allow."""
 
     name = "weighted"
-    reckons = False
+    uses_throughput = False
     starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
-        """Return jobs as they came."""
+        """Return jobs in order of submission."""
         return first_come(bids)
 
-    def begins_with(self, bid: Bid) -> int:
-        """Return the least."""
+    def nodes_to_start(self, bid: Bid) -> int:
+        """Return the minimum."""
         return bid.smallest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
-        """Give what is left over to whoever has least for its weight, again and again."""
-        return Grown(rise(nodes, bids, free, lambda bid, size: (2 * size + 1) / self._weight(bid)))
+    def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Give each remaining node to the job with the fewest nodes for its weight."""
+        return Shares(raise_shares(nodes, bids, free, lambda bid, size: (2 * size + 1) / self._weight(bid)))
 
     def _weight(self, bid: Bid) -> float:
         return bid.weight
 
 
 class Equal(Weighted):
-    """As many nodes for each job as for each other."""
+    """The same number of nodes for each job."""
 
     name = "equal"
 
@@ -43,54 +43,61 @@ class Equal(Weighted):
 
 
 class ByPriority:
-    """All that the first can use, then the next; of one priority equally."""
+    """All nodes that the job of the highest priority can use, then the next; equal shares within a priority."""
 
     name = "priority"
-    reckons = False
+    uses_throughput = False
     starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
-        """Return the greatest priority first, those of one as they came."""
+        """Return the highest priority first, then in order of submission."""
         return sorted(bids, key=lambda bid: (-bid.priority, bid.order))
 
-    def begins_with(self, bid: Bid) -> int:
-        """Return the least."""
+    def nodes_to_start(self, bid: Bid) -> int:
+        """Return the minimum."""
         return bid.smallest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
-        """Give what is left over to the greatest priority, of these to whoever has least."""
-        return Grown(rise(nodes, bids, free, lambda bid, size: (-bid.priority, size)))
+    def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Give each remaining node to the highest priority, then to the job with the fewest nodes."""
+        return Shares(raise_shares(nodes, bids, free, lambda bid, size: (-bid.priority, size)))
 
 
 class Sized:
     """Each job has the size that it asks for (max_nodes), or waits: first come, first served, with back-filling."""
 
     name = "sized"
-    reckons = False
+    uses_throughput = False
     starves = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
-        """Return jobs as they came."""
+        """Return jobs in order of submission."""
         return first_come(bids)
 
-    def begins_with(self, bid: Bid) -> int:
+    def nodes_to_start(self, bid: Bid) -> int:
         """Return its size."""
         return bid.largest
 
-    def grow(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Grown:
-        """Take nothing from anybody; then make up for what those have lost that came first."""
-        return Grown(rise(nodes, bids, free, lambda bid, size: (size >= bid.has, bid.order)))
+    def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Take no node from a job; replace lost nodes in order of submission."""
+        return Shares(raise_shares(nodes, bids, free, lambda bid, size: (size >= bid.has, bid.order)))
 
 
-#: by their names
+#: the policies by name
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Equal(), Weighted(), ByPriority(), Sized(), Waf())}
 
 
-def rise(nodes: Mapping[str, int], bids: Sequence[Bid], free: int, rank: Callable[[Bid, int], Any]) -> dict[str, int]:
-    """Raise jobs, one step of their sizes at a time, the lowest rank first; of equals those that need not give any.
+def raise_shares(
+    nodes: Mapping[str, int], bids: Sequence[Bid], free: int, rank: Callable[[Bid, int], Any]
+) -> dict[str, int]:
+    """Raise jobs one step of their sizes at a time, the lowest rank first.
+
+    Of equals, jobs that already have the nodes come first, so that fewer nodes move.
 
     Args:
-        rank: of a job with so many nodes.
+        nodes: the nodes to start from
+        bids: the jobs
+        free: nodes to give
+        rank: returns the rank of a job with this many nodes
     """
     sizes = dict(nodes)
 
@@ -103,7 +110,7 @@ def rise(nodes: Mapping[str, int], bids: Sequence[Bid], free: int, rank: Callabl
     heapify(turns)
     while turns:
         bid = by_order[turns[0][2]]
-        size = bid.above(sizes[bid.name])
+        size = bid.next_size(sizes[bid.name])
         if size is None or size - sizes[bid.name] > free:
             heappop(turns)
             continue

@@ -1,8 +1,8 @@
-"""Which jobs have standbys: nodes that wait in them, warm, to take the place of one that is lost.
+"""Assigns standbys to jobs: warm nodes that replace one that fails.
 
-What nobody needs goes to those that have asked for standbys of their own. The reserve's nodes wait in those that have
-none by that, where most would be lost: a node fails the more often the more of them a job has, and each failure stops
-all of it, so a job counts by its weight times its nodes; one each, for a second failure is as likely anywhere else.
+Nodes that no job needs go to jobs that have asked for standbys. Nodes of the reserve go to jobs without a standby, one
+each, in order of the cost of a failure. A job with more nodes fails more often, and each failure stops all of it, so a
+job counts by weight times nodes. One each suffices, since the next failure is as likely to hit another job.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.coordination.pool.share.interface import Bid
 
-#: who has a standby keeps it unless another would lose so many times as much: each begins cold where it comes to
+#: A job keeps its standby unless another would lose this many times as much: a new standby starts cold.
 _STAYS = 2.0
 
 
-def keep_warm(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, left: int) -> dict[str, int]:
-    """Return how many standbys each job is to have.
+def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, left: int) -> dict[str, int]:
+    """Return how many standbys each job should have.
 
     Args:
-        bids: of the jobs that have use for some. nodes: of each. kept_back: the reserve. left: nodes that no job has as
-            its own, those of the reserve among them.
+        bids: jobs that standbys help
+        nodes: nodes of each job
+        kept_back: size of the reserve
+        left: nodes that no job trains on, the reserve included
     """
 
     def loses(bid: Bid) -> float:
@@ -29,16 +31,16 @@ def keep_warm(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, lef
     given: dict[str, int] = {}
     reserve = max(0, min(kept_back, left))
     turns = sorted(bids, key=lambda bid: (-loses(bid), bid.order))
-    rest = _ask(turns, given, left - reserve)
+    rest = _give_requested(turns, given, left - reserve)
     without = [bid for bid in turns if bid.name not in given]
     without.sort(key=lambda bid: (-loses(bid) * (_STAYS if bid.waiting else 1.0), bid.order))
     given |= {bid.name: 1 for bid in without[:reserve]}
-    _ask(turns, given, rest + max(0, reserve - len(without)))
+    _give_requested(turns, given, rest + max(0, reserve - len(without)))
     return given
 
 
-def _ask(turns: Sequence[Bid], given: dict[str, int], nodes: int) -> int:
-    """Give nodes to those that have asked for them; return how many are left over."""
+def _give_requested(turns: Sequence[Bid], given: dict[str, int], nodes: int) -> int:
+    """Give nodes to jobs that have asked for standbys; return how many are left."""
     for bid in turns:
         more = max(0, min(bid.standbys - given.get(bid.name, 0), nodes))
         if more:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
-from holdfast.coordination.pool.places.choosing import choose, spare
+from holdfast.coordination.pool.places.choosing import select_nodes, select_surplus
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
-from holdfast.coordination.pool.plans.paces import room_for
+from holdfast.coordination.pool.plans.paces import round_up_nodes
 from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
@@ -97,7 +97,7 @@ class DividedShares:
         self._shares = {name: division.nodes[name] for name in self._jobs}
         before = {name: set(mine) for name, mine in self._mine.items()}
         leaving = {
-            name: spare(self._nodes, mine, self._nodes, len(mine) - self._shares[name])
+            name: select_surplus(self._nodes, mine, self._nodes, len(mine) - self._shares[name])
             for name, mine in self._mine.items()
             if len(mine) > self._shares[name]
         }
@@ -115,7 +115,7 @@ class DividedShares:
         short = [name for name, mine in self._mine.items() if len(mine) < self._shares[name]]
         for name in sorted(short, key=lambda name: len(self._mine[name]) >= self._jobs[name].least):
             mine = self._mine[name]
-            for node in choose(self._nodes, mine, self._free, self._shares[name] - len(mine)):
+            for node in select_nodes(self._nodes, mine, self._free, self._shares[name] - len(mine)):
                 self._free.discard(node)
                 mine.add(node)
                 self._owner[node] = name
@@ -124,8 +124,8 @@ class DividedShares:
         has = len(self._mine[task.name])
         change_s = self._change_s(has) if self._begun else GUESSED_CHANGE_S
         lost_s = RESTART_S + SAVED_S / 2
-        reckons = self._policy.reckons
-        lost_share = lost_with_all(room_for(total), rate, change_s, lost_s).tolist() if reckons else ()
+        reckons = self._policy.uses_throughput
+        lost_share = lost_with_all(round_up_nodes(total), rate, change_s, lost_s).tolist() if reckons else ()
         return Bid(
             name=task.name,
             order=order,

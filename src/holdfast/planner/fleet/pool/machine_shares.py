@@ -14,9 +14,16 @@ from itertools import count
 from math import inf
 
 from holdfast.coordination.grants import give_back, hear, joined, report
-from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, SayStanding
-from holdfast.coordination.pool.inputs import JobLinked, JobSaid, NodeGone, NodeSaid, PoolInput, Submit
-from holdfast.coordination.pool.instructions import BeginJob, PoolInstruction, TellJob, TellNode
+from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, ReportState
+from holdfast.coordination.pool.inputs import (
+    JobConnected,
+    JobMessage,
+    NodeDisconnected,
+    NodeMessage,
+    PoolInput,
+    SubmitJob,
+)
+from holdfast.coordination.pool.instructions import PoolInstruction, SendToJob, SendToNode, StartCoordinator
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
@@ -60,7 +67,7 @@ class MachineShares:
         self._now = BEGIN
         self._carry_out(self.pool.start(self._now, "", 1))
         for task in tasks:
-            self._feed(Submit(task.spec))
+            self._feed(SubmitJob(task.spec))
         for node in nodes:
             self._come(node)
 
@@ -78,7 +85,7 @@ class MachineShares:
         self._now, self._changed = BEGIN + now, set()
         connection = self._numbers.pop(node)
         del self._names[connection], self._fences[node]
-        self._feed(NodeGone(connection))
+        self._feed(NodeDisconnected(connection))
         if (job := self.owner(node)) is not None:
             self._write(job, give_back(self._held[job], [node]))
             self._run()
@@ -96,7 +103,7 @@ class MachineShares:
         number = next(self._connections)
         self._numbers[node], self._names[number] = number, node
         fence = self._fences[node] = Fence()
-        self._feed(NodeSaid(number, PoolHello(node=node, session=f"{number:x}", stands=fence.stands)))
+        self._feed(NodeMessage(number, PoolHello(node=node, session=f"{number:x}", stands=fence.state)))
 
     def _feed(self, event: PoolInput) -> None:
         self._inputs.append(event)
@@ -109,20 +116,20 @@ class MachineShares:
     def _carry_out(self, instructions: Sequence[PoolInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case BeginJob(job):
+                case StartCoordinator(job):
                     self._begin(job)
-                case TellJob(name, shares):
+                case SendToJob(name, shares):
                     self._told(name, shares)
-                case TellNode(connection, message) if isinstance(message, NodeGrant):
+                case SendToNode(connection, message) if isinstance(message, NodeGrant):
                     node = self._names.get(connection)
                     if node is not None:
-                        self._do(node, self._fences[node].told(message))
+                        self._do(node, self._fences[node].on_grant(message))
                 case _:
                     pass
 
     def _begin(self, job: PooledJob) -> None:
         self._held.setdefault(job.name, Held(submission=job.submission))
-        self._inputs.append(JobLinked(job.name))
+        self._inputs.append(JobConnected(job.name))
 
     def _told(self, job: str, shares: JobShares) -> None:
         """A job hears of its nodes: those that are new join, those that it is to give back leave."""
@@ -138,12 +145,12 @@ class MachineShares:
         if held.grants.keys() != before.grants.keys():
             self._changed.add(job)
         change_s = self._change_s(len(held.grants))
-        self._inputs.append(JobSaid(job, report(held, members=held.grants, move_s=change_s)))
+        self._inputs.append(JobMessage(job, report(held, members=held.grants, move_s=change_s)))
 
     def _do(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
         """A node's processes start and end at once."""
         for one in instructions:
             if isinstance(one, ReapGrant):
-                self._do(node, self._fences[node].reaped(one.grant))
-            elif isinstance(one, SayStanding):
-                self._inputs.append(NodeSaid(self._numbers[node], one.stands))
+                self._do(node, self._fences[node].on_reaped(one.grant))
+            elif isinstance(one, ReportState):
+                self._inputs.append(NodeMessage(self._numbers[node], one.state))
