@@ -49,7 +49,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
         (("node-9",), EXIT_UNREACHABLE, "there is no node 'node-9'"),
         (("node-1", "--to", "node-2"), EXIT_BAD_INPUT, "node node-2 is in use"),
         (("node-1", "node-1"), EXIT_BAD_INPUT, "'node-1' is named twice"),
-        (("node-1", "node-2", "--to", "node-2", "--to", "node-1"), EXIT_BAD_INPUT, "node node-2 is to leave"),
+        (("node-1", "node-2", "--to", "node-2", "--to", "node-1"), EXIT_BAD_INPUT, "node node-2 will leave"),
         (("node-1", "--to", "standby-0", "--to", "node-2"), EXIT_BAD_INPUT, "2 targets are named for node node-1"),
         (("node-1", "node-2"), EXIT_REFUSED, "there is 1 standby for 2; start one (holdfast agent --standby)"),
         (("standby-0",), EXIT_BAD_INPUT, "node standby-0 is a standby"),

@@ -338,7 +338,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
         (UnreachableError, "no node 'n9': the nodes are n0, n1, n2, s0", ("n9",), ()),
         (UnreachableError, "no node 's9': the standbys are s0", ("n1",), ("s9",)),
         (BadInputError, "n2 is in use", ("n1",), ("n2",)),
-        (BadInputError, "n2 is to leave", ("n1", "n2"), ("n2", "n1")),
+        (BadInputError, "n2 will leave", ("n1", "n2"), ("n2", "n1")),
         (BadInputError, "s0 is a standby: it has no place to give", ("s0",), ()),
         (BadInputError, "2 targets are named for node n1", ("n1",), ("s0", "s1")),
         (RefusedError, "nodes n1, n2 cannot move: there is 1 standby for 2; start one", ("n1", "n2"), ()),
