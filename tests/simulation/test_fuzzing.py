@@ -197,3 +197,13 @@ def test_large_schedules_leave_time_to_the_others() -> None:
 def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == EXIT_BAD_INPUT
     assert arguments[-1] in capsys.readouterr().err
+
+
+def test_the_family_of_pairs_strikes_in_the_phases_that_others_seldom_reach() -> None:
+    tally, start = Tally(), FAMILIES["pairs"].start
+    for number in range(start, start + 80):
+        tally.run(Schedule(number=number))
+    assert not tally.failed
+    rare = [kind for kind in FaultKind if kind not in (FaultKind.LAG_DOWN, FaultKind.CORRUPT_SUM)]
+    struck = {phase for kind in rare for phase in ("climbing", "moving", "refused", "ended") if tally.seen[kind, phase]}
+    assert struck == {"climbing", "moving", "refused", "ended"}

@@ -13,7 +13,6 @@ from tests.simulation.faults.plans import (
     FaultPlan,
     baseline_plan,
     random_plan,
-    strike_while_moving,
     wide_plan,
 )
 
@@ -37,8 +36,7 @@ def link_plan(seed: int) -> FaultPlan:
         faults.append(_fault(rng, FaultKind.CLOCK_JUMP, span))
     if rng.random() < 0.2:
         faults.append(_fault(rng, FaultKind.CORRUPT_STATE, span))
-    found = replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2))], *faults))
-    return strike_while_moving(found, (FaultKind.CORRUPT_STATE,), seed)
+    return replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2))], *faults))
 
 
 def _fault(rng: Random, kind: FaultKind, span: float) -> Fault:

@@ -12,7 +12,6 @@ from tests.simulation.faults.plans import (
     FaultKind,
     FaultPlan,
     random_plan,
-    strike_while_moving,
     wide_plan,
 )
 
@@ -39,7 +38,7 @@ def newcomer_plan(seed: int) -> FaultPlan:
     blocked = _blocked(apart, nodes) if probes and apart.random() < 0.4 else ()
     if blocked and apart.random() < 0.5:
         calm, kept, faults = True, (), []
-    found = replace(
+    return replace(
         plan,
         nodes=nodes,
         start_nodes=plan.start_nodes if plan.experts else rng.randint(1, nodes),
@@ -50,7 +49,6 @@ def newcomer_plan(seed: int) -> FaultPlan:
         probes=probes,
         blocked=blocked,
     )
-    return strike_while_moving(found, (FaultKind.BAD_SENDER, FaultKind.ONE_WAY), seed)
 
 
 def _blocked(rng: Random, nodes: int) -> tuple[tuple[int, int], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
@@ -279,15 +278,6 @@ _LOGS = 0.25
 #: share of the schedules in which it is time that says when checkpoints are due
 _IN_TIME = 0.3
 _SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
-
-
-def strike_while_moving(plan: FaultPlan, kinds: Collection[FaultKind], seed: int) -> FaultPlan:
-    """Return a plan with experts in which, now and then, faults of these kinds strike while experts move."""
-    rng = Random(seed * 131 + 73)
-    if not plan.experts or rng.random() >= 0.2:
-        return plan
-    faults = [replace(fault, boundary="moving") if fault.kind in kinds else fault for fault in plan.faults]
-    return replace(plan, faults=tuple(faults))
 
 
 def random_plan(seed: int) -> FaultPlan:

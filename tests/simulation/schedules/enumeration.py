@@ -26,6 +26,7 @@ from tests.simulation.families.membership_plans import (
 from tests.simulation.families.memory_plans import memory_plan
 from tests.simulation.families.newcomer_plans import newcomer_plan
 from tests.simulation.families.outdated_plans import outdated_plan
+from tests.simulation.families.pair_plans import pair_plan
 from tests.simulation.families.script_plans import beginning_plan, raising_plan, skipping_plan, stopping_plan
 from tests.simulation.families.storm_plans import ready_plan, storm_plan
 from tests.simulation.families.witness_plans import witness_plan
@@ -115,6 +116,8 @@ FIRST_CORRUPT_SEED = 12_000_000_000
 #: from here on, random ones whose scripts raise
 FIRST_RAISING_SEED = 11_000_000_000
 
+#: from here on, schedules that strike with one kind of fault in one phase
+FIRST_PAIR_SEED = 42_000_000_000
 #: from here on, random ones with snapshots in memory
 FIRST_MEMORY_SEED = 19_000_000_000
 
@@ -191,6 +194,7 @@ FAMILIES: dict[str, range] = {
     "combined": range(FIRST_COMBINED_SEED, FIRST_COMBINED_SEED + 1_000_000_000),
     "newcomers": range(FIRST_NEWCOMER_SEED, FIRST_NEWCOMER_SEED + 1_000_000_000),
     "differ": range(FIRST_DIFFER_SEED, FIRST_DIFFER_SEED + 1_000_000_000),
+    "pairs": range(FIRST_PAIR_SEED, FIRST_PAIR_SEED + 1_000_000_000),
 }
 _RANDOM_PLANS = {
     "random": random_plan,
@@ -228,6 +232,7 @@ _RANDOM_PLANS = {
     "newcomers": newcomer_plan,
     "differ": differ_plan,
     "outdated": outdated_plan,
+    "pairs": pair_plan,
 }
 
 

@@ -56,6 +56,7 @@ SHARES = {
     "combined": 6,
     "newcomers": 3,
     "outdated": 1,
+    "pairs": 10,
 }
 #: of the time, at most, where others want to run too: one of these takes as long as fifty of them
 LARGE_SHARE = 0.15
