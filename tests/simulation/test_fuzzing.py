@@ -201,7 +201,7 @@ def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_family_of_pairs_strikes_in_the_phases_that_others_seldom_reach() -> None:
     tally, start = Tally(), FAMILIES["pairs"].start
-    for number in range(start, start + 80):
+    for number in range(start, start + 150):
         tally.run(Schedule(number=number))
     assert not tally.failed
     rare = [kind for kind in FaultKind if kind not in (FaultKind.LAG_DOWN, FaultKind.CORRUPT_SUM)]
