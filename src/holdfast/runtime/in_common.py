@@ -1,4 +1,4 @@
-"""What all workers of a job must have in common: software, model, settings, as people would say them."""
+"""Describes the software, the model and the settings that all workers of a job must have in common."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.runtime.gradients.workload import Workload
 
-#: of a model's list of tensors; a hash of all that it says goes beside it
+#: at most this many characters of a model's list of tensors are kept; a hash covers the rest
 _LISTED_CHARACTERS = 8000
 
 
 def describe_configuration(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
-    """Return it by name; of a model that is spread over a unit's places it says the same in all of them."""
+    """Return the configuration as text by name. All ranks of a replica group return the same, even if the model is
+    sharded.
+    """
     software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
     state, order = workload.state.capture().manifest.global_manifest, workload.loader.order
     everything = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=16).hexdigest()
@@ -38,7 +40,7 @@ def describe_configuration(workload: Workload, device: torch.device, *, checkpoi
         CHECKPOINT_EVERY: checkpoint_every,
         **workload.updates.describe(),
         "tensors": tensors[:_LISTED_CHARACTERS],
-        "state": everything,  # what the list has no room for, and the optimizer's settings
+        "state": everything,  # covers the part of the list that is cut off, and the optimizer's settings
     }
     if (experts := workload.experts) is not None:
         config |= {"experts": experts.experts, "expert tensors": experts.describe_layers()}

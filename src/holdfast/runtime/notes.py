@@ -1,10 +1,10 @@
-"""Notes: what a micro-batch leaves beside its gradient, brought to every rank before the step can pass.
+"""Notes: information about a micro-batch that reaches every rank before the step can pass.
 
-Each rank computes its own micro-batches, but some of what they make concerns the whole job: what became of running
-statistics, values that the script has logged, where a stream of data stands. Whoever computes a micro-batch keeps its
-note beside the gradient (held and redone with it). With the reduction all notes are gathered, so that every rank which
-is READY has those of all M micro-batches, and can apply. What is made of them is a function of the state and the notes
-in the order of the micro-batches alone: the same in every bit, whatever the world, and whoever computed what.
+Each rank computes its own micro-batches, but some results concern the whole job: running statistics, values that the
+script logged, the position of a data stream. The rank that computes a micro-batch keeps its note with the gradient, and
+repeats both together. All notes are gathered with the reduction, so every rank that is READY has the notes of all M
+micro-batches and can apply the step. The merged result is a function of the state and of the notes in the order of the
+micro-batches. It is the same in every bit, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -17,55 +17,57 @@ from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.groups.gathering import gather_bytes
 
-#: of one micro-batch, from each source of notes; b"" says nothing
+#: the notes of one micro-batch, one from each source; b"" if a source has nothing to say
 Note = tuple[bytes, ...]
 
 
 class NoteSource:
-    """Something that leaves a note of each micro-batch; what it does not need of this stays as it is here.
+    """Makes a note of each micro-batch. Subclasses override the hooks that they need.
 
-    All is called in the training thread. In an attempt at a step: `restart`; of each micro-batch that is computed here
-    `begin`, `computed`, `note`; then `rank_note`; `take`, once all ranks' notes are here; and, once the step has
-    passed, perhaps under a later generation, `apply`. An attempt may be left anywhere, and another begin.
+    All hooks are called in the training thread. In an attempt at a step: `on_attempt_start`; for each micro-batch
+    computed here `on_micro_batch_start`, `on_forward_done`, `make_note`; then `make_rank_note`; `merge`, once all notes
+    arrived; and `apply`, once the step passed, perhaps under a later generation. An attempt may be interrupted
+    anywhere.
     """
 
-    #: where the places of a unit share out the samples of a micro-batch (layouts): `take` is given what each of them
-    #: has noted, in the samples' order, and not what the first one has
+    #: whether `merge` gets the notes of all parts of a micro-batch, in the order of samples, if ranks of a replica
+    #: group split its samples; else it gets the note of the first part
     of_parts = True
 
     def on_attempt_start(self) -> None:
-        """An attempt begins: what was not finished of the one before is of no use."""
+        """Discard unfinished results of the previous attempt."""
 
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
-        """A micro-batch is about to be fetched and computed."""
+        """Called before a micro-batch is fetched and computed."""
 
     def on_forward_done(self) -> None:
-        """Its forward pass is over; backward, which may run parts of the forward pass again, is not begun."""
+        """Called after the forward pass. The backward pass may repeat parts of the forward pass."""
 
     def make_note(self) -> bytes:
-        """It is over, whatever the script did with it: return what it leaves, b"" for nothing."""
+        """Return the note of the finished micro-batch, or b""."""
         return b""
 
     def make_rank_note(self) -> bytes:
-        """Return what this rank leaves of the attempt beside its micro-batches, b"" for nothing."""
+        """Return this rank's note of the attempt, apart from its micro-batches, or b""."""
         return b""
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
-        """All ranks' notes are here: keep what is made of them until `apply`; nothing is in force yet.
+        """Merge the notes of all ranks, and keep the result until `apply`.
 
         Args:
-            notes: of all M micro-batches, in their order, or of their parts. of_ranks: `rank_note` of each rank.
+            notes: of all M micro-batches in their order, or of their parts.
+            of_ranks: the `make_rank_note` of each rank.
 
         Raises:
-            BadInputError: they do not fit together; the same on every rank.
+            BadInputError: the notes contradict each other; raised on every rank.
         """
 
     def apply(self) -> None:
-        """The step has passed: put in force what was made of the notes taken last. Called in apply, on every rank."""
+        """Put the last merged result in force, as the step has passed. Called on every rank."""
 
 
 class _Share(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What one rank puts in: the notes of its micro-batches, or of the part of each that it has, and its own."""
+    """One rank's contribution: the notes of its micro-batches (or of its part of each), and its own note."""
 
     notes: dict[int, Note]
     own: Note
@@ -77,15 +79,17 @@ _decoder = msgspec.msgpack.Decoder(_Share)
 
 
 class Notes:
-    """All sources of notes of a job, and the way of their notes to all ranks."""
+    """All note sources of a job, and the exchange of their notes between ranks."""
 
     def __init__(
         self, sources: Sequence[NoteSource], micro_batches: int, place: ReplicaPosition = WHOLE_REPLICA
     ) -> None:
-        """Gather the notes of these sources, the same in number and order on all ranks, of M micro-batches a step.
+        """Gather the notes of these sources. All ranks must have the same sources in the same order.
 
         Args:
-            place: which part of a replica is here: of places that have the same samples only the first says anything.
+            micro_batches: M, the micro-batches of a step.
+            place: which part of a replica is here. Of ranks with the same samples, only the first one contributes
+                notes.
         """
         self._sources = tuple(sources)
         self._micro_batches = micro_batches
@@ -93,26 +97,26 @@ class Notes:
         self._own: Note = ()
 
     def on_attempt_start(self) -> None:
-        """An attempt at a step begins."""
+        """Start an attempt at a step."""
         for source in self._sources:
             source.on_attempt_start()
 
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
-        """A micro-batch is about to be fetched."""
+        """Called before a micro-batch is fetched."""
         for source in self._sources:
             source.on_micro_batch_start(step, micro_batch)
 
     def on_forward_done(self) -> None:
-        """The forward pass of the micro-batch at hand is over."""
+        """Called after the forward pass of the current micro-batch."""
         for source in self._sources:
             source.on_forward_done()
 
     def make_note(self) -> Note:
-        """Return what the micro-batch at hand, which is over, leaves."""
+        """Return the notes of the finished micro-batch."""
         return tuple(source.make_note() for source in self._sources)
 
     def has_notes(self, held: Mapping[int, Note]) -> bool:
-        """Tell whether this rank has anything to say of a step, now that all its micro-batches are over.
+        """Return whether this rank has notes of the step. Called after its last micro-batch.
 
         Args:
             held: the notes of the micro-batches that were computed here.
@@ -121,14 +125,14 @@ class Notes:
         return any(map(any, (self._own, *held.values())))
 
     def gather(self, comm: Communicator, held: Mapping[int, Note]) -> bool:
-        """Bring the notes of all ranks to all ranks, after `any` of the same. All ranks must call it.
+        """Exchange the notes between all ranks, after `has_notes`. All ranks must call it.
 
         Returns:
-            False, on every rank, where they are not one of each micro-batch: the step must not pass.
+            False, on every rank, if there is not exactly one note of each micro-batch: then the step must not pass.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed.
-            BadInputError: what a source says of the notes.
+            BadInputError: raised by a source's `merge`.
         """
         silent, shard = self._place.tensor > 0, self._place.layout.shard
         mine = _Share({}, self._empty_note) if silent else _Share(dict(held), self._own, self._place.shard)
@@ -142,11 +146,11 @@ class Notes:
         return True
 
     def merge_none(self) -> None:
-        """No rank has anything to say of the step."""
+        """Merge empty notes: no rank has notes of the step."""
         self._merge([self._empty_note] * self._micro_batches * self._place.layout.shard, [self._empty_note])
 
     def apply(self) -> None:
-        """The step has passed: put in force what was made of its notes."""
+        """Put the merged notes in force, as the step has passed."""
         for source in self._sources:
             source.apply()
 

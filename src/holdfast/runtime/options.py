@@ -1,4 +1,4 @@
-"""Options that scripts give: one of another type is refused where it comes in, by its name."""
+"""Checks of options that scripts give. A wrong type is refused with the option's name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _SHOWN = 80
 
 
 def format_value(value: object) -> str:
-    """Return a value as an error shows it: as Python writes it, its end left out where that is long."""
+    """Return a value's repr for an error message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def check_integers(**given: object) -> None:
-    """Look at options that must be whole numbers, numpy's among them.
+    """Check that options are integers, of Python or numpy.
 
     Raises:
-        BadInputError: one is none.
+        BadInputError: one is not an integer.
     """
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -27,10 +27,10 @@ def check_integers(**given: object) -> None:
 
 
 def check_numbers(**given: object) -> None:
-    """Look at options that must be numbers.
+    """Check that options are real numbers.
 
     Raises:
-        BadInputError: one is none.
+        BadInputError: one is not a number.
     """
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""Where the user's script is: for errors about a line of it."""
+"""Finds lines and names in the user's script, for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed doors to what torch ships without types.
+"""Typed access to parts of torch without type annotations.
 
 Axes: N rows, K columns.
 """
@@ -15,31 +15,31 @@ from numpy.typing import NDArray
 
 
 def to_ints(tensor: torch.Tensor) -> list[int]:
-    """Return the numbers of a vector of whole numbers, `(N,)`; those on a device are waited for."""
+    """Return the elements of an integer vector, `(N,)`. Waits for the device."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
 def to_floats(tensor: torch.Tensor) -> list[float]:
-    """Return the numbers of a vector, `(N,)`, in Python's floats; those on a device are waited for."""
+    """Return the elements of a vector, `(N,)`, as Python floats. Waits for the device."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
 def to_int_rows(tensor: torch.Tensor) -> list[list[int]]:
-    """The same for the rows of a matrix, `(N, K)`."""
+    """Return the rows of an integer matrix, `(N, K)`, as lists."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
 def to_float_rows(tensor: torch.Tensor) -> list[list[float]]:
-    """The same for the rows of a matrix, `(N, K)`."""
+    """Return the rows of a matrix, `(N, K)`, as lists of Python floats."""
     untyped: Any = tensor
     return untyped.tolist()
 
 
 def split_tensor(tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return views of consecutive parts of the first axis, of these sizes, which add up to its length."""
+    """Return views of consecutive parts of the first axis. The sizes must add up to its length."""
     untyped: Any = tensor
     return untyped.split(list(sizes))
 
@@ -51,13 +51,13 @@ def from_array(array: NDArray[Any]) -> torch.Tensor:
 
 
 def from_buffer(buffer: object) -> torch.Tensor:
-    """Return a tensor of bytes, `(N,)`, that shares a buffer's memory; there must be at least one."""
+    """Return a tensor of bytes, `(N,)`, that shares the memory of a non-empty buffer."""
     untyped: Any = torch
     return untyped.frombuffer(buffer, dtype=torch.uint8)
 
 
 def apply_function(function: type[torch.autograd.Function], *arguments: object) -> torch.Tensor:
-    """Return what a differentiable function of one result makes of its arguments."""
+    """Return the result of a differentiable function with one result."""
     untyped: Any = function
     return untyped.apply(*arguments)
 
@@ -81,19 +81,19 @@ def collate(samples: list[Any]) -> Any:
 
 
 def is_unbatched_collate(collate: object) -> bool:
-    """Tell whether a collate function is that of a loader without batches, which makes tensors of a single sample."""
+    """Return whether a collate function is that of a loader without batches: it converts single samples to tensors."""
     untyped: Any = torch.utils.data
     return collate is untyped.default_convert
 
 
 def named_modules(model: torch.nn.Module) -> tuple[tuple[str, torch.nn.Module], ...]:
-    """Return all modules of a model with their names, itself among them, each once."""
+    """Return all modules of a model with their names, including itself, each once."""
     untyped: Any = model
     return tuple(untyped.named_modules())
 
 
 def strip_wrapper_prefixes(name: str) -> str:
-    """Return the name that a tensor of a model has where no part of that is compiled, or computed again in backward."""
+    """Return a tensor's name without the prefixes of compiled modules and of activation checkpointing."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
@@ -105,25 +105,25 @@ def has_extra_state(module: torch.nn.Module) -> bool:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's global generators, of all devices."""
+    """Seed torch's global generators of all devices."""
     untyped: Any = torch
     untyped.manual_seed(seed)
 
 
 def fork_rng() -> AbstractContextManager[None]:
-    """Return what gives torch's global generators back their states when it is left."""
+    """Return a context that restores the states of torch's global generators at its end."""
     untyped: Any = torch.random
     return untyped.fork_rng()
 
 
 def call_with_parameters(module: torch.nn.Module, parameters: dict[str, torch.Tensor], *arguments: object) -> object:
-    """Return what a module makes of its arguments with other parameters in the place of its own, by name."""
+    """Return a module's result with other parameters, given by name, instead of its own."""
     untyped: Any = torch.func
     return untyped.functional_call(module, parameters, arguments)
 
 
 def is_readable(device: torch.device) -> bool:
-    """Tell whether what is in a device's memory can be read: not after an error that has ended its context."""
+    """Return whether a device's memory can be read. After some CUDA errors it cannot."""
     if device.type != "cuda":
         return True
     try:

@@ -76,7 +76,7 @@ def complaints(seat: Seat) -> list[str]:
 def test_what_differs_from_place_to_place_is_named() -> None:
     for alike, local, plain in run_world(2, complaints):
         assert alike == ""
-        assert local.startswith("'extra:average:mean' is not spread over the places of a unit, and not the same in all")
+        assert local.startswith("'extra:average:mean' is not sharded, and differs between the ranks of a replica group")
         assert plain.startswith("'1.weight' is not spread")
 
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"call job\.protect\(\.\.\.\) before job\.checkpoint"):
         alone.checkpoint()
     job, model = protected()
-    with pytest.raises(BadInputError, match="there is no folder for it; give --checkpoint-dir"):
+    with pytest.raises(BadInputError, match="there is no checkpoint directory; give --checkpoint-dir"):
         job.checkpoint()
     job.stop("the test is over")
     assert steps_of(job, model, after=lambda _: None) == [1]

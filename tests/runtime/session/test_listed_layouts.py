@@ -32,17 +32,17 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "is empty: give one layout at least"),
-        ({}, "is empty: give one layout at least"),
+        ([], "is empty: give at least one layout"),
+        ({}, "is empty: give at least one layout"),
         ("shard", "is a str: give holdfast.Layout(shard=N), a list"),
         ([TWO, 4], "has a int in it"),
-        ([TWO, FOUR, TWO], "is given a layout twice (shard 2, shard 4, shard 2)"),
+        ([TWO, FOUR, TWO], "got a layout twice (shard 2, shard 4, shard 2)"),
         ({0: TWO, 1: FOUR}, "has the key 0: give whole numbers of nodes from 1 to 1000000"),
         ({1: FOUR, 10**20: TWO}, "has the key 100000000000000000000: give whole numbers of nodes"),
         ({"1": TWO}, "has the key '1'"),
-        ({2: TWO, 3: FOUR}, "says nothing for fewer than 2 nodes"),
+        ({2: TWO, 3: FOUR}, "has no layout for fewer than 2 nodes"),
         ([TWO, holdfast.Layout(stages=2)], "pipeline stages cannot be trained yet"),
-        ([holdfast.Layout(shard=n) for n in range(1, 19)], "is given 18 layouts: give 16 at the most"),
+        ([holdfast.Layout(shard=n) for n in range(1, 19)], "got 18 layouts: give at most 16"),
     ],
 )
 def test_what_is_no_list_of_layouts_is_refused(given: Any, said: str) -> None:

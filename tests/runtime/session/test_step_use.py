@@ -105,7 +105,7 @@ def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None
 def test_a_loop_without_apply_is_told_so() -> None:
     """It was given the same step for ever."""
     loop = Loop()
-    with pytest.raises(StepUseError, match=r"step 1: the loop goes on without step\.apply"):
+    with pytest.raises(StepUseError, match=r"step 1: the loop continued without step\.apply"):
         loop.run(loop.compute)
 
 

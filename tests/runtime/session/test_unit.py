@@ -27,14 +27,14 @@ def boards(places: int) -> list[Board]:
 
 
 def test_a_place_that_does_not_come_to_build_is_named() -> None:
-    with pytest.raises(HoldfastError, match=r"place 1 of this unit hangs: .* within 0.1 s"):
+    with pytest.raises(HoldfastError, match=r"rank 1 of this replica group hangs: .* within 0.1 s"):
         build_groups(boards(2)[0], Layout(shard=2), 0, CPU, timeout_s=0.1)
 
 
 def test_a_place_that_goes_away_on_the_way_is_named() -> None:
     first, second = boards(2)
     second.post("1:here", b"")
-    with pytest.raises(HoldfastError, match=r"place 0 of a unit cannot reach place 1 of it: .*did not come"):
+    with pytest.raises(HoldfastError, match=r"rank 0 of a replica group cannot reach rank 1 of it: .*did not come"):
         build_groups(first, Layout(shard=2), 0, CPU, timeout_s=0.1)
 
 

@@ -1,4 +1,4 @@
-"""A session's experts: what moves on entering a generation, and what all ranks do together after a step."""
+"""A session's experts: their moves when a generation is entered, and the work of all ranks after a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionExperts:
-    """Moves, compares and collects the experts of one worker; for the training thread."""
+    """Moves, compares and collects the experts of one worker. For the training thread."""
 
     def __init__(
         self, shared: SharedContext, experts: JobExperts, state: TrainingState, faults: Faults, clock: Clock
@@ -35,10 +35,10 @@ class SessionExperts:
         self._clock = clock
 
     def move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
-        """Bring the experts here that this worker is to host; False where the generation is over, or has to end.
+        """Move the experts that this worker will host to it. Return False if the generation is over, or has to end.
 
         Raises:
-            JobFailedError: the initial experts are wanted, and are not here any more.
+            JobFailedError: the initial experts are needed, and no longer exist.
         """
         machine = self._shared.machine
         with self._shared.changed:
@@ -63,7 +63,9 @@ class SessionExperts:
             return machine.end_move(resources.generation)
 
     def await_arrivals(self, generation: int) -> bool:
-        """Have what travels beside the step here, all of it; False where the generation is over, or has to end."""
+        """Wait for experts that arrive in the background of the step. Return False if the generation is over, or has to
+        end.
+        """
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
             parcels = resources.parcels if resources is not None else None
@@ -75,7 +77,7 @@ class SessionExperts:
         try:
             parcels.hand_over()
         except TransferError as error:
-            self._shared.report_failure(generation, f"experts are refused: {error}")
+            self._shared.report_failure(generation, f"received experts were refused: {error}")
             self._shared.wait_for(generation, lambda: None)
             return False
         machine = self._shared.machine
@@ -89,27 +91,29 @@ class SessionExperts:
         return True
 
     def verify_copies(self, groups: Groups, generation: int) -> bool:
-        """Compare all copies, on all ranks; False where that was broken off.
+        """Compare all copies of experts, on all ranks. Return False if the comparison was interrupted.
 
         Raises:
-            ReplicasDifferError: on all ranks.
+            ReplicasDifferError: copies differ; raised on all ranks.
         """
         try:
             self._experts.verify(groups.world)
         except (HaltedError, PeerLostError) as error:
-            # (where they were halted: the step is applied, and what comes next finds the generation over)
+            # If it was halted: the step is applied, and the next task finds the generation over.
             self._shared.abandon_groups(groups, generation, error)
             return False
         return True
 
     def rows_to_save(self) -> ExpertRows:
-        """Return the experts that this worker saves: each is saved by one of its hosts, the same in all eyes."""
+        """Return the experts that this worker saves. Each expert is saved by one of its hosts, which all ranks agree
+        on.
+        """
         return ExpertRows(specs=self._experts.describe_layers(), rows=self._experts.rows_to_save())
 
     def send_loads(self, *, step: int, generation: int) -> None:
-        """Tell the coordinator every so many steps how the tokens are shared out; for rank 0 alone: all know the same.
+        """Send the coordinator, every few steps, how many tokens each expert got. Only rank 0 calls it.
 
-        A report is whole in itself: whoever is rank 0 next has counted as well.
+        All ranks know the same loads, and each report is complete, so the next rank 0 can continue.
         """
         loads = self._experts.loads
         if step % self._experts.report_every or loads.size > MAX_LOADS:
@@ -125,7 +129,7 @@ class SessionExperts:
         self._shared.send(report)
 
     def _on_exchange_failed(self, resources: Resources, error: Exception) -> None:
-        """An exchange of tokens was broken off in the user's forward or backward pass."""
+        """Handle an exchange of tokens that was interrupted in the script's forward or backward pass."""
         if resources.groups is not None:
             resources.groups.retire()
         if isinstance(error, PeerLostError):

@@ -1,4 +1,4 @@
-"""What a worker has for each generation: a rendezvous board, a halt, groups, transfers; and what its threads share."""
+"""A worker's resources for each generation (rendezvous, halt, groups, transfers), and the context of its threads."""
 
 from __future__ import annotations
 
@@ -31,31 +31,29 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Generations that may be known at once: the one in use, one pending, and keys that came before their plan.
+#: At most this many generations are known at once: the one in use, a pending one, and keys that came before their plan.
 MAX_GENERATIONS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """The groups that a worker is in, of one generation.
+    """The groups of one generation that a worker is in."""
 
-    world: all members. The commit operation runs here, and v is added up; tokens and experts travel here.
-    domain: the members of this worker's role. Gradients are reduced here. With one role it is the world, the same
-        object.
-    """
-
+    #: all members: for the commit operation, the step result, tokens and experts
     world: Communicator
+    #: the members with this worker's role, which reduce gradients together. With one role it is the same object as
+    #: `world`.
     domain: Communicator
 
     def retire(self, *, sever: bool = True) -> None:
-        """Give all of them up, as `Communicator.retire`."""
+        """Retire all of them, see `Communicator.retire`."""
         for group in dict.fromkeys((self.world, self.domain)):
             group.retire(sever=sever)
 
 
 @dataclass(kw_only=True, slots=True)
 class Resources:
-    """What belongs to one generation. Guarded by the session's lock, but for `halt` and `board`."""
+    """The resources of one generation. The session's lock guards all but `halt` and `board`."""
 
     generation: int
     board: Board
@@ -65,17 +63,19 @@ class Resources:
     dropped: bool = False
     push: StateSender | None = None
     receipt: StateReceiver | None = None
-    parcels: Parcels | None = None  # what travels beside the generation's first step
-    moved_bytes: int = 0  # of experts that came here
+    #: experts that travel in the background of the generation's first step
+    parcels: Parcels | None = None
+    #: bytes of experts that moved to this worker, and the seconds it took
+    moved_bytes: int = 0
     moving_s: float = 0.0
 
     @property
     def has_sent(self) -> bool:
-        """True once others have all that they are sent of the state here."""
+        """Whether the other members have all state that this worker sends them."""
         return (self.push is None or self.push.sent) and (self.parcels is None or self.parcels.sent)
 
     def interrupt(self) -> None:
-        """Break off all that waits in this generation: collectives, rendezvous, transfers. Never blocks."""
+        """Interrupt all waits in this generation: collectives, rendezvous, transfers. Never blocks."""
         self.halt.set()
         self.board.close()
         if self.push is not None:
@@ -86,7 +86,7 @@ class Resources:
             self.parcels.abort()
 
     def retire(self) -> None:
-        """Give the groups up, for good; called by the thread that used them, or where none ever did."""
+        """Retire the groups. Called by the thread that used them, or if no thread did."""
         self.dropped = True
         halted = self.halt.is_set()
         if self.groups is not None:
@@ -94,14 +94,15 @@ class Resources:
         # After a swap, peers may still be in the last operation: the groups are not severed then.
         self.interrupt()
         if self.receipt is not None:
-            self.receipt.release_tensors()  # (whoever is to wait until it is quiet keeps it, maybe for hours)
+            # The next transfer keeps a reference to wait until it is quiet, perhaps for hours.
+            self.receipt.release_tensors()
 
 
 class Generations:
     """The generations that one worker knows, each with its resources. Not thread-safe."""
 
     def __init__(self, post: Callable[[int, dict[str, bytes]], None]) -> None:
-        """Begin without any generation; each is made when it is first asked for.
+        """Start without generations; each is created on demand.
 
         Args:
             post: sends rendezvous keys of a generation to its other members.
@@ -111,7 +112,7 @@ class Generations:
         self._closed_up_to = 0
 
     def of(self, generation: int) -> Resources | None:
-        """Return the resources of a generation, made on demand; None where the generation is over."""
+        """Return the resources of a generation, created on demand; None if the generation is over."""
         if generation <= self._closed_up_to:
             return None
         resources = self._generations.get(generation)
@@ -127,20 +128,20 @@ class Generations:
         return [self._generations[generation] for generation in sorted(self._generations)]
 
     def interrupt(self, generation: int) -> None:
-        """Break off all that waits in the generations up to this one."""
+        """Interrupt all waits in the generations up to this one."""
         for resources in self.all():
             if resources.generation <= generation:
                 resources.interrupt()
 
     def drop(self, generation: int) -> None:
-        """Close a generation that no thread is in."""
+        """Close a generation that no thread uses."""
         resources = self._generations.pop(generation, None)
         if resources is not None:
             resources.interrupt()
             resources.retire()
 
     def retire_before(self, generation: int) -> None:
-        """Close all older generations; called by the training thread."""
+        """Close all older generations. Called by the training thread."""
         self._closed_up_to = max(self._closed_up_to, generation - 1)
         for resources in self.all():
             if resources.generation < generation:
@@ -148,7 +149,7 @@ class Generations:
                 resources.retire()
 
     def close(self) -> None:
-        """Close all generations, and open no more."""
+        """Close all generations, and refuse new ones."""
         self.retire_before(1 << 62)
 
     def _drop_oldest_planless(self) -> None:
@@ -158,34 +159,37 @@ class Generations:
 
 
 class ProposalPage(Protocol):
-    """Where the places of a unit agree on what they compute together."""
+    """The shared memory in which the ranks of a replica group agree on their work."""
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until all places have proposed this; False: it was not wanted any more first, and none of them goes."""
+        """Wait until all ranks proposed this. Return False if the proposal became obsolete first; then no rank computes
+        it.
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedContext:
-    """What a session's parts share: the machine and each generation's resources, guarded by `changed`; where the
-    training thread, and no other, says what it is about."""
+    """What the parts of a session share. `changed` guards the machine and the resources of each generation."""
 
     changed: threading.Condition
     machine: WorkerMachine
     resources: Generations
+    #: executes the machine's instructions; the caller holds the lock
     execute: Callable[[list[WorkerInstruction]], None]
+    #: where the training thread, and no other, reports its activity
     progress: ProgressSlot = field(default_factory=NoProgress)
     link: LinkRate = field(default_factory=LinkRate)
     proposals: ProposalPage | None = (
-        None  # where the places of a unit agree on what they compute; None: there is one place
+        None  # where the ranks of a replica group agree on their work; None if it has one rank
     )
 
     def is_over(self, generation: int) -> bool:
-        """Return whether a generation is over for this worker; the lock is held."""
+        """Return whether a generation is over for this worker. The caller holds the lock."""
         return self.machine.frozen or self.machine.generation != generation
 
     def report_failure(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
-        """Report that something of a generation failed; after a time-out, also which members cannot be reached.
+        """Report a failure in a generation. After a time-out, also report which members are unreachable.
 
         Args:
             transfer_peers: members at the other end of a state transfer that failed.
@@ -195,14 +199,16 @@ class SharedContext:
         self._send_complaint(generation, str(error), timed_out=timed_out, look=timed_out, transfer_peers=transfer_peers)
 
     def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
-        """A collective was left in the middle give the groups up, and tell what broke it, unless that was a Stop."""
+        """Retire groups after an interrupted collective, and report what interrupted it, unless it was a Stop."""
         self.progress.at(Activity.AWAITING)
         groups.retire()
         if not isinstance(error, HaltedError):
             self.report_failure(generation, error)
 
     def report_unreachable_members(self, generation: int) -> None:
-        """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
+        """Report unreachable members, because the coordinator found that all members of a generation wait for each
+        other.
+        """
         self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
 
     def _send_complaint(
@@ -216,7 +222,7 @@ class SharedContext:
             until = time.monotonic() + CONNECT_S
             cut_off = find_unreachable(plan, self.machine.worker)
             with self.changed:
-                # Who is cut off finds out later than who is not, and what it has to say must be heard as well.
+                # A member that is cut off notices it later than the others, and its report must be received too.
                 self.changed.wait_for(lambda: self.machine.frozen, timeout=until - time.monotonic())
         with self.changed:
             self.execute(
@@ -226,15 +232,15 @@ class SharedContext:
             )
 
     def send(self, message: WorkerMessage) -> None:
-        """Send something to the coordinator."""
+        """Send a message to the coordinator."""
         with self.changed:
             self.execute([SendToCoordinator(message)])
 
     def agree(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
-        """Wait until all places of the unit are about to compute something; False: none of them will.
+        """Wait until all ranks of the replica group are ready to compute something. Return False if none of them will.
 
         Args:
-            wanted: asked meanwhile, under the lock, whether this place still is.
+            wanted: whether this rank still is; called repeatedly, under the lock.
         """
         if self.proposals is None:
             return True
@@ -247,17 +253,17 @@ class SharedContext:
         return self.proposals.agree(proposal, still_wanted)
 
     def notify(self) -> None:
-        """Let all threads look again."""
+        """Wake all threads, to check their conditions again."""
         with self.changed:
             self.changed.notify_all()
 
     def wait_for(self, generation: int, ready: Callable[[], T | None]) -> T | None:
-        """Wait until something is there, or the generation is over (None)."""
+        """Wait for a result of `ready` and return it, or None if the generation is over."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_over(generation) or ready())
             return None if self.is_over(generation) else ready()
 
     def cross(self, generation: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
-        """Cross a boundary of the machine; False where the generation is over or the machine frozen."""
+        """Cross a boundary of the machine. Return False if the generation is over or the machine is frozen."""
         with self.changed:
             return not self.is_over(generation) and boundary(self.machine)

@@ -1,4 +1,4 @@
-"""What a step that has passed leads to: the state changes, which is told, and saved."""
+"""Applies steps that have passed: changes the state, reports the step, and saves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from holdfast.runtime.state.hashing import state_hash
 
 logger = logging.getLogger(__name__)
 
-#: What is done about an exception of `after_apply` at a step, in a generation, at this worker's rank in it.
+#: Handles an exception of `after_apply`; called with the step, the generation, this worker's rank in it, and the
+#: exception.
 OnAfterApplyError = Callable[[int, int, int, BaseException], NoReturn]
 
 
 class StepApplier:
-    """Carries out steps that have passed; for the training thread."""
+    """Applies steps that have passed. For the training thread."""
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class StepApplier:
         verify_state: int,
         evaluator: Evaluator,
     ) -> None:
-        """Carry out none yet; the arguments are those of the session.
+        """Create one; for the other arguments see `Session`.
 
         Args:
-            give_up: called where `after_apply` has raised: the step is applied, and not saved yet.
+            on_after_apply_error: called if `after_apply` raised. The step is applied, and not saved yet.
         """
-        #: the step that was applied here last; None where the state here has come another way since
+        #: the step that was applied here last; None if the state was replaced since
         self.last_applied: Passed | None = None
-        #: for so long the script has paused since the step before, in seconds
+        #: seconds that the script has paused since the previous step
         self.paused_s = 0.0
         self._shared = shared
         self._workload = workload
@@ -64,18 +65,18 @@ class StepApplier:
         self._evaluator = evaluator
 
     def apply_step(self, generation: int, step: int, commit: Commit) -> bool:
-        """Carry a passed step out; False where a Stop was faster: the decision will say what becomes of it.
+        """Apply a passed step. Return False if a Stop came first: then the coordinator decides about the step.
 
         Raises:
-            Exception: whatever the optimizer raised: the state is void then, and the process has to end.
-                Or what `after_apply` raised: the step is applied and saved, and the job ends.
+            Exception: an exception of the optimizer: the state is void, and the process must end. Or an exception of
+                `after_apply`: the step is applied and saved, and the job ends.
         """
         machine = self._shared.machine
         self._await_sent_state(generation)
         if self._snapshots is not None:
             self._snapshots.wait_copied()
         with self._shared.changed:
-            # A Begin may have come since: only the generation that this call belongs to may go on.
+            # A Begin may have come since. Continue only in the generation of this call.
             if machine.generation != generation or not machine.begin_apply():
                 return False
             plan = machine.plan
@@ -103,12 +104,12 @@ class StepApplier:
         groups = resources.groups if resources is not None and not forward else None
         self._shared.progress.at(Activity.SAVING)
         if self._snapshots is not None and not forward:
-            self._snapshots.on_step_applied(plan, step)  # (FORWARD is for those alone that had not applied the step)
+            self._snapshots.on_step_applied(plan, step)  # FORWARD is only for workers that had not applied the step.
         self._report_and_save(step, plan, rank, groups, commit)
         return True
 
     def on_state_replaced(self) -> None:
-        """The state is replaced by another that was not applied here."""
+        """Forget results that belong to the previous state."""
         self.last_applied = None
         self._evaluator.on_state_replaced()
 
@@ -116,25 +117,25 @@ class StepApplier:
         return self._verify_state > 0 and step % self._verify_state == 0
 
     def _run_after_apply(self, step: int, commit: Commit) -> BaseException | None:
-        """Run the script's part of a step; return what it raised: model and optimizer are whole all the same."""
+        """Run the script's part of a step; return its exception. Model and optimizer are complete even then."""
         if self._after_apply is None:
             return None
         self._shared.progress.at(Activity.SCRIPT)
         try:
             self._after_apply(step, commit)
             self._workload.updates.check_schedules()
-        except BaseException as error:  # noqa: BLE001 (what a script raises: again, once all is saved)
+        except BaseException as error:  # noqa: BLE001 - raised again once the step is saved
             return error
         return None
 
     def _report_and_save(
         self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, commit: Commit
     ) -> None:
-        """Tell the loads and save, where it is time to; all ranks do so after the same step, each its part.
+        """Report expert loads and save, if that is due. All ranks save after the same step, each its part.
 
         Args:
-            groups: None where not all ranks are here: in FORWARD each applies the step for itself, and saves nothing.
-            commit: the step's v. A skipped step is saved only on request: the checkpoint before it stays the newest.
+            groups: None in FORWARD: not all ranks take part, each applies the step alone and saves nothing.
+            commit: the step result. A skipped step is saved only on request: the checkpoint before it stays the newest.
         """
         experts = self._experts
         if experts is not None and rank == 0:
@@ -150,7 +151,7 @@ class StepApplier:
             )
 
     def _save_good_state(self, step: int, plan: GenerationPlan) -> None:
-        """Save the state of `step`, unless it is saved: the step after it will be skipped, and perhaps many more."""
+        """Save the state of `step` if it is not saved: the next step will be skipped, and perhaps many more."""
         share = PartShare.of_member(plan, self._shared.machine.worker)
         if self._saver is None or not step or self._saver.has_saved(step, share):
             return
@@ -158,7 +159,7 @@ class StepApplier:
         self._saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def finish_loop(self) -> None:
-        """Loop or job want no further step: what they have led to is saved, unless it is already."""
+        """Save the last state if it is not saved, and report the end of the loop or job to the machine."""
         shared, machine = self._shared, self._shared.machine
         generation = self.save_final_state()
         with shared.changed:
@@ -166,10 +167,10 @@ class StepApplier:
                 shared.execute(machine.finish())
 
     def save_after_left_loop(self, unchanged: bool) -> None:
-        """The script has ended well, and had left its loop: save what that has led to, unless it is already.
+        """Save the state of a script that left its loop early and ended well, if it is not saved.
 
         Args:
-            unchanged: the state is still as the loop has left it.
+            unchanged: whether the state is as it was when the script left the loop.
         """
         machine, saver = self._shared.machine, self._saver
         with self._shared.changed:
@@ -186,18 +187,20 @@ class StepApplier:
             saver.report_unwritten(step, PartShare.of_member(plan, machine.worker), why)
         if rank == 0 and saver.saved_step != step:
             logger.warning(
-                "the state of step %s is not saved: %s; job.stop(reason) saves, in place of `break`", step, why
+                "the state of step %s is not saved: %s; call job.stop(reason), which saves, instead of `break`",
+                step,
+                why,
             )
 
     def save_final_state(self) -> int:
-        """Save what the loop has led to, unless it is already; return the generation of which it is."""
+        """Save the last state if it is not saved; return its generation."""
         shared, saver = self._shared, self._saver
         with shared.changed:
             generation = shared.machine.generation
         shared.progress.at(Activity.FINISHED)
         if saver is not None:
             if not self._is_last_generation:
-                # The save of the last state may overtake that of one of the best, which would be lost.
+                # The save of the last state could overtake the save of a best state, which would be lost.
                 shared.wait_for(generation, lambda: not saver.is_saving_best or None)
             self._save_last_state(saver, generation)
             # Otherwise the job could end between a checkpoint's writing and its acceptance.
@@ -205,14 +208,14 @@ class StepApplier:
         return generation
 
     def await_saved(self) -> None:
-        """Wait until what is being saved is a checkpoint, or the generation over."""
+        """Wait until all checkpoints being written are complete, or the generation is over."""
         saver = self._saver
         if saver is not None:
             self._shared.wait_for(self._shared.machine.generation, lambda: saver.is_idle or None)
 
     @property
     def _is_last_generation(self) -> bool:
-        """True if somebody has asked the job to end: the newest state must be saved first of all."""
+        """Whether the job was asked to end, so that the newest state must be saved first."""
         with self._shared.changed:
             plan = self._shared.machine.plan
             return plan is not None and plan.last
@@ -230,7 +233,7 @@ class StepApplier:
             saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def _await_sent_state(self, generation: int) -> None:
-        """Wait until what others are sent of the state is on its way: it must not change under their feet."""
+        """Wait until the state for other members is sent: it must not change before."""
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
         if resources is not None and not resources.has_sent:

@@ -1,4 +1,4 @@
-"""What goes on inside one attempt at one step: gradients, the surplus rounds, the reduction, the vote."""
+"""One attempt at one step: gradients, surplus rounds, the reduction, the vote."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups import commit as commit_operation
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
 
-#: Carries a passed step out: generation, step, v; False where a Stop was faster.
+#: Applies a passed step, given its generation, number and result. Returns False if a Stop came first.
 Apply = Callable[[int, int, Commit], bool]
-#: Waits for what travels beside the step, in a generation; False where a Stop was faster.
+#: Waits for experts that arrive in the background, in a generation. Returns False if a Stop came first.
 AwaitExperts = Callable[[int], bool]
 
 
 class Attempt:
-    """One attempt at one step, in one generation; for the training thread."""
+    """One attempt at one step, in one generation. For the training thread."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Attempt:
         await_experts: AwaitExperts = lambda _: True,
         saver: CheckpointSaver | None = None,
     ) -> None:
-        """Start the step from nothing, or go on from the micro-batches that are summed up already.
+        """Start the step, or continue from the micro-batches that are already summed.
 
         Args:
             saver: knows whether this worker's part of an earlier checkpoint is still being written.
@@ -51,7 +51,7 @@ class Attempt:
         self.step = compute.step
         #: the micro-batch that is being computed
         self.current_micro_batch: int | None = None
-        #: all rounds of the step were gone through
+        #: whether all rounds of the step are done
         self.complete = False
         self._shared = shared
         self._workload = workload
@@ -69,12 +69,12 @@ class Attempt:
 
     @property
     def undone(self) -> bool:
-        """True where what is computed here is of no use any more."""
+        """Whether the results of this attempt are obsolete."""
         with self._shared.changed:
             return self._exchange_failed or self._shared.is_over(self._generation)
 
     def micro_batches(self) -> Iterator[int]:
-        """Yield the micro-batches that are to be computed, each as it begins; then take part in the surplus rounds."""
+        """Yield the micro-batches to compute, each as it starts; then take part in the surplus rounds."""
         progress = self._shared.progress
         for micro_batch in self._compute.micro_batches:
             if micro_batch in self._compute.summed:
@@ -84,7 +84,7 @@ class Attempt:
                 return
             if not self._agree_on_micro_batch(micro_batch):
                 return
-            # From here on the coordinator may count on this micro-batch: it is finished whatever happens meanwhile.
+            # From here on the coordinator may count on this micro-batch, so it is finished in any case.
             progress.at(Activity.COMPUTE, micro_batch)
             self.current_micro_batch, began = micro_batch, time.monotonic()
             self._faults.strike_in_compute(self.step)
@@ -99,11 +99,13 @@ class Attempt:
         self.complete = self._serve_surplus_rounds()
 
     def _agree_on_micro_batch(self, micro_batch: int) -> bool:
-        """Wait until all places of the unit are about to compute a micro-batch; False: none of them will."""
+        """Wait until all ranks of the replica group are ready to compute a micro-batch. Return False if none of them
+        will.
+        """
         shared, machine = self._shared, self._shared.machine
         with shared.changed:
             proposal = machine.proposal
-        if proposal is None:  # (this worker has all of the model)
+        if proposal is None:  # this worker holds the whole model
             return True
         went = shared.agree(proposal, lambda: machine.is_proposal_wanted(micro_batch))
         with shared.changed:
@@ -115,14 +117,14 @@ class Attempt:
 
     @property
     def _is_counting_flop(self) -> bool:
-        """Whether this worker is to count what a round takes in this generation."""
+        """Whether this worker must count the floating-point operations of a round in this generation."""
         with self._shared.changed:
             machine = self._shared.machine
             plan = machine.generations.plan_of(self._generation)
             return plan is not None and plan.is_counting(machine.worker)
 
     def _send_flop(self, samples: int) -> None:
-        """Tell what the round that is over took here, if that was counted."""
+        """Send the count of the round that just ended, if it was counted."""
         flop = self._workload.flop.stop_round()
         if flop is None or self._exchange_failed:
             return
@@ -131,19 +133,19 @@ class Attempt:
         self._shared.send(tally)
 
     def _iter_upcoming(self) -> Iterator[tuple[int, int]]:
-        """Yield the micro-batches that will be loaded here, with their steps, if nothing changes."""
+        """Yield the steps and micro-batches that this worker will load, as long as the plan stays the same."""
         compute = self._compute
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
         with self._shared.changed:
             machine = self._shared.machine
             plan = machine.generations.plan
-            rank = plan.rank(machine.worker) if plan is not None else None  # (another plan may be in force by now)
+            rank = plan.rank(machine.worker) if plan is not None else None  # Another plan may be in force by now.
         usual = share_of(plan, self._workload.micro_batches, rank) if plan is not None and rank is not None else ()
         for step in count(compute.step + 1) if usual else ():
             yield from ((step, one) for one in usual)
 
     def load(self, micro_batch: int) -> Any:
-        """Fetch a micro-batch, and seed everything for it."""
+        """Fetch a micro-batch, and seed its random generators."""
         batch = self._workload.load_micro_batch(micro_batch)
         self._workload.flop.start_round()
         return batch
@@ -158,26 +160,26 @@ class Attempt:
         self._workload.skip(reason, micro_batch)
 
     def skip_reason(self, micro_batch: int) -> str:
-        """Return for which reason a micro-batch was skipped when the step was done before, "" if it was not."""
+        """Return why a micro-batch was skipped in an earlier attempt at the step, or "" if it was not."""
         return self._workload.skipping.find_decision(self.step, micro_batch)
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
-        """Log values of the micro-batch at hand; outside of the loop over them, of this rank."""
+        """Log values of the current micro-batch, or of this rank outside of the loop."""
         self._workload.logged.log(values, reduce)
 
     def check_extra(self) -> None:
-        """Look whether an `extra` was changed outside of its apply.
+        """Check that no `extra` was changed outside of `apply()`.
 
         Raises:
-            BadInputError: it was.
+            BadInputError: one was changed.
         """
         self._workload.state.watch.check_unchanged()
 
     def commit(self) -> bool:
-        """Reduce, agree, and apply; False where what becomes of the step is decided elsewhere.
+        """Reduce, agree, and apply. Return False if the coordinator decides about the step.
 
         Raises:
-            Exception: whatever the optimizer or `after_apply` raised.
+            Exception: an exception of the optimizer or of `after_apply`.
         """
         with self._shared.changed:
             resources = self._shared.resources.of(self._generation)
@@ -197,12 +199,12 @@ class Attempt:
 
     @property
     def _exchange_failed(self) -> bool:
-        """True where an exchange of tokens was broken off: what is computed here is of no use."""
+        """Whether an exchange of tokens was interrupted, so that the results of this attempt are void."""
         experts = self._workload.experts
         return experts is not None and experts.void is not None
 
     def _serve_surplus_rounds(self) -> bool:
-        """Take part in the rounds that other ranks have and this one has not; False where one was broken off."""
+        """Take part in the rounds of ranks that have more micro-batches. Return False if one was interrupted."""
         experts, share = self._workload.experts, self._compute.micro_batches
         if experts is None:
             return True
@@ -221,10 +223,10 @@ class Attempt:
         return True
 
     def _reduce_and_vote(self, groups: Groups) -> Commit | None:
-        """Return v; None where a Stop froze this worker before its vote, or v was refused.
+        """Return the step result; None if a Stop froze this worker before its vote, or the result was refused.
 
         Raises:
-            HaltedError, PeerLostError: left in the middle.
+            HaltedError, PeerLostError: the reduction or the vote was interrupted.
         """
         domain, everybody = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
@@ -246,7 +248,9 @@ class Attempt:
         return self._vote(groups, v)
 
     def _cross_ready(self, v: Commit) -> bool:
-        """Every local reduction has returned; False where a Stop was faster, or v is refused."""
+        """Cross READY, as every local reduction has returned. Return False if a Stop came first, or the result is
+        refused.
+        """
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.is_over(self._generation):
@@ -255,10 +259,11 @@ class Attempt:
             return machine.phase is Phase.READY
 
     def _vote(self, groups: Groups, v: Commit) -> Commit | None:
-        """Issue the commit operation, and return v with its flags; None where a Stop froze this worker before.
+        """Issue the commit operation; return the step result with its flags, or None if a Stop froze this worker
+        before.
 
         Raises:
-            HaltedError, PeerLostError: it was left; the machine knows.
+            HaltedError, PeerLostError: the operation was interrupted; the machine knows.
         """
         machine = self._shared.machine
         still_saving = self._saver is not None and self._saver.is_still_saving(self.step)

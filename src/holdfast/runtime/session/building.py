@@ -1,4 +1,4 @@
-"""From a plan to the groups of its members, in a thread beside training."""
+"""Builds the groups of a generation, in a thread next to training."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 
 class GroupBuilder:
-    """Builds the groups of one worker, and keeps those that are given up until their operations have ended."""
+    """Builds the groups of one worker, and keeps abandoned groups until their operations have ended."""
 
     def __init__(self, device: torch.device, host: str, backend: Backend = AUTO) -> None:
-        """Build groups on a device, reached at an address."""
+        """Build groups on a device; peers reach this worker at `host`."""
         self._device = device
         self._backend: Backend = backend
         self._host = host
         self._reaper = GroupReaper()
 
     def build(self, plan: GenerationPlan, rank: int, resources: Resources) -> Groups:
-        """Build the groups of a plan at a rank; blocks.
+        """Build the groups of a plan, as one of its ranks. Blocks.
 
         Raises:
-            HaltedError, PeerLostError: the generation was halted, or a member does not come.
+            HaltedError, PeerLostError: the generation was halted, or a member did not join.
         """
         domain, wide = plan.domain_of(plan.workers[rank]), plan.expert_plan is not None
         if len(domain) == len(plan.members):
@@ -77,24 +77,24 @@ class GroupBuilder:
             backend=self._backend,
             host=self._host,
             halt=resources.halt,
-            # (whoever computes nothing has come for another's place: it changes no order in which the others add up)
+            # A worker that computes nothing takes over another's rank, so it must not change the order of sums.
             flat_up_to=FLAT_UP_TO + (sum(not plan.counts[plan.unit_of(one)] for one in ranks) if plan.counts else 0),
         )
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what was given up, so many seconds at most."""
+        """Wait for abandoned groups to end, at most `timeout_s` seconds."""
         self._reaper.close(timeout_s)
 
 
 class BackgroundBuilds:
-    """Builds the groups that a session's machine asks for, each in a thread of its own."""
+    """Builds the groups that a session's machine asks for, each in its own thread."""
 
     def __init__(self, shared: SharedContext, builder: GroupBuilder) -> None:
         self._shared = shared
         self._builder = builder
 
     def start(self, plan: GenerationPlan) -> None:
-        """Begin to build the groups of a plan; the lock is held."""
+        """Start to build the groups of a plan. The caller holds the lock."""
         resources = self._shared.resources.of(plan.generation)
         rank = plan.rank(self._shared.machine.worker)
         if resources is None or rank is None:
@@ -112,11 +112,11 @@ class BackgroundBuilds:
             self._shared.report_failure(resources.generation, error)
             return
         except BaseException:  # noqa: BLE001
-            # Nobody would ever learn of it in this thread: the worker would wait for its groups for ever.
+            # No other thread would learn of the error: the worker would wait for its groups forever.
             traceback.print_exc()
             os._exit(1)
         with self._shared.changed:
-            # (who is asked to swap in is to be through with its shadow steps)
+            # The swap must come after the worker's shadow steps.
             self._shared.changed.wait_for(lambda: resources.dropped or not self._shared.machine.warming.is_running)
             if resources.dropped:
                 groups.retire()

@@ -1,7 +1,7 @@
-"""From Begin, or from a passed swap, to the first step of a generation: the training thread's part of it.
+"""The training thread's way into a generation, from Begin or a passed swap to its first step.
 
-What is to be done, and in which order, is for the worker's machine to say (coordination.worker.tasks); the order and
-why it is so stand in docs/protocol.md, Entering.
+The worker's machine decides which task comes next (`coordination.worker.tasks`). docs/protocol.md, Entering, explains
+the order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationEntry:
-    """Carries out the tasks that lead into a generation; for the training thread."""
+    """Executes the tasks that lead into a generation. For the training thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class GenerationEntry:
         saver: CheckpointSaver | None,
         snapshots: Snapshots | None,
     ) -> None:
-        """Be outside; the arguments are those of the session, and its parts."""
+        """Create one from a session's parts."""
         self._shared = shared
         self._workload = workload
         self._faults = faults
@@ -56,7 +56,7 @@ class GenerationEntry:
         self._snapshots = snapshots
 
     def execute(self, task: Leading) -> None:
-        """Do the next part that can be done; the machine is asked again after each."""
+        """Execute the next task that is possible. The machine is asked again afterwards."""
         generation = task.plan.generation
         with self._shared.changed:
             self._shared.resources.retire_before(generation)
@@ -94,9 +94,9 @@ class GenerationEntry:
                 self._enter(resources)
 
     def _stash_state(self, plan: GenerationPlan) -> None:
-        """Another layout is to be in force: put the state into this node's memory; whatever comes of it was told."""
+        """Copy the state into this node's memory, before another layout comes into force. The result was reported."""
         if self._snapshots is None:
-            raise RuntimeError("the state is to be put away, but this worker knows of no folder for it")
+            raise RuntimeError("the state must be stashed, but this worker has no folder for it")
         self._shared.progress.at(Activity.SAVING)
         self._workload.state.watch.check_unchanged()
         with self._shared.changed:
@@ -125,7 +125,7 @@ class GenerationEntry:
             )
             return
         except SnapshotLostError:
-            self._await_generation_end(generation)  # (what is wrong with it was told)
+            self._await_generation_end(generation)  # The reason was reported.
             return
         if self._snapshots is not None and isinstance(source, SnapshotSource):
             resources.moved_bytes += self._snapshots.moved_bytes
@@ -140,11 +140,11 @@ class GenerationEntry:
         rank = plan.rank(self._shared.machine.worker) or 0
         if isinstance(source, SnapshotSource):
             if self._snapshots is None:
-                raise RuntimeError("a snapshot is to be loaded, but this worker knows of no folder for any")
+                raise RuntimeError("a snapshot must be loaded, but this worker has no folder for snapshots")
             return self._snapshots.restore(source, plan, rank)
         if self._saver is None:
             raise RuntimeError(
-                f"checkpoint {source.name!r} is to be loaded, but this worker has no checkpoint directory"
+                f"checkpoint {source.name!r} must be loaded, but this worker has no checkpoint directory"
             )
         state, experts = self._workload.state, self._workload.experts
         first = rank == 0 and self._applying.last_applied is None
@@ -165,9 +165,9 @@ class GenerationEntry:
 
     def _move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
         if self._experts is None:
-            raise RuntimeError("experts are to move, but this model has none")
+            raise RuntimeError("experts must move, but this model has none")
         beside = plan.expert_plan is not None and plan.expert_plan.beside
-        if self._snapshots is not None and not beside:  # (what travels beside a step changes nothing yet)
+        if self._snapshots is not None and not beside:  # A background transfer changes nothing yet.
             self._snapshots.wait_copied()
         if not self._experts.move_experts(resources, plan, groups):
             self._await_generation_end(resources.generation)
@@ -190,16 +190,16 @@ class GenerationEntry:
             return
         machine = self._shared.machine
         with self._shared.changed:
-            # From here on it is finished, whatever happens meanwhile: a Stop is answered at its end.
+            # From here on the adoption is finished in any case: a Stop is answered at its end.
             if not machine.begin_adoption(generation):
                 return
             keeps = machine.keeps
         if together and keeps and not self._await_all_received(generation):
-            receipt.release_tensors()  # (before the report: what comes in the next generation needs the room)
+            receipt.release_tensors()  # Release before the report: the next generation's transfer needs the memory.
             with self._shared.changed:
                 self._shared.execute(machine.cancel_adoption())
             return
-        self._shared.progress.at(Activity.RECEIVING)  # (its own part of it, again)
+        self._shared.progress.at(Activity.RECEIVING)  # Waiting for the other ranks reported another activity.
         if self._snapshots is not None:
             self._snapshots.wait_copied()
         try:
@@ -217,13 +217,13 @@ class GenerationEntry:
             self._await_all_received(generation)
 
     def _await_all_received(self, generation: int) -> bool:
-        """Wait until all places of the unit have got their state; False: the generation is over before that."""
+        """Wait until all ranks of the replica group received their state. Return False if the generation ends first."""
         return self._shared.agree(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
     def _report_refused_state(self, receipt: StateReceiver, error: Exception) -> None:
         generation = receipt.ticket.plan.generation
         self._shared.report_failure(
-            generation, f"state from {receipt.sender} is refused: {error}", receipt.failed_senders
+            generation, f"the state from {receipt.sender} was refused: {error}", receipt.failed_senders
         )
         self._await_generation_end(generation)
 
@@ -237,6 +237,6 @@ class GenerationEntry:
                 self._shared.execute(self._shared.machine.finish_entering(received_bytes=bytes_, transfer_s=seconds))
 
     def _await_generation_end(self, generation: int) -> None:
-        """Nothing more can be done in a generation: the coordinator knows, and will say Stop."""
+        """Wait for the Stop of a generation that cannot continue. The coordinator knows the reason."""
         self._shared.progress.at(Activity.AWAITING)
         self._shared.wait_for(generation, lambda: None)

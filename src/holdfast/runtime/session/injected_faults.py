@@ -1,4 +1,4 @@
-"""Fault injection into what a session has: its generation, its connections, its state."""
+"""Faults that need a session's parts: its generation, its connections, its state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def register_fault_handlers(faults: Faults, shared: SharedContext, state: TrainingState) -> None:
-    """Let a session have the faults that it is told to have."""
+    """Register the session's handlers of the faults hold, drop and corrupt."""
 
     def hold() -> None:
-        """Stand still until the generation is over."""
+        """Wait until the generation is over."""
         with shared.changed:
             shared.wait_for(shared.machine.generation, lambda: None)
 

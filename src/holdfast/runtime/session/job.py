@@ -1,4 +1,4 @@
-"""What a training script sees: `holdfast.init()`, `job.protect(...)`, `job.steps(...)`."""
+"""The interface of a training script: `holdfast.init()`, `job.protect(...)`, `job.steps(...)`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ALONE = "alone/0/0"
-#: of the reason that a script gives for the job's end
+#: at most this many characters of a script's reason to stop are kept
 _REASON_CHARACTERS = 1000
 
 Every = int | Literal["auto"]
@@ -74,22 +74,25 @@ class Job:
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: Every = AUTO,
     ) -> None:
-        """Take the settings of an agent, or be alone.
+        """Use the settings of an agent, or train alone.
 
         Args:
-            settings: from the agent; None for a world of one.
-            layout: how a replica lies on the places of a unit, which is formed here; a world of one has it whole.
-                Of several one is in force. None: nothing is spread.
-            checkpoint_dir, checkpoint_every: for a world of one; an agent's settings come first.
+            settings: from the agent; None if this worker trains alone.
+            layout: how a replica is distributed over the local ranks of its replica group, which is formed here. If
+                several are
+                given, one of them is in force. None: nothing is distributed. A worker that trains alone holds the whole
+                model.
+            checkpoint_dir: for a worker that trains alone; an agent's settings take precedence.
+            checkpoint_every: for a worker that trains alone; an agent's settings take precedence.
 
         Raises:
-            BadInputError: a folder for checkpoints is given here, and the job has none.
+            BadInputError: a checkpoint directory is given here, and the job has none.
         """
         if settings and checkpoint_dir and not settings.spec.checkpoint.dir:
             # The coordinator must search the directory before it starts any script.
             raise BadInputError(
-                f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) says where a script that runs alone keeps its "
-                f"checkpoints; this job was started without: start it with --checkpoint-dir {checkpoint_dir}"
+                f"holdfast.init(checkpoint_dir={str(checkpoint_dir)!r}) is only for a script that runs alone, and this "
+                f"job was started without a checkpoint directory: start it with --checkpoint-dir {checkpoint_dir}"
             )
         only, self._layouts = parse_layouts(layout)
         self._settings = settings
@@ -98,13 +101,13 @@ class Job:
         self._session: Session | None = None
         self._last_words: LastWords | None = None
         self._ended = False
-        #: warnings that one worker logs for all
+        #: warnings that rank 0 logs for all workers
         self._warnings: list[str] = []
         self._after_apply: Callable[[Step], None] | None = None
         self._step: Step | None = None
         local, self._zygote = (settings.local_rank, settings.zygote) if settings else (0, "")
         self._backend: Backend = settings.spec.backend if settings else AUTO
-        #: where the model belongs
+        #: the device for the model
         self.device = choose_device(local, self._backend)
         self._link: WorkerLink | None = None
         self._joined = Joined(WHOLE, None)
@@ -122,7 +125,7 @@ class Job:
 
     @property
     def layout(self) -> Layout:
-        """The layout in force, for as long as this process lives; alone, and without any, one place has all."""
+        """The layout in force, as long as this process lives. Without a layout, one rank holds the whole model."""
         return self._joined.layout
 
     @property
@@ -132,20 +135,20 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """How many workers train together; it may change from step to step."""
+        """The number of workers that train together; it may change from step to step."""
         return self._session.world if self._session else 1
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The places that hold one replica of the model between them, by "shard" and "tensor": torch's DeviceMesh.
+        """The ranks that hold one replica of the model together, by "shard" and "tensor", as a DeviceMesh of torch.
 
         Raises:
-            BadInputError: without a layout.
+            BadInputError: there is no layout.
         """
         return self._replica.mesh
 
     def mesh_as(self, **dimensions: str) -> DeviceMesh:
-        """Return `mesh` with other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`. "": a dimension of size 1."""
+        """Return `mesh` with other names: `job.mesh_as(dp="shard", cp="", tp="tensor")`; "": a dimension of size 1."""
         return self._replica.rename_dimensions(dimensions)
 
     @property
@@ -161,14 +164,14 @@ class Job:
         """Initialize a model that was made on the meta device and then spread over a replica group.
 
         Each module resets its parameters. Then each of `starts` is called as by `model.apply(start)`, to fill other
-        parameters and buffers. The values are those that the whole model would have. Call it before you make the
+        parameters and buffers. The values are the same as in the whole model. Call it before you make the
         optimizer.
 
         Raises:
             BadInputError: a parameter or a buffer got no value, or `protect` was called before.
         """
         if self._session is not None:
-            raise BadInputError("call job.materialize(...) before job.protect(...): it begins the model anew")
+            raise BadInputError("call job.materialize(...) before job.protect(...): it initializes the model again")
         materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_REPLICA)
 
     def protect(
@@ -288,7 +291,7 @@ class Job:
             self._last_words.remove()
         session.close()
         if not session.has_final_state:
-            raise SystemExit(0)  # the script's end is for workers that have the trained model, and a rank
+            raise SystemExit(0)  # Code after the loop is only for workers that have the trained model and a rank.
 
     def evaluate(
         self,
@@ -379,16 +382,16 @@ class Job:
         One worker is enough. If a checkpoint is still being written, the new one follows it.
 
         Raises:
-            BadInputError: before `protect`, or without a folder for checkpoints.
+            BadInputError: before `protect`, or if there is no checkpoint directory.
         """
         if self._session is None:
             raise BadInputError("call job.protect(...) before job.checkpoint()")
         if not self._checkpoint_dir:
-            raise BadInputError("job.checkpoint(): there is no folder for it; give --checkpoint-dir, or checkpoint_dir")
+            raise BadInputError("job.checkpoint(): there is no checkpoint directory; give --checkpoint-dir")
         self._session.raise_wish(Wish.SAVE)
 
     def _on_loop_left(self, session: Session) -> None:
-        """The loop is left before its end; whether by `break` or by an exception, the script's end will show."""
+        """Note that the script left the loop early, by `break` or by an exception; the script's end will show which."""
         if sys.is_finalizing():
             return
         session.left_loop.record()

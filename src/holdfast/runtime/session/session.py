@@ -1,8 +1,8 @@
-"""The thread shell around a worker's phase machine: link and listener on one side, the training thread on the other.
+"""The threads around a worker's state machine: the listener of orders, and the training thread.
 
-The machine (coordination.worker) decides; this carries out. One condition guards the machine. The listener thread
-feeds orders in and carries out what comes back; the training thread asks for its task and crosses boundaries, each
-under the lock and only if its generation is still the machine's. Nothing that takes long is done under the lock.
+The machine (`coordination.worker`) decides, the session executes. One condition guards the machine. The listener thread
+feeds orders to the machine and executes its instructions. The training thread asks for its task and crosses boundaries;
+each crossing holds the lock and checks that its generation is still in force. Nothing slow happens under the lock.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ from holdfast.runtime.tensors import is_readable
 from holdfast.runtime.warming.rehearsal import ShadowSteps
 from holdfast.runtime.warming.shadow import ShadowAttempt
 
+#: Seconds that `Session.close` waits for threads that still send state or destroy groups.
 CLOSE_S = 2.0
 
 
 class Link(Protocol):
-    """The way to the coordinator."""
+    """The connection to the coordinator."""
 
     def send(self, message: FromWorkerProcess) -> None: ...
 
@@ -75,27 +76,27 @@ class Link(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who a worker is, and where: `host` is its node's address, `slots` the node's room for experts, per layer.
-
-    `alone`: there is no other worker, so that no peer can ever send it any state. `proposals`: where the places of its
-    unit agree; None where it has all of a replica.
-    """
+    """Which worker this is, and where it runs."""
 
     worker: str
+    #: the address of its node
     host: str
+    #: how many experts the node can hold, per layer
     slots: int = 1
+    #: whether this is the only worker, so that no peer can send it state
     alone: bool = False
+    #: where the ranks of its replica group agree on their work; None if this worker holds the whole model
     proposals: ProposalPage | None = None
 
 
 class Session:
     """One worker's part in a job, from Attach to JobDone."""
 
-    #: the newest that was begun
+    #: the newest attempt
     _attempt: Attempt | None = None
-    #: the script has ended
+    #: whether the script has ended
     _ending = False
-    #: why the script pauses, and since when that counts; None while it does not
+    #: the reason for the script's pause, and since when its time counts; None outside of a pause
     _paused: tuple[str, float] | None = None
 
     def __init__(
@@ -113,18 +114,24 @@ class Session:
         after_apply: Callable[[int, msg.Commit], None] | None = None,
         progress: ProgressSlot | None = None,
     ) -> None:
-        """Make a session that nobody knows of yet; `attach` announces it.
+        """Create a session; `attach` announces it.
 
         Args:
             groups: builds the groups of each generation.
-            saver, snapshots: save the state on disk, and in memory; None for none.
-            verify_state: report a hash of all state every so many applied steps, 0 for never.
-            after_apply: the script's part of a step, called with it and its v before anything is saved or sent.
-            progress: where the training thread says what it is about; nowhere if None.
+            saver: writes checkpoints, if the job has any.
+            snapshots: copies the state into the agent's memory, if the job wants that.
+            verify_state: report a hash of the whole state every this many applied steps; 0: never.
+            after_apply: the script's part of a step. It gets the step and its result, before anything is saved or sent.
+            progress: where the training thread reports its activity; None: nowhere.
         """
         self.workload = workload
-        self._identity, self._link = identity, link
-        self._groups, self._faults, self._clock, self._saver, self._snapshots = groups, faults, clock, saver, snapshots
+        self._identity = identity
+        self._link = link
+        self._groups = groups
+        self._faults = faults
+        self._clock = clock
+        self._saver = saver
+        self._snapshots = snapshots
         self._changed = threading.Condition(threading.RLock())
         holding = HeldExperts(workload.experts.shape(1)) if workload.experts is not None else None
         self._machine = WorkerMachine(identity.worker, samples=workload.samples, holding=holding)
@@ -167,19 +174,19 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the present generation, 0 before the first."""
+        """This worker's rank in the current generation, 0 before the first one."""
         with self._changed:
             return self._machine.generations.rank if self._machine.plan else 0
 
     @property
     def world(self) -> int:
-        """How many workers the present generation has."""
+        """The number of workers in the current generation."""
         with self._changed:
             return self._machine.generations.world
 
     @property
     def has_final_state(self) -> bool:
-        """Whether this worker has finished the loop itself, as a member of the last generation."""
+        """Whether this worker finished the loop itself, as a member of the last generation."""
         with self._changed:
             return self._machine.phase is Phase.FINISHED
 
@@ -187,8 +194,8 @@ class Session:
         """Announce this worker, and listen for orders from now on.
 
         Args:
-            config: software, model and settings in words; all workers of a job must have the same.
-            data: a summary of the data, which all must have in common as well.
+            config: software, model and settings as text; the same for all workers of a job.
+            data: a summary of the data; also the same for all workers.
         """
         experts, order = self.workload.experts, self.workload.loader.order
         self._link.start(self._on_order, self._on_lost)
@@ -213,9 +220,9 @@ class Session:
         self.workload.loader.start()
 
     def next_compute(self) -> tuple[Compute, int] | ShadowAttempt | None:
-        """Do whatever comes before the next gradients, and return them with their generation; None: the job is done.
+        """Execute tasks until gradients are due, and return them with their generation; None if the job is done.
 
-        A worker that is to be warm before it is in any generation has shadow steps to go through.
+        A worker that must warm up before its first generation gets shadow steps.
         """
         progress = self._shared.progress
         while True:
@@ -242,18 +249,18 @@ class Session:
             self._execute_task(task)
 
     def add_evaluation(self, evaluation: ModelEvaluation) -> None:
-        """Evaluate this as well, from the next step on.
+        """Add an evaluation, from the next step on.
 
         Raises:
-            BadInputError: it does not fit.
+            BadInputError: the evaluation is not valid.
         """
         self._evaluator.add(evaluation)
 
     def run_due_evaluations(self, step: int, generation: int) -> bool:
-        """Do the evaluations that are due of the state of `step`; False where the generation was left meanwhile.
+        """Evaluate the state of `step` if that is due. Return False if the generation ended meanwhile.
 
         Raises:
-            Exception: whatever a script's function raised.
+            Exception: an exception of the script's function.
         """
         begun = self._clock.monotonic()
         done = self._evaluator.run_due(step, generation)
@@ -261,36 +268,36 @@ class Session:
         return done
 
     def start_attempt(self, compute: Compute, generation: int) -> Attempt:
-        """Begin what `next_compute` has returned."""
+        """Start an attempt at the step that `next_compute` returned."""
         parts = self._shared, self.workload, self._faults, self._applier.apply_step
         self._attempt = Attempt(*parts, compute, generation, self._await_experts, self._saver)
         return self._attempt
 
     def conclude_attempt(self, attempt: Attempt) -> msg.Commit | None:
-        """Commit an attempt, or wait until it is decided elsewhere what becomes of its step.
+        """Commit an attempt, or wait for the coordinator's decision about its step.
 
-        Whatever comes before the next gradients is done by then: the decision may be that the step goes FORWARD.
+        All tasks that come before the next gradients are executed too, because the decision may be FORWARD.
 
         Returns:
-            v, where the step is applied here by now.
+            The step result, if the step is applied on this worker by now.
         """
         with self._suspend_pause():
             if not (attempt.complete and attempt.commit()):
-                self.next_compute()  # (asked for again by the loop: by then another generation may be in force)
+                self.next_compute()  # The loop asks again, because another generation may be in force by then.
         last = self._applier.last_applied
         return last.commit if last is not None and last.step == attempt.step else None
 
     def raise_wish(self, wish: Wish, why: str = "") -> None:
-        """Ask all for something, with the next step that passes; in a shadow step nobody asks for anything."""
+        """Send a wish to all workers with the next step that passes. Wishes of shadow steps are ignored."""
         with self._changed:
             if not self._shadow_steps.is_under_way:
                 self._machine.wishes.raise_wish(wish, why)
 
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
-        """Say that the script is busy with something of its own, which is as it should be."""
+        """Announce that the script runs other code than training, so that it is not removed as hung."""
         if self._paused is not None:
-            yield  # (what it does in a pause is part of it)
+            yield  # A pause within a pause belongs to the outer one.
             return
         progress = self._shared.progress
         activity, micro_batch = progress.now
@@ -305,7 +312,7 @@ class Session:
 
     @contextlib.contextmanager
     def _suspend_pause(self) -> Generator[None, None, None]:
-        """What all workers do together is no pause, whatever the script has written around it."""
+        """Suspend the script's pause while all workers act together, such as in a commit."""
         self._count_pause()
         try:
             yield
@@ -318,18 +325,18 @@ class Session:
                 self._shared.progress.pause(reason)
 
     def _count_pause(self) -> None:
-        """Count how long the script has paused until now, if it does."""
+        """Count the time of the current pause until now, if there is one."""
         if self._paused is not None:
             self._applier.paused_s += self._clock.monotonic() - self._paused[1]
 
     def on_script_end(self) -> None:
-        """The script has ended, by an exception or by itself: what it was about is over."""
+        """Report that the script ended, normally or by an exception."""
         self._ending = True
         self.workload.flop.stop_round()
         self._shared.progress.at(Activity.ENDING)
 
     def locate_error(self, error: ScriptError) -> ScriptError:
-        """Say at which step and micro-batch, and in which phase, the script has raised something."""
+        """Add the step, the micro-batch and the phase at which the script raised an exception."""
         attempt = self._attempt
         with self._changed:
             phase = self._machine.phase
@@ -337,10 +344,11 @@ class Session:
         return msgspec.structs.replace(error, step=step, micro_batch=micro_batch, phase=phase)
 
     def hold_state(self, crashed: Crashed) -> bool:
-        """The script has ended with an exception: keep its state until this process is replaced, or the job over.
+        """Keep the state after an exception of the script, until this process is replaced or the job ends.
 
         Returns:
-            False, at once, where there is nothing to keep: no state is here, or the exception came while it changed.
+            False, at once, if there is nothing to keep: this worker has no state, or the exception came while it
+                changed.
         """
         machine, worker = self._machine, self._identity.worker
         with self._changed:
@@ -365,7 +373,7 @@ class Session:
             self._execute_task(task)
 
     def close(self) -> None:
-        """Let go of threads, sockets and groups. The link stays: its end would look like a death."""
+        """Release threads, sockets and groups. The link stays open: its end would look like the worker's death."""
         self._transfers.close()
         with self._changed:
             left = self._shared.resources.all()
@@ -380,19 +388,21 @@ class Session:
         self.workload.loader.close()
 
     def _execute_task(self, task: Task) -> None:
-        """Do what leads from one step to the next, or to the end; the machine is asked again afterwards."""
+        """Execute a task between two steps, or at the end; then the machine is asked again."""
         if isinstance(task, Finish):
             self._finish_early(task)
         if isinstance(task, Leading):
             self._entry.execute(task)
 
     def _finish_early(self, task: Finish) -> None:
-        """The job ends before the loop does; where a script has asked for that, its last state is evaluated as well."""
+        """End the job before its loop ends. If a script asked for the end, the last state is evaluated too."""
         if not task.asked or self.run_due_evaluations(self._machine.applied or 0, self._machine.generation):
             self.finish()
 
     def _on_after_apply_error(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
-        """Have the job end with what `after_apply` raised, save with all others what the step led to, and raise it."""
+        """End the job after `after_apply` raised: save the applied step with all workers, and raise the exception
+        again.
+        """
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
@@ -401,7 +411,7 @@ class Session:
         self._link.send(msg.ScriptFailed(worker=worker, generation=generation, step=step, why=why[:8000]))
         while True:
             with self._changed:
-                # (no further step is computed: the next generation is the last)
+                # No further step is computed: the next generation is the last one.
                 self._changed.wait_for(lambda: not isinstance(self._machine.task, Wait | Compute))
                 task = self._machine.task
             if isinstance(task, Done):
@@ -422,7 +432,7 @@ class Session:
                 if resources is not None:
                     resources.board.put(order.keys)
             case msg.LookAround(generation=generation):
-                # (that takes a second where somebody cannot be reached, and this thread is to hear of a Stop)
+                # It takes a second if a member is unreachable, and this thread must receive a Stop at once.
                 look = threading.Thread(
                     target=self._shared.report_unreachable_members, args=(generation,), name="holdfast-look"
                 )
@@ -443,11 +453,11 @@ class Session:
         with self._changed:
             if self._machine.done:
                 return
-        # An agent's death is its node's death; the training thread may be anywhere, so nothing is wound up.
+        # If the agent died, its node counts as dead. The training thread may be anywhere, so nothing is cleaned up.
         os._exit(1)
 
     def _execute_instructions(self, instructions: list[WorkerInstruction]) -> None:
-        """Do what the machine asks, in order; the lock is held."""
+        """Execute the machine's instructions, in order. The caller holds the lock."""
         for instruction in instructions:
             match instruction:
                 case SendToCoordinator(msg.Report() as report) if self._ending:

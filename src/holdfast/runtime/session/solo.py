@@ -1,4 +1,4 @@
-"""A world of one: what the coordinator would say to the only worker of a job, without a coordinator."""
+"""A coordinator for a job with one worker, in this process."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ class SoloLink:
     def __init__(
         self, storage: Storage | None = None, *, in_time: bool = False, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Know of nobody yet.
+        """Create a link; nothing is attached yet.
 
         Args:
-            storage: where checkpoints lie, if there are any.
-            in_time: say when one is due. now: seconds, from wherever.
+            storage: the storage of checkpoints, if there is one.
+            in_time: whether to request checkpoints by time.
+            now: a clock, in seconds.
         """
         self._storage = storage
         self._in_time = in_time and storage is not None
@@ -50,18 +51,18 @@ class SoloLink:
         self._plan: msg.GenerationPlan | None = None
         #: the decision for the next generation, or None if it follows from the worker's report
         self._decided: msg.Decision | None = None
-        #: the step whose v was refused last
+        #: the last step with a refused result
         self._refused = 0
-        #: steps in a row that were skipped, but for those of a loss scale
+        #: skipped steps in a row; steps that the loss scale explains do not count
         self._skipped = 0
-        #: why the job ends once its state is saved, "" while it goes on
+        #: why the job ends once its state is saved; "" while it continues
         self._cause = ""
         self._known: list[CheckpointName] = []
         self._damaged: list[str] = []
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
 
     def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
-        """Hand orders to the session from a thread of their own, until the job is done."""
+        """Pass orders to the session, from another thread, until the job is done."""
 
         def listen() -> None:
             order: msg.Order | None = None
@@ -70,22 +71,22 @@ class SoloLink:
                     order = self._orders.get()
                     on_order(order)
             except BaseException:  # noqa: BLE001
-                # As with an agent: a worker that no longer hears its orders must not live on in silence.
+                # As with an agent, a worker that no longer receives its orders must not continue.
                 traceback.print_exc()
                 on_lost()
 
         threading.Thread(target=listen, name="holdfast-solo", daemon=True).start()
 
     def send(self, message: FromWorkerProcess) -> None:
-        """Hear the worker.
+        """Handle a message of the worker.
 
         Raises:
-            JobFailedError: no checkpoint can be read where there are some; or a step was refused twice.
+            JobFailedError: there are checkpoints and none can be read, or a step was refused twice.
         """
         match message:
             case msg.Attach():
                 self._find_checkpoints()
-                # Terms go on counting from those in the directory: what is written now is newer than all of it.
+                # Terms continue from those in the directory, so that new checkpoints are newer than all of them.
                 term = 1 + max((name.term for name in self._known), default=0)
                 self._plan = _make_plan(message, term, secrets.token_bytes(16))
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
@@ -98,7 +99,7 @@ class SoloLink:
             case msg.Report():
                 self._begin_next_generation(message)
             case msg.VoteRefused():
-                # (an attempt of one worker begins with nothing kept: the first one was no other than the second is)
+                # An attempt of a single worker keeps nothing, so the second attempt repeats all of the first.
                 again, self._refused = self._refused == message.step, message.step
                 self._cause = f"{message.why}, twice" if again else ""
                 self._stop(last=again)
@@ -133,7 +134,7 @@ class SoloLink:
         commit = applied.commit
         if not commit.skipped:
             self._skipped = 0
-        elif commit.failed:  # a step that the loss scale explains neither counts nor ends a row
+        elif commit.failed:  # a step skipped by the loss scale neither counts nor ends the row
             self._skipped += 1
         if commit.failed and self._skipped == 1:
             logger.warning("step %d was skipped: %s", applied.step, commit.why_skipped)
@@ -188,12 +189,12 @@ class SoloLink:
         self._damaged = damaged
 
     def _discard_newest_checkpoint(self, why: str) -> None:
-        """The newest checkpoint cannot be read, although its files are whole."""
+        """Discard the newest checkpoint: it cannot be read, although its files are complete."""
         self._known.pop()
         self._damaged.append(why)
 
     def _on_checkpoint_kept(self, kept: msg.CheckpointKept) -> None:
-        """A checkpoint counts: remove those that it supersedes. An older one may be sealed after a newer one."""
+        """Accept a checkpoint, and remove superseded ones. An older one may be sealed after a newer one."""
         self._orders.put(
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
         )
@@ -205,7 +206,7 @@ class SoloLink:
             self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
 
     def _decide(self) -> msg.Decision:
-        """Resume from the newest checkpoint that can be read, or start where there is none at all."""
+        """Resume from the newest readable checkpoint, or start if no checkpoint exists."""
         if self._known:
             for why in self._damaged:
                 logger.warning("%s; the checkpoint before it is used", why)

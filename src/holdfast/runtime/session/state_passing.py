@@ -1,4 +1,4 @@
-"""A session's state transfers: pushes to those that lack state, receipts from those that have it."""
+"""A session's state transfers: it sends state to members that lack it, and receives state if it lacks it itself."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class StateExchange:
         host: str,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """Neither send nor receive yet.
+        """Create one; nothing is sent or received yet.
 
         Args:
-            host: the address to receive at; "" where no peer can ever send anything.
-            snapshots: they read the state, too.
+            host: the address to receive at; "" if no peer can ever send state.
+            snapshots: also read the state.
         """
         self._shared = shared
         self._state = state
@@ -45,7 +45,7 @@ class StateExchange:
         self._latest: StateReceiver | None = None
 
     def start(self) -> int:
-        """Listen for senders; return the port, 0 for none."""
+        """Listen for senders; return the port, or 0 without an address."""
         return self._inbox.start() if self._inbox else 0
 
     def close(self) -> None:
@@ -57,15 +57,15 @@ class StateExchange:
         return StateInbox(host, admit=self._admit, open_receiver=self._open_receipt, make_wire=self._make_wire)
 
     def _make_wire(self, connection: socket.socket) -> Wire:
-        """Return what a connection is written and read by; what goes over it is told of to the agent."""
+        """Return the stream of a connection; its traffic is reported to the agent."""
         return Wire(connection, self._shared.progress.moved)
 
     def await_quiet(self) -> bool:
-        """Wait until no earlier transfer writes to the tensors any more; return whether that is so."""
+        """Wait until no earlier transfer writes to the tensors; return whether that is so."""
         return self._latest is None or self._latest.wait_inactive()
 
     def start_sending(self, resources: Resources, task: Move | Enter) -> None:
-        """Send this worker's state to those that lack it, in the background: compute goes on, apply waits."""
+        """Send this worker's state to members that lack it, in the background. Compute may continue, apply waits."""
         if not task.send_to or resources.push is not None:
             return
         self._state.watch.check_unchanged()
@@ -74,7 +74,7 @@ class StateExchange:
         with self._shared.changed:
             if self._shared.is_over(resources.generation) or machine.applied is None:
                 return
-            # (what it is to call must not lead back to the resources: a circle would keep the state for minutes)
+            # The callbacks must not refer to the resources: a reference cycle would keep the state for minutes.
             resources.push = StateSender(
                 plan=task.plan,
                 sender=machine.worker,
@@ -89,7 +89,7 @@ class StateExchange:
             resources.push.start()
 
     def start_parcels(self, resources: Resources, plan: GenerationPlan, cargo: ParcelContents) -> None:
-        """Send and take, in the background, what travels beside the first step of a generation; apply waits."""
+        """Send and receive experts in the background of a generation's first step. Apply waits for it."""
         machine, step = self._shared.machine, self._shared.machine.step
         with self._shared.changed:
             if self._shared.is_over(resources.generation) or machine.applied is None:
@@ -119,14 +119,14 @@ class StateExchange:
     def _prepare_buffers(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
         warming = self._shared.machine.warming
         with self._shared.changed:
-            # (a shadow step ends with its micro-batch; until then it computes with what is to be overwritten)
+            # A shadow step still computes with the tensors that will be overwritten, until its micro-batch ends.
             self._shared.changed.wait_for(lambda: not warming.is_running)
         if self._snapshots is not None and not aside:
             self._snapshots.wait_copied()
         return self._state.prepare(manifest, separate=aside)
 
     def _admit(self, offer: Offer, wait_s: float) -> Ticket | None:
-        """Return who may send this worker what is offered, once that is known; None where nobody may."""
+        """Return who may send the offered state to this worker, once that is known; None if no sender may."""
         machine, generation = self._shared.machine, offer.generation
         if offer.kind == PARCEL:
             with self._shared.changed:
@@ -141,7 +141,7 @@ class StateExchange:
             return Ticket(plan=plan, receiver=machine.worker, sender=senders[offer.stream % len(senders)])
 
     def _open_receipt(self, ticket: Ticket) -> StateReceiver | None:
-        """A sender has shown who it is: return where its streams go, None where they come too late."""
+        """Return where the streams of an authenticated sender go; None if they come too late."""
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
             if ticket.kind == PARCEL:
@@ -165,7 +165,7 @@ class StateExchange:
             return resources.receipt
 
     def _find_parcels(self, generation: int) -> Parcels | None:
-        """Return what travels in a generation that this worker is in, once that is known here; the lock is held."""
+        """Return the parcels of a generation that this worker is in, once they are known. The caller holds the lock."""
         if self._shared.is_over(generation):
             return None
         resources = self._shared.resources.of(generation)

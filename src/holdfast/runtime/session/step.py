@@ -68,7 +68,7 @@ class Step:
         self._conclude = conclude
         self._open: int | None = None
         self._begun = False
-        #: whether the script is inside the body of that loop
+        #: whether the script is inside the body of the loop over micro-batches
         self._looping = False
         self._ended = False
 
@@ -79,7 +79,7 @@ class Step:
             StepUseError: the loop continued without `backward`, or is the second loop.
         """
         if self._begun:
-            raise StepUseError(f"step {self.number}: micro_batches() is gone through once, its samples count once")
+            raise StepUseError(f"step {self.number}: micro_batches() can be iterated once: each sample counts once")
         self._begun = True
         for micro_batch in self._attempt.micro_batches():
             batch = self._attempt.load(micro_batch)
@@ -160,9 +160,7 @@ class Step:
             StepUseError: called after `apply`.
         """
         if self._ended:
-            raise StepUseError(
-                f"step {self.number}: log() belongs before apply(), which makes the values those of the step"
-            )
+            raise StepUseError(f"step {self.number}: log() belongs before apply(), which adds the values to the step")
         self._attempt.log(values, reduce)
 
     def apply(self) -> bool:
@@ -205,7 +203,7 @@ class Step:
             StepUseError: `apply` was not called, so the loop would get the same step forever.
         """
         if not self._ended:
-            raise StepUseError(f"step {self.number}: the loop goes on without step.apply()")
+            raise StepUseError(f"step {self.number}: the loop continued without step.apply()")
 
     def on_applied(self, commit: Commit) -> None:
         """Set the results of the applied step."""

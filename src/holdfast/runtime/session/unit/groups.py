@@ -1,4 +1,4 @@
-"""The groups of a unit, one along each dimension of its layout: they last as long as it, and are never built again."""
+"""The groups of a replica group, one along each dimension of its layout. They live as long as the replica group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError, Peer
 from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
 
-#: a place that does not meet the others within this time hangs
+#: a rank that has not met the others after this many seconds counts as hung
 BUILD_S = 60.0
 _HERE = "127.0.0.1"
 _HELLO = "here"
@@ -31,13 +31,14 @@ def build_groups(
     backend: Backend = AUTO,
     timeout_s: float = BUILD_S,
 ) -> Mapping[str, Communicator]:
-    """Build the groups of a place, together with the others of its unit; those of one place alone are left out.
+    """Build the groups of a local rank, together with the other ranks of its replica group. Groups of one rank are left
+    out.
 
     Returns:
-        By the dimension's name.
+        The groups, by the name of the dimension.
 
     Raises:
-        HoldfastError: a place did not come; the message names it.
+        HoldfastError: a rank did not join; the message names it.
     """
     deadline = time.monotonic() + timeout_s
     board.post(key_of(place, _HELLO), b"")
@@ -65,12 +66,12 @@ def build_groups(
             )
         except (PeerLostError, HaltedError) as error:
             who = ", ".join(str(one) for one in members if one != place)
-            raise HoldfastError(f"place {place} of a unit cannot reach place {who} of it: {error}") from None
+            raise HoldfastError(f"rank {place} of a replica group cannot reach rank {who} of it: {error}") from None
     return built
 
 
 def _await_all_ranks(board: Board, places: int, timeout_s: float) -> None:
-    """Wait until all places are there to build groups."""
+    """Wait until all ranks are ready to build groups."""
     keys = [key_of(place, _HELLO) for place in range(places)]
     try:
         board.wait(keys, timeout_s)
@@ -78,7 +79,7 @@ def _await_all_ranks(board: Board, places: int, timeout_s: float) -> None:
         there = board.values()
         missing = ", ".join(str(place) for place, key in enumerate(keys) if key not in there)
         raise HoldfastError(
-            f"place {missing} of this unit hangs: it did not begin to build the unit's groups within {timeout_s:g} s"
+            f"rank {missing} of this replica group hangs: it did not start to build its groups within {timeout_s:g} s"
         ) from None
     except HaltedError:
-        raise HoldfastError("the agent is gone, through which a unit's places meet") from None
+        raise HoldfastError("the agent is gone, so the ranks of a replica group cannot meet") from None

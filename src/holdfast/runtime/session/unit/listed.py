@@ -1,4 +1,4 @@
-"""What a script gives as its layout: one, or several, of which one is in force at a time."""
+"""The layouts that a script gives: one, or several, of which one is in force at a time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, join_layout_names
 
-#: that a layout may be given for: no job has more
+#: the largest number of nodes that a layout can be given for; no job has more
 MOST_NODES = 1_000_000
-#: one; several in the order of preference; or from how many nodes on each
+#: one layout; several in order of preference; or a dict from the least number of nodes to the layout
 GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
 
 
 def parse_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
-    """Return the only layout that is given, and all of them where these are several.
+    """Return the layout if there is only one, and all layouts if there are several.
 
     Raises:
-        BadInputError: it is no layout, or not several that a job can have.
+        BadInputError: a value is not a layout, or a job cannot have these layouts together.
     """
     if given is None:
         return None, ()
@@ -32,23 +32,23 @@ def parse_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
     else:
         raise BadInputError(
             f"holdfast.init(layout={given!r}) is a {type(given).__name__}: give holdfast.Layout(shard=N), a list of "
-            "these in the order of preference, or a dict from numbers of nodes to these"
+            "layouts in order of preference, or a dict from numbers of nodes to layouts"
         )
     if not found:
-        raise BadInputError(f"holdfast.init(layout={given!r}) is empty: give one layout at least")
+        raise BadInputError(f"holdfast.init(layout={given!r}) is empty: give at least one layout")
     if len(found) > MAX_LAYOUTS:
-        raise BadInputError(f"holdfast.init() is given {len(found)} layouts: give {MAX_LAYOUTS} at the most")
+        raise BadInputError(f"holdfast.init() got {len(found)} layouts: give at most {MAX_LAYOUTS}")
     layouts = [one.layout for one in found]
     if not isinstance(given, Mapping) and len(set(layouts)) < len(layouts):
-        raise BadInputError(f"holdfast.init() is given a layout twice ({join_layout_names(layouts)}): give each once")
+        raise BadInputError(f"holdfast.init() got a layout twice ({join_layout_names(layouts)}): give each once")
     return (layouts[0], ()) if len(set(layouts)) == 1 else (None, found)
 
 
 def check_micro_batch(layouts: Layouts, micro_batch: int) -> None:
-    """See whether a job can be trained under all layouts that it lists.
+    """Check that a micro-batch can be split under all layouts of a job.
 
     Raises:
-        BadInputError: it cannot.
+        BadInputError: it cannot be split under one of them.
     """
     for one in layouts:
         if micro_batch % one.layout.shard:
@@ -68,8 +68,8 @@ def _parse_by_nodes(given: Mapping[object, object]) -> Layouts:
     if given and 1 not in given:
         fewest = min(cast("Mapping[int, object]", given))
         raise BadInputError(
-            f"holdfast.init(layout=...) says nothing for fewer than {fewest} nodes: a job may lose all but one; give "
-            "an entry for 1"
+            f"holdfast.init(layout=...) has no layout for fewer than {fewest} nodes, and a job may lose all but "
+            "one: give an entry for 1"
         )
     pairs = sorted(cast("Mapping[int, object]", given).items())
     return tuple(ListedLayout(layout=_check_layout(one, given), nodes=nodes) for nodes, one in pairs)
@@ -78,7 +78,7 @@ def _parse_by_nodes(given: Mapping[object, object]) -> Layouts:
 def _check_layout(one: object, given: object) -> Layout:
     if not isinstance(one, Layout):
         raise BadInputError(
-            f"holdfast.init(layout={given!r}) has a {type(one).__name__} in it: give holdfast.Layout(shard=N)"
+            f"holdfast.init(layout={given!r}) contains a {type(one).__name__}: give holdfast.Layout(shard=N)"
         )
     if one.stages > 1:
         raise BadInputError(f"holdfast.init(layout={given!r}): pipeline stages cannot be trained yet; use stages=1")

@@ -1,4 +1,4 @@
-"""A model that is spread over the places of a unit: the mesh that it is spread over, and whether all of it is."""
+"""A model that is distributed over a replica group: its mesh, and checks that it is distributed completely."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class SpreadModel:
-    """What torch is shown of the unit: one replica, and nothing of the others."""
+    """The replica as torch sees it. Other replicas are hidden."""
 
     def __init__(self, unit: ReplicaGroup | None, device: torch.device, layouts: Layouts = ()) -> None:
-        """Make the mesh; without a unit, that of one place: a layout's sizes count as 1.
+        """Create the mesh. Without a replica group it has one rank, and all sizes of a layout count as 1.
 
         Args:
-            layouts: all that the script lists, where these are several.
+            layouts: all layouts of the script, if there are several.
         """
-        from holdfast.runtime.layouts.mesh import ReplicaMesh  # (torch's meshes take a second to import)
+        from holdfast.runtime.layouts.mesh import ReplicaMesh  # torch's meshes take a second to import
 
         layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
-        #: which part of the model is here
+        #: which part of the model this rank holds
         self.place = ReplicaPosition(layout=layout, local_rank=place, has_layout=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
         self._groups: Mapping[str, Communicator] = unit.groups if unit is not None else {}
@@ -47,18 +47,20 @@ class SpreadModel:
         return self._replica.mesh
 
     def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
-        """Return the same places under other names (`ReplicaMesh.named`)."""
+        """Return the same ranks under other names (see `ReplicaMesh.rename_dimensions`)."""
         return self._replica.rename_dimensions(dimensions)
 
     def configure_model(self, model: object) -> ReplicaPosition:
-        """Look whether a model is spread as the layout says, and have FSDP2 add gradients up and divide by nothing,
-        and places with the same samples share the experts' tokens out.
+        """Check that a model is distributed as the layout says, and configure it.
+
+        FSDP2 sums gradients without a division. Ranks with the same samples split the tokens of the experts between
+        them.
 
         Returns:
-            Which part of it is here.
+            Which part of the model this rank holds.
 
         Raises:
-            BadInputError: it is spread over another mesh, or not all of it is; or it is wrapped.
+            BadInputError: the model is distributed over another mesh, or incompletely; or it is wrapped.
         """
         from holdfast.runtime.layouts.sharded import (
             check_boxes,
@@ -67,8 +69,8 @@ class SpreadModel:
             share_expert_tokens,
         )
 
-        if isinstance(model, torch.nn.Module):  # (what else it may be is complained of where models are looked at)
-            check_wrappers(model, spread=True)  # (first: what they wrap is not sharded because of them)
+        if isinstance(model, torch.nn.Module):  # other types are refused later
+            check_wrappers(model, spread=True)  # first, because what wrappers contain is not sharded
             check_spread(model, self._replica)
             check_boxes(model, self.place)
             disable_gradient_division(model)
@@ -76,10 +78,10 @@ class SpreadModel:
         return self.place
 
     def prepare(self, state: TrainingState) -> None:
-        """All that is trained is known: see whether it is the same where it should be, and foresee its first step.
+        """Check that replicated state is equal on all ranks, and run the first optimizer step without memory.
 
         Raises:
-            BadInputError: places of the unit have different copies of something that is not spread over them.
+            BadInputError: a tensor that is not sharded differs between ranks.
         """
         check_replicated(state, self._groups.values())
         dry_run_steps(state.optimizers)

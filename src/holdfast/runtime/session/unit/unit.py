@@ -1,4 +1,4 @@
-"""A worker's part in its unit: which place of it it is, through which groups and which page it meets the others."""
+"""Forms a worker's replica group in `holdfast.init()`, through its agent."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ from holdfast.runtime.session.unit.groups import BUILD_S, build_groups
 
 logger = logging.getLogger(__name__)
 
-#: who waits so long for another place says for which
+#: after this many seconds of waiting, a warning names the missing workers
 _WARN_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaGroup:
-    """What a place has of its unit, for as long as its process lives.
+    """A worker's replica group, as long as its process lives."""
 
-    name: of this unit and no earlier one. groups: by the dimension's name; one that this place would be alone in is
-    left out. proposals: for the training thread.
-    """
-
+    #: never used by an earlier replica group
     name: str
     layout: Layout
+    #: this worker's local rank
     place: int
+    #: by the dimension's name; groups of one rank are left out
     groups: Mapping[str, Communicator]
+    #: where the ranks agree on their work; for the training thread
     proposals: Proposals
 
 
 class Joined(NamedTuple):
-    """What a worker comes out of `holdfast.init()` with: the layout in force, its unit, None where it is alone in it.
+    """The result of `holdfast.init()` for a worker."""
 
-    `snapshots`: the agent's folder for the state, where another layout may be in force later.
-    """
-
+    #: the layout in force
     layout: Layout
+    #: the replica group; None if it has one rank
     unit: ReplicaGroup | None
+    #: the agent's folder for the state, if another layout may come into force; else ""
     snapshots: str = ""
 
 
 def join_replica_group(
     link: WorkerLink, worker: str, layouts: Layouts, device: torch.device, *, backend: Backend = AUTO
 ) -> Joined:
-    """Meet the other places of this worker's unit under that of these layouts which is in force; blocks.
+    """Join this worker's replica group, under the one of these layouts that is in force. Blocks.
 
     Raises:
-        BadInputError, HoldfastError: as `form_replica_group`.
+        BadInputError, HoldfastError: see `form_replica_group`.
     """
     meeting = _Meeting()
     link.meet(meeting.on_answer, meeting.on_agent_lost)
@@ -91,17 +91,17 @@ def form_replica_group(
     backend: Backend = AUTO,
     build_timeout_s: float = BUILD_S,
 ) -> ReplicaGroup:
-    """Meet the other places of this worker's unit, through its agent, and build the unit's groups; blocks.
+    """Join this worker's replica group through its agent, and build its groups. Blocks.
 
-    How long a place may take to come is for the agent to say, which ends one that does not.
+    The agent limits how long a worker may take to join, and ends workers that do not.
 
     Args:
-        link: to the agent, which nobody listens to yet.
-        build_timeout_s: how long to wait for the others once all have come.
+        link: the connection to the agent, without a listener.
+        build_timeout_s: how long to build groups once all workers have joined, in seconds.
 
     Raises:
-        BadInputError: there can be no such unit.
-        HoldfastError: the agent is gone, or a place is stuck on its way; the message says which.
+        BadInputError: the replica group is not possible.
+        HoldfastError: the agent is gone, or a rank hangs; the message names it.
     """
     meeting = _Meeting()
     link.meet(meeting.on_answer, meeting.on_agent_lost)
@@ -119,19 +119,19 @@ def _build_replica_group(
     backend: Backend,
     build_timeout_s: float,
 ) -> ReplicaGroup:
-    """Build the groups of a unit that is formed."""
+    """Build the groups of a replica group that the agent has formed."""
     place = formed.workers.index(worker)
     try:
         proposals = Proposals(formed.page, place=place, places=layout.places)
     except OSError as error:
-        raise HoldfastError(f"the memory for a unit's proposals cannot be opened: {error}") from None
+        raise HoldfastError(f"the shared memory of a replica group cannot be opened: {error}") from None
     board = meeting.open_board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
     groups = build_groups(board, layout, place, device, backend=backend, timeout_s=build_timeout_s)
     return ReplicaGroup(name=formed.unit, layout=layout, place=place, groups=groups, proposals=proposals)
 
 
 class _Meeting:
-    """What the agent has said so far; heard by the link's thread, waited for by the script's."""
+    """The agent's answers so far. The link's thread adds them, the script's thread waits for them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -139,12 +139,12 @@ class _Meeting:
         self._refused = ""
         self._missing: tuple[int, ...] = ()
         self._lost = False
-        #: keys that came before the board was there
+        #: keys that arrived before the board was opened
         self._early: list[UnitPosted] = []
         self._board: Board | None = None
 
     def on_answer(self, answer: UnitAnswer) -> None:
-        """The agent says something."""
+        """Handle an answer of the agent."""
         with self._changed:
             match answer:
                 case UnitAwaits(missing=missing):
@@ -159,7 +159,7 @@ class _Meeting:
             self._changed.notify_all()
 
     def on_agent_lost(self) -> None:
-        """The agent is gone."""
+        """Wake the waiting thread: the agent is gone."""
         with self._changed:
             self._lost = True
             if self._board is not None:
@@ -167,20 +167,25 @@ class _Meeting:
             self._changed.notify_all()
 
     def await_formed(self) -> UnitFormed:
-        """Wait until the unit is formed."""
+        """Wait until the replica group is formed.
+
+        Raises:
+            BadInputError: the agent refused it.
+            HoldfastError: the agent is gone.
+        """
         with self._changed:
             if not self._changed.wait_for(self._is_decided, _WARN_AFTER_S):
                 missing = ", ".join(map(str, self._missing)) or "its agent"
-                logger.warning("holdfast.init() waits for others of this unit: worker %s of this node", missing)
+                logger.warning("holdfast.init() waits for worker %s of this node, of the same replica group", missing)
                 self._changed.wait_for(self._is_decided)
             if self._refused:
                 raise BadInputError(self._refused)
             if self._formed is None:
-                raise HoldfastError("the agent is gone, through which a unit's places meet")
+                raise HoldfastError("the agent is gone, so the ranks of a replica group cannot meet")
             return self._formed
 
     def open_board(self, post: Callable[[dict[str, bytes]], None]) -> Board:
-        """Return the board of the unit's rendezvous, with what has come already."""
+        """Return the board of the rendezvous, with the keys that have arrived."""
         with self._changed:
             self._board = Board(0, post)
             if self._lost:
