@@ -1,8 +1,8 @@
-"""Forced abandonments of every kind of collective, and reconfigurations: how long to leave, what crashes, what leaks.
+"""Measure how fast workers abandon a hanging collective, and whether abandoned groups leak.
 
-A round builds a group of real processes. One of them does not join the operation, or is stopped (SIGSTOP) in the
-middle of it, so that it truly hangs; then the generation is halted everywhere and each process leaves. Printed is the
-time from the halt to the return from `wait` and from `retire`, over all processes and rounds, the target being 50 ms.
+Each round builds a group of real processes. One process does not join the operation, or is stopped with SIGSTOP during
+it, so that the operation hangs. The generation is then halted everywhere, and each process leaves. The benchmark prints
+the time from the halt to the return from `wait` and from `retire`, over all processes and rounds. The target is 50 ms.
 
     OMP_NUM_THREADS=1 python benchmarks/abandon.py [--rounds 200] [--reconfigurations 50] [--ranks 4 8]
 """
@@ -66,7 +66,7 @@ KINDS: dict[str, Operation] = {
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What one process saw: seconds from halt to leaving, and how the operations ended."""
+    """Results of one process: seconds from the halt until it left, and how the operations ended."""
 
     leave_s: list[float] = field(default_factory=list[float])
     retire_s: list[float] = field(default_factory=list[float])
@@ -78,7 +78,7 @@ class Tally:
 
 
 class Timer:
-    """Halts after a delay from another thread, as a worker's listener does, and notes when."""
+    """Sets the halt event after a delay, from another thread as a worker's listener does, and records the time."""
 
     def __init__(self, halt: threading.Event, delay_s: float) -> None:
         self.at = 0.0
@@ -95,7 +95,7 @@ class Timer:
 
 
 def leave(comm: Communicator, operation: Operation, halt: threading.Event, delay_s: float, tally: Tally) -> None:
-    """Wait in an operation until halted."""
+    """Wait in an operation until halted, and record how it ended."""
     timer = Timer(halt, delay_s)
     try:
         operation(comm)
@@ -116,9 +116,9 @@ def retire(comm: Communicator, tally: Tally) -> None:
 
 
 def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -> None:
-    """One abandonment. Odd rounds stop the victim in its operation, even ones keep it out of it.
+    """Abandon one operation. Odd rounds stop the victim in the operation, even rounds keep it out.
 
-    Nobody severs before all have left, so that nobody is helped out by a peer.
+    No process severs its connections before all have left, so that no process is released by a peer.
     """
     control = seat.board(CONTROL_GENERATION)
     halt = threading.Event()
@@ -150,7 +150,7 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
 
 
 def wake(seat: Seat, victim: int, until: str) -> None:
-    """Continue a stopped process, again and again: its own timer may stop it only now."""
+    """Send SIGCONT until the process has left: its own timer may stop it only after the first signal."""
     control = seat.board(CONTROL_GENERATION)
     pid = int(control.values()[f"pid/{victim}"])
     while until not in control.values():
@@ -159,7 +159,7 @@ def wake(seat: Seat, victim: int, until: str) -> None:
 
 
 def abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
-    """All rounds of one kind, in one process."""
+    """Run all rounds of one kind in one process."""
     control, tally = seat.board(CONTROL_GENERATION), Tally()
     control.post(f"pid/{seat.rank}", str(os.getpid()).encode())
     control.wait([f"pid/{rank}" for rank in range(seat.size)], 120.0)
@@ -174,7 +174,7 @@ def abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """What a process holds: open descriptors, threads, resident bytes."""
+    """The open descriptors, threads and resident bytes of a process."""
 
     descriptors: int
     threads: int
@@ -192,7 +192,10 @@ class Footprint:
 
 
 def reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
-    """Build, use, retire; every other time after an abandoned operation. Footprints after warming up and at the end."""
+    """Build, use and retire groups, and return the footprint after warm-up and at the end.
+
+    In every second round an operation is abandoned first.
+    """
     tally, first = Tally(), None
     warm_up = max(rounds // 5, 2)
     for number in range(rounds + warm_up):

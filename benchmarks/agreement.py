@@ -1,7 +1,8 @@
-"""What it costs that the places of a unit agree on a micro-batch: from the last proposal until the last one goes.
+"""Measure how long the local ranks of a replica group take to agree on a micro-batch.
 
-Each place is a process; before each agreement all meet over pipes and sleep a little, as who computes comes at
-different times. No other system is compared: without an agreement a place would wait for another in a forward pass.
+The time runs from the last proposal until the last local rank continues. Each local rank is a process. Before each
+agreement all processes meet over pipes and sleep a little, because real ranks arrive at different times. No other
+system is compared: without an agreement, one local rank would wait for another in a forward pass.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ FORK = multiprocessing.get_context("fork")
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agreements", type=int, default=2000, help="so many are measured")
-    parser.add_argument("--places", type=int, nargs="+", default=[2, 4], help="of the units")
-    parser.add_argument("--apart", type=float, default=1e-3, help="how far apart places come, at most, in seconds")
+    parser.add_argument("--agreements", type=int, default=2000, help="number of agreements to measure")
+    parser.add_argument("--places", type=int, nargs="+", default=[2, 4], help="local ranks of a replica group")
+    parser.add_argument("--apart", type=float, default=1e-3, help="largest difference between arrivals, in seconds")
     options = parser.parse_args()
     print(
         f"{'places':>6}  {'apart':>8}  {'median':>8}  {'mean':>8}  {'99 %':>8}  {'processor':>9}   (ms per agreement)"
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def measure(places: int, agreements: int, apart_s: float) -> tuple[list[float], float]:
-    """Return how long each agreement took after the last proposal, and the processor time of all places."""
+    """Return the seconds from the last proposal to the end of each agreement, and all processes' processor time."""
     page = ProposalPage(places)
     pipes = [FORK.Pipe() for _ in range(places)]
     path = page.path

@@ -1,11 +1,11 @@
-"""Runs benchmarks one after the other, and prints one table of what is asked of them beside what they have measured.
+"""Run benchmarks one after the other, and print their measured figures with the required limits in one table.
 
     python benchmarks/asked.py benchmarks/move.py "benchmarks/move_memory.py --moves 100"
-    python benchmarks/asked.py --table figures.jsonl       of a run before
+    python benchmarks/asked.py --table figures.jsonl       prints the table of an earlier run
 
-Each is started with `--figures FILE`, and adds its figures to that file as it ends. A figure counts by its median, or
-by its worst value where each has to reach what is asked. What is only shown beside others has nothing asked of it.
-Ends with 1 where a benchmark has, where a figure is not reached, or could not be measured.
+Each benchmark is started with `--figures FILE` and appends its figures to that file when it ends. A figure is judged by
+its median, or by its worst value if every value must reach the limit. A figure without a limit is shown for comparison
+only. The exit code is 1 if a benchmark failed, or if a figure missed its limit or was not measured.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ import msgspec
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and what is asked of it.
-
-    asked: the limit, None where this is only shown beside others; at_least: else at most.
-    each: the worst value counts, not the median. unit: behind the values ("s", "x", ...).
-    how: what the limit is made of, or how the values came about.
-    """
+    """Measured values, and the limit that they must reach."""
 
     name: str
     values: tuple[float, ...]
+    #: The limit; None if the values are shown for comparison only.
     asked: float | None = None
+    #: Whether the limit is a lower bound. Otherwise it is an upper bound.
     at_least: bool = False
+    #: Whether the worst value must reach the limit instead of the median.
     each: bool = False
+    #: Printed after the values ("s", "x", ...).
     unit: str = ""
+    #: How the limit or the values were obtained.
     how: str = ""
 
     def against(self, others: Sequence[float], more: float, what: str) -> Figure:
-        """Return this with what others take, by their median, and so much more as its limit."""
+        """Return this figure with the median of other values plus a margin as its limit."""
         if not others:
             how = f"{what} were not measured"
             return msgspec.structs.replace(self, values=(), asked=more, how=how)
@@ -49,7 +49,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the values are as they are asked for; None where nothing is asked. Nothing measured: not reached."""
+        """Whether the values reach the limit. None without a limit, False without values."""
         if self.asked is None:
             return None
         if not self.values:
@@ -60,7 +60,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> int:
-    """Run the benchmarks and print the table; 1 where anything is not as it is asked for."""
+    """Run the benchmarks and print the table; return 1 if any figure misses its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="*", help="scripts, each with its options")
     parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: print the table of these figures")
@@ -81,12 +81,12 @@ def main() -> int:
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Let a benchmark be told where its figures go."""
+    """Add the `--figures` option to the parser of a benchmark."""
     parser.add_argument("--figures", type=Path, metavar="FILE", help="add the figures to this file (asked.py)")
 
 
 def write(path: Path | None, figures: Iterable[Figure]) -> None:
-    """Add figures to a file, where there is one."""
+    """Append figures to a file, if a path is given."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,19 +95,22 @@ def write(path: Path | None, figures: Iterable[Figure]) -> None:
 
 
 def read(path: Path) -> list[Figure]:
-    """Return the figures of a file; none where it is not there."""
+    """Return the figures of a file, or an empty list if the file does not exist."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [msgspec.json.decode(line, type=Figure) for line in lines]
 
 
 def report(figures: list[Figure], codes: dict[str, int]) -> int:
-    """Print the table, and what has not gone well; return 1 where anything has not. codes: exit codes by benchmark."""
+    """Print the table, the missed figures and the failed benchmarks; return 1 if there are any.
+
+    codes: exit codes by benchmark.
+    """
     print("\n" + "\n".join(table(figures)))
     missed = [figure.name for figure in figures if figure.reached is False]
     failed = [f"{name} ended with {code}" for name, code in codes.items() if code]
     print("not reached: " + ("; ".join(missed) or ("nothing" if figures else "nothing was measured")))
     if failed:
-        print("; ".join(failed) + ": what it was to measure may be missing above")
+        print("; ".join(failed) + ": some of its figures may be missing above")
     return 1 if missed or failed or not figures else 0
 
 
@@ -148,7 +151,7 @@ def _unit(figure: Figure) -> str:
 
 
 def _number(value: float) -> str:
-    """Return three decimals, fewer of large numbers; very small ones by their powers of ten."""
+    """Format with three decimals, with none from 100 on, and in exponent form below 0.0005."""
     if value and abs(value) < 5e-4:
         return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""A job with one sample that always raises: what benchmarks/ladder.py runs."""
+"""A training script with one sample that always raises, run by benchmarks/ladder.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLES = 960
 
 
 class Data(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Numbers and their sines, but for one."""
+    """Numbers and the sines of their sums; one index raises an error."""
 
     def __init__(self, bad: int) -> None:
         self._bad = bad
@@ -28,7 +28,7 @@ class Data(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def main() -> None:
-    """Train until the bad sample comes."""
+    """Train until the bad sample is read."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bad", type=int, default=500)
     options = parser.parse_args()

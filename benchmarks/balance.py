@@ -1,12 +1,12 @@
-"""What placements survive and how evenly they give the nodes work, side by side with EPLB.
+"""Compare placements with EPLB: which node losses they survive, and how evenly they balance work over nodes.
 
-1. Made loads (Zipf), and recorded ones: every strategy and EPLB on the same slots.
-2. 1,024 to 8,192 nodes: how long a plan takes, and one after the loss of two nodes, and how much moves; with the same
-   loads, and with others; what is survived against MRO and spread.
-3. `holdfast.placement.rebalance_experts` beside EPLB: 256 experts on 32 GPUs, 20 layers; 200 random cases.
+1. Generated loads (Zipf) and recorded ones: every strategy and EPLB on the same slots.
+2. 1,024 to 8,192 nodes: how long planning takes at first and after the loss of two nodes, and how much moves, with the
+   same loads and with changed ones; survival compared with MRO and spread.
+3. `holdfast.placement.rebalance_experts` compared with EPLB: 256 experts on 32 GPUs, 20 layers; 200 random cases.
 
-A node is the unit of failure. EPLB gets one GPU a node, so that it balances what the others balance; it knows no f.
-Times are processor time of one core.
+A node is the unit of failure. EPLB gets one GPU per node, so that it balances over the same units as the others. It has
+no fault threshold f. Times are processor time of one core.
 
     OMP_NUM_THREADS=1 python benchmarks/balance.py [--routing DIR] [--json FILE]
 """
@@ -45,14 +45,14 @@ class Case:
 
 
 def zipf(layers: int, experts: int, exponent: float, seed: int = 0) -> np.ndarray:
-    """Return tokens `(L, E)`: the k-th hottest expert gets a share of k ** -exponent, another one in every layer."""
+    """Return tokens `(L, E)`: the k-th hottest expert of a layer gets a share of k ** -exponent, in random order."""
     rng = np.random.default_rng(seed)
     share = 1.0 / np.arange(1, experts + 1) ** exponent
     return np.stack([(rng.permutation(share) * 1e6).astype(np.int64) for _ in range(layers)])
 
 
 def made_cases() -> list[Case]:
-    """The rows that heaviest-first with anti-affinity balances to 1.10, 1.12 and 1.00."""
+    """Return the cases that heaviest-first placement with anti-affinity balances to 1.10, 1.12 and 1.00."""
     rows = ((32, 8, 8, 0.8), (256, 32, 16, 0.5), (256, 32, 9, 0.5))
     return [
         Case(
@@ -66,7 +66,7 @@ def made_cases() -> list[Case]:
 
 
 def recorded_cases(folder: Path) -> list[Case]:
-    """The recorded loads, early and late in training."""
+    """Return cases with recorded loads, from early and late in training."""
     sizes = (
         ("lazarus_gpt_S_12L8E", 10, 6),
         ("lazarus_gpt_M_12L12E", 10, 6),
@@ -96,7 +96,7 @@ def counts_of(expert: np.ndarray, experts: int, nodes: int) -> np.ndarray:
 
 
 def placements(case: Case) -> dict[str, Callable[[], np.ndarray]]:
-    """Return what makes each placement `(L, E, N)` of a case."""
+    """Return a function for each strategy that computes its placement `(L, E, N)` of a case."""
     experts = case.loads.shape[1]
     slots = as_slots(case.slots, case.nodes)
 
@@ -115,7 +115,7 @@ def placements(case: Case) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def compare(case: Case) -> list[dict[str, Any]]:
-    """Print one case's table; return its rows."""
+    """Print the table of one case, and return its rows."""
     print(f"{case.name}, {len(case.loads)} layers, {case.nodes} nodes x {case.slots} slots, f = 2 asked:")
     print("            f given  busiest node / mean (worst layer)  survives 1, 2, ... lost nodes" + " " * 12 + "ms")
     rows: list[dict[str, Any]] = []
@@ -145,7 +145,7 @@ def compare(case: Case) -> list[dict[str, Any]]:
 
 
 def at_scale(nodes: int, layers: int) -> dict[str, Any]:
-    """Print how long plans of `best` take on many nodes, what moves, and whether MRO or spread is better anywhere."""
+    """Print planning time of `best` on many nodes, the slots moved, and where MRO or spread survives better."""
     experts, slots = 256, as_slots(32, nodes)
     best = strategy_named("best")
     loads = skewed(layers, experts, 1)
@@ -184,7 +184,7 @@ def at_scale(nodes: int, layers: int) -> dict[str, Any]:
 
 
 def beside_eplb(runs: int) -> dict[str, Any]:
-    """Print how long EPLB's question takes, and how the answers compare."""
+    """Print how long rebalancing on EPLB's inputs takes, and how balanced the results are."""
     results: dict[str, Any] = {"question": [], "random": {}}
     loads = np.random.default_rng(0).pareto(1.2, (20, 256)) * 1000 + 1
     print("20 layers of 256 experts on 32 GPUs of 4 nodes, 288 slots (576 for f = 2): the busiest GPU over the mean")
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--routing", type=Path, default=ROUTING, help="folder with the recordings")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--nodes", type=int, nargs="*", default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--runs", type=int, default=11, help="runs of EPLB's question")
+    parser.add_argument("--runs", type=int, default=11, help="timed runs on EPLB's inputs")
     parser.add_argument("--layers", type=int, default=58, help="layers on many nodes")
     options = parser.parse_args()
     results: dict[str, Any] = {"cases": []}

@@ -1,8 +1,8 @@
-"""Every placement of a small cluster, as an oracle for the planner.
+"""Enumerate every placement of a small cluster, as an oracle for the planner.
 
-Nodes are alike, so a placement is a multiset of expert sets, one per node. What can be reached with replicas r is
-every pattern in which each expert has at most r hosts: replicas in excess double up on hosts or add some, which
-never hurts.
+Nodes are interchangeable, so a placement is a multiset of expert sets, one per node. With replicas r, exactly those
+patterns are reachable in which each expert has at most r hosts. Replicas beyond that are doubled on a host or add a
+host, which never lowers the recovery probability.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """All patterns of `nodes` x `slots` x `experts`, without doubles."""
+    """All distinct patterns of `nodes` x `slots` x `experts`."""
 
     #: `(P, E)` hosts per expert, ascending.
     hosts: np.ndarray
@@ -25,7 +25,7 @@ class Patterns:
     recovery: np.ndarray
 
     def curves(self, replicas: np.ndarray, threshold: int) -> np.ndarray:
-        """Return the curves `[*, N + 1]` within reach of *replicas* `(E,)`, each expert on *threshold* nodes."""
+        """Return the curves `[*, N + 1]` within reach of *replicas* `(E,)`, with *threshold* hosts or more per expert."""
         most = np.minimum(np.sort(replicas), self.recovery.shape[1] - 1)
         within = (self.hosts <= most).all(axis=1) & (self.hosts[:, 0] >= threshold)
         return self.recovery[within]
@@ -33,7 +33,7 @@ class Patterns:
 
 @cache
 def all_patterns(nodes: int, slots: int, experts: int) -> Patterns:
-    """Enumerate the patterns; some millions at most for 5 nodes, 3 slots, 6 experts."""
+    """Enumerate the patterns: a few million at most for 5 nodes, 3 slots and 6 experts."""
     held = np.array(
         [sum(1 << e for e in chosen) for size in range(1, slots + 1) for chosen in combinations(range(experts), size)],
         dtype=np.uint16,
@@ -52,7 +52,7 @@ def all_patterns(nodes: int, slots: int, experts: int) -> Patterns:
 
 
 def all_allocations(nodes: int, slots: int, experts: int, threshold: int) -> list[np.ndarray]:
-    """Return every ascending r `(E,)` with sum nodes * slots and all entries >= *threshold*."""
+    """Return every ascending r `(E,)` that sums to nodes * slots, with all entries >= *threshold*."""
 
     def extend(done: list[int], left: int, places: int) -> list[list[int]]:
         low = done[-1] if done else threshold

@@ -1,13 +1,13 @@
-"""Faults of all kinds in one job, by a seed: nothing may be lost, and each must be taken for what it was.
+"""Inject faults of all kinds into one job, and check that nothing is lost and each fault is classified correctly.
 
     make chaos                     200 faults in 20 minutes
     make bench-faults              60 faults
     python benchmarks/chaos.py --faults 20 --minutes 5 --seed 7 --only "node killed" storm -- --on-process-failure hold
 
-A job of four nodes with checkpoints, evaluations and loader workers is struck at random moments, once it has got over
-the fault before; kinds come in rounds, each round in an order of its own. At the end its journal is audited, what its
-processes hold is compared with the begin, and the state of every worker after every step with that of an undisturbed
-run, in every bit (benchmarks/exact_training.py says why that can be).
+The job has four nodes, checkpoints, evaluations and data loader workers. Faults strike at random moments, each after
+the job has recovered from the previous one. Kinds come in rounds, and each round has its own order. At the end the
+journal is audited, and the resources of the processes are compared with those at the start. The state of every worker
+after every step must equal an undisturbed run bit by bit (benchmarks/exact_training.py explains why that is possible).
 """
 
 from __future__ import annotations
@@ -44,26 +44,33 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class Tally:
-    """Of one kind: how often it struck, after how many seconds it was seen and got over, what it cost and was."""
+    """Results of one kind of fault."""
 
     struck: int = 0
+    #: Seconds from each fault until it was detected.
     seen: list[float] = field(default_factory=list[float])
+    #: Seconds from each fault until the first step committed after recovery.
     over: list[float] = field(default_factory=list[float])
+    #: Committed steps that were rolled back.
     lost: int = 0
+    #: How often the job reported each failure kind, severity and category.
     taken_for: Counter[str] = field(default_factory=Counter[str])
+    #: Descriptions of wrong reports and of unexpected losses.
     wrong: list[str] = field(default_factory=list[str])
 
 
 def main() -> int:
-    """Run it and print its table; 1 if anything was lost, left behind, or taken for what it was not."""
+    """Inject the faults and print the table; return 1 if anything was lost, leaked or misclassified."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=200, help="so many; what strikes twice at once is two")
+    parser.add_argument(
+        "--faults", type=int, default=200, help="number of faults; a kind that strikes twice counts as two"
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="no further fault after this time")
-    parser.add_argument("--seed", type=int, default=1, help="with an odd one data are gone through in streams")
+    parser.add_argument("--seed", type=int, default=1, help="of all random choices; an odd seed reads data as streams")
     parser.add_argument("--only", nargs="+", choices=sorted(KINDS), help="only these kinds", metavar="KIND")
-    parser.add_argument("--loader-workers", type=int, default=1, help="of each worker")
+    parser.add_argument("--loader-workers", type=int, default=1, help="data loader processes of each worker")
     parser.add_argument("options", nargs="*", help="further options of `holdfast run`, after --")
-    parser.add_argument("--keep", type=Path, help="keep the job's files in this folder, which must not be there")
+    parser.add_argument("--keep", type=Path, help="keep the job's files in this folder, which must not exist yet")
     options = parser.parse_args()
     with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as temporary:
         folder = options.keep or Path(temporary) / "chaos"
@@ -77,13 +84,13 @@ def main() -> int:
 
 
 def in_rounds(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Yield all kinds, each round in an order of its own, for ever."""
+    """Yield all kinds forever, each round in its own random order."""
     while True:
         yield from rng.sample(kinds, len(kinds))
 
 
 class Chaos:
-    """One job, struck again and again, and what came of it."""
+    """Injects faults into one job and collects the results."""
 
     def __init__(self, struck: StruckJob, seed: int, kinds: Sequence[str]) -> None:
         self.struck = struck
@@ -96,12 +103,12 @@ class Chaos:
         self._taken_s = 0.0
 
     def begin(self) -> None:
-        """Let the job train for a while, and note what it holds."""
+        """Train for a while, then record the resources that the job holds."""
         self.struck.settle(0, BEGIN_STEPS)
         self.struck.note_begin()
 
     def strike(self, faults: int, longest_s: float) -> None:
-        """Strike until there were so many faults, or the time is over, or the job can go on no more."""
+        """Inject faults until their number or the time is reached, or until the job cannot recover."""
         began = time.monotonic()
         while self._faults < faults and time.monotonic() < began + longest_s:
             kind = next(self._kinds)
@@ -115,7 +122,7 @@ class Chaos:
         self._taken_s = time.monotonic() - began
 
     def _once(self, kind: str) -> None:
-        """Strike once, wait until the job has got over it, and note what was said of it."""
+        """Inject one fault, wait until the job has recovered, and record the reported failures."""
         struck = self.struck
         place, step = struck.place, struck.step()
         blow = self._blows.strike(kind)
@@ -138,7 +145,7 @@ class Chaos:
         print(f"{self._faults:4d} {kind:42s} {spans}, step {struck.step()}", flush=True)
 
     def _over(self, blow: Blow, place: int) -> StepCommitted:
-        """Wait until all nodes train again; return the first step that was committed after all that was detected."""
+        """Wait until all nodes train again; return the first step committed after the last detected failure."""
         struck = self.struck
         told = [
             *struck.since(FailureDetected, place),
@@ -150,7 +157,7 @@ class Chaos:
         return after[0] if after else struck.wait(StepCommitted, lambda e: e.time > last, since=place)
 
     def _judge(self, kind: str, tally: Tally, blow: Blow, place: int, step: int) -> None:
-        """Compare what was told with what was done."""
+        """Compare the reported failures with the injected fault."""
         struck = self.struck
         told = struck.since(FailureDetected, place)
         tally.taken_for.update(f"{e.kind} {e.severity} {e.category}" for e in told)
@@ -177,7 +184,7 @@ class Chaos:
         return steps[-1] if steps else 0
 
     def _healed(self) -> bool:
-        """Give a job that lacks nodes what it lacks; False where it does not train again."""
+        """Add the missing nodes to a job; return False if it does not train again."""
         struck = self.struck
         if struck.job.process is None or struck.job.process.poll() is not None:
             return False
@@ -186,14 +193,14 @@ class Chaos:
             struck.add_nodes(max(0, NODES - len(newest.members)))
             struck.settle(struck.place)
         except HoldfastError as error:
-            print(f"it does not recover: {error}", flush=True)
+            print(f"the job does not recover: {error}", flush=True)
             return False
         return True
 
     # ---- the result ----
 
     def report(self, watch: Watch) -> int:
-        """Print the table and what was found; return 1 if that is anything."""
+        """Print the table and all findings; return 1 if anything is wrong."""
         struck = self.struck
         self._print_table()
         print(f"{self._faults} faults in {self._taken_s / 60:.1f} minutes, {struck.step()} steps; {watch.report()}")
@@ -224,7 +231,7 @@ class Chaos:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return median and most."""
+    """Format the median and the maximum."""
     return f"{statistics.median(values):.2f} (most {max(values):.2f})" if values else "-"
 
 

@@ -1,4 +1,4 @@
-"""The kinds of faults that chaos knows: how each strikes, what it must be taken for, and what heals it."""
+"""The kinds of faults that the chaos benchmark injects: how each strikes, the expected report, and how to heal it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.protocol.events import (
 from holdfast.storage import LocalStorage
 
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
-#: within this time three nodes that raise the same end a job: two may
+#: If three nodes raise the same exception within this time, the job ends. Two nodes may.
 RAISED_WITHIN_S = 320.0
 CLOCK_S = 7200.0
 AWAY_S = 2.5
@@ -34,14 +34,15 @@ AWAY_S = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """What a failure must be taken for: one of these kinds, of this severity; of a category, where any is given."""
+    """The failure report that a fault must cause: one of the kinds, with the severity."""
 
     kinds: tuple[str, ...]
     severity: int
+    #: Allowed categories; any category is allowed if this is empty.
     categories: tuple[str, ...] = ()
 
     def wrong(self, told: FailureDetected) -> str:
-        """Return what a failure was taken for that it was not, "" for nothing."""
+        """Return how a reported failure differs from the expected one, or "" if it matches."""
         if told.kind not in self.kinds or told.severity != self.severity:
             return f"{told.node} was taken for {told.kind} of severity {told.severity}: {told.detail}"
         if self.categories and told.category not in self.categories:
@@ -51,10 +52,10 @@ class Taken:
 
 LOST = Taken(kinds=("connection_lost",), severity=1)
 SILENT = Taken(kinds=("lease_expired",), severity=1)
-#: nobody was there to see which of the two it was
+#: The coordinator was away, so either report is correct.
 GONE = Taken(kinds=("connection_lost", "lease_expired"), severity=1)
 ENDED = Taken(kinds=("process_exit",), severity=2)
-#: where the machine is so busy that nobody hears of an end before it is late
+#: On a busy machine, hang detection may report the worker before its exit is reported.
 ENDED_OR_LATE = Taken(kinds=("process_exit", "hang"), severity=2)
 HANGS = Taken(kinds=("hang",), severity=2)
 RAISED = Taken(kinds=("exception",), severity=2)
@@ -64,25 +65,28 @@ BROKEN = Taken(kinds=("connection_lost",), severity=3)
 
 @dataclass(kw_only=True, slots=True)
 class Blow:
-    """What was done.
+    """An injected fault, with the reports and the repairs that it requires."""
 
-    at: when, in unix seconds. taken: by node, what its failure must be taken for. anybody: it may be told of another
-    node. gone: nodes that do not come back by themselves. faults: how many it was. heal: undoes what would last.
-    loses: steps may be lost, for a last copy died. ends: the job is over, and is to be begun again.
-    """
-
+    #: When it was injected, in Unix seconds.
     at: float
+    #: The expected report for each node.
     taken: Mapping[str, Taken] = field(default_factory=dict[str, Taken])
+    #: Whether another node may be reported instead.
     anybody: bool = False
+    #: Number of nodes that do not return without help.
     gone: int = 0
+    #: Number of faults that this counts as.
     faults: int = 1
+    #: Undoes effects that would otherwise last.
     heal: Callable[[], None] = lambda: None
+    #: Whether steps may be lost because the last copy of some state was destroyed.
     loses: bool = False
+    #: Whether the job has ended and must be started again.
     ends: bool = False
 
 
 class Blows:
-    """Strikes one job in any way; what is random follows from the seed."""
+    """Injects faults of every kind into one job; all random choices follow from the seed."""
 
     def __init__(self, struck: StruckJob, rng: random.Random) -> None:
         self.struck = struck
@@ -90,7 +94,7 @@ class Blows:
         self._raised: list[tuple[float, str]] = []
 
     def strike(self, kind: str) -> Blow | None:
-        """Strike at a random moment of a step; None where this kind would not be what it is now."""
+        """Inject a fault at a random moment of a step; return None if this kind cannot be injected now."""
         time.sleep(self.rng.random() * 0.3)
         return KINDS[kind](self)
 
@@ -169,7 +173,10 @@ class Blows:
         return self._inject("hang", node, HANGS)
 
     def exception(self) -> Blow | None:
-        """None where a third node would meet it within five minutes: then it would be the work's fault."""
+        """Raise an exception on one node.
+
+        Return None if it would hit a third node within five minutes: the job would then blame the script and end.
+        """
         (node,) = self._nodes(1)
         before = {name for at, name in self._raised if at > time.time() - RAISED_WITHIN_S}
         if len(before) > 1 and node not in before:
@@ -197,7 +204,7 @@ class Blows:
         return self._slowly("slow-link", 5.0)
 
     def disk_full(self) -> Blow:
-        """One finds no room for its part of a checkpoint, which is only said; then its process is killed."""
+        """Fail a checkpoint write for lack of disk space, which is only reported; then kill a process of that node."""
         struck, place = self.struck, self.struck.place
         (node,) = self._nodes(1)
         struck.job.inject("disk-full", node, worker=0)
@@ -208,7 +215,7 @@ class Blows:
         return Blow(at=at, taken={node: ENDED}, faults=2)
 
     def process_flaps(self) -> Blow:
-        """It dies, and again as soon as another is there."""
+        """Kill a process, and kill its replacement as soon as that runs."""
         (node,) = self._nodes(1)
         place, at = self.struck.place, time.time()
         kill(self.struck.worker(node))
@@ -281,7 +288,7 @@ class Blows:
         return Blow(at=at, taken={first: ENDED, second: ENDED}, faults=2)
 
     def storm(self) -> Blow:
-        """A node, a process and a thread of three nodes at once."""
+        """Kill one node, kill a process of a second and hang a thread of a third, all at once."""
         first, second, third = self._nodes(3)
         place = self.struck.place
         self.struck.job.inject("hang", third, worker=0)
@@ -290,7 +297,8 @@ class Blows:
         hung = self.struck.worker(third)
 
         def end() -> None:
-            # (the others' failure may have come first: then it hangs in a generation that nobody waits for any more)
+            # If the other failures were detected first, the thread hangs in an abandoned generation and is not
+            # detected.
             if not any(e.node == third for e in self.struck.since(FailureDetected, place)):
                 kill(hung)
 
@@ -306,7 +314,7 @@ class Blows:
         return Blow(at=self.struck.kill_node(node), taken={node: LOST})
 
     def sender_killed(self) -> Blow:
-        """A member dies as it sends its state to a joiner, which takes its place."""
+        """Kill a member while it sends its state to a joining node, which then replaces it."""
         node = self.struck.nodes()[0]
         blow = self._inject("kill", node, LOST, worker=None, phase="transfer")
         self.struck.add_nodes(1)
@@ -323,14 +331,17 @@ class Blows:
     # ---- the last copy ----
 
     def all_processes(self) -> Blow:
-        """All workers die at once, their agents live: what is left is in the nodes' memory, and on disk."""
+        """Kill all workers at once. Their agents survive, so state is left in node memory and on disk."""
         at, nodes = time.time(), self.struck.nodes()
         for node in nodes:
             kill(self.struck.worker(node))
         return Blow(at=at, taken=dict.fromkeys(nodes, ENDED_OR_LATE), faults=len(nodes), loses=True)
 
     def all_processes_and_a_snapshot(self) -> Blow:
-        """The same, and a bit flips in each copy of a part of the newest snapshot: the source after it serves."""
+        """Kill all workers after flipping a bit in each copy of a part of the newest snapshot.
+
+        Recovery must use the next source of state.
+        """
         place = self.struck.place
         saved = self.struck.wait(SnapshotSaved, since=place)
         parts = [path for path in self.struck.memory.rglob("*.part") if f"{saved.step:08d}" in path.name]
@@ -344,14 +355,14 @@ class Blows:
         return self.all_processes()
 
     def all_nodes(self) -> Blow:
-        """Their memory is gone as well: what is left is on disk."""
+        """Kill all nodes. Their memory is lost too, so state is left on disk only."""
         at, nodes = time.time(), self.struck.nodes()
         for node in nodes:
             self.struck.kill_node(node)
         return Blow(at=at, taken=dict.fromkeys(nodes, LOST), gone=len(nodes), faults=len(nodes), loses=True)
 
     def all_nodes_and_the_newest_checkpoint(self) -> Blow:
-        """One file of it is cut short as well: the one before it serves."""
+        """Truncate a file of the newest checkpoint, then kill all nodes. The checkpoint before it must be used."""
         place = self.struck.place
         for _ in range(2):
             self.struck.save()
@@ -362,7 +373,7 @@ class Blows:
         return self.all_nodes()
 
     def corrupt_state(self) -> Blow:
-        """The replicas diverge, which ends the job."""
+        """Change the state of one replica, so that the job ends because replicas diverged."""
         (node,) = self._nodes(1)
         place, known = self.struck.place, self.struck.hashes.stat().st_size
         blow = self._inject("corrupt-state", node, None, ends=True, loses=True)
@@ -398,7 +409,7 @@ class Blows:
         return Blow(at=at, taken=told, gone=gone, heal=heal, ends=ends, loses=loses)
 
     def _slowly(self, fault: str, times: float) -> Blow:
-        """Make a node slow for some steps: it is no failure."""
+        """Make a node slow for some steps, which must not be reported as a failure."""
         (node,) = self._nodes(1)
         place, at = self.struck.place, time.time()
         self.struck.job.inject(fault, node, worker=0, times=times)

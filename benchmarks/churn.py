@@ -1,9 +1,9 @@
-"""A Mixture-of-Experts job goes down to one node and back to six: is anything lost while a copy of it is left?
+"""Shrink a Mixture-of-Experts job to one node and grow it to six again: is anything lost while a copy is left?
 
-    make bench-moe-recovery        after the kills of `recovery.py`
+    make bench-moe-recovery        runs this after the kills of `recovery.py`
 
-One node is killed at a time, at a random moment, each once the job has recovered from the one before; then nodes are
-added one by one. With 8 slots a node for 8 experts even the last one can hold them all.
+One node at a time is killed at a random moment, after the job has recovered from the previous kill. Then nodes are
+added one by one. With 8 slots per node and 8 experts, even the last node can hold all experts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOE_ARGS = ("--steps", "1000000", "--dim", "64", "--hidden", "128", "--context",
 
 
 def main() -> int:
-    """Run the benchmark and print its table; 1 if anything was lost."""
+    """Run the benchmark and print its table; return 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, default=6, help="nodes at the beginning and at the end")
+    parser.add_argument("--most", type=int, default=6, help="nodes at the start and at the end")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def go_down(bench: Bench) -> None:
-    """Kill all nodes but one, each after the job has recovered from the one before."""
+    """Kill all nodes but one, each after the job has recovered from the previous kill."""
     while len(bench.job.nodes()) > 1:
         nodes = bench.job.nodes()
         time.sleep(bench.rng.random() * bench.median_step())
@@ -54,7 +54,7 @@ def go_down(bench: Bench) -> None:
 
 
 def report(bench: Bench) -> int:
-    """Print what the way down and up has cost; 1 if a step, a sample, an expert or a survivor was lost."""
+    """Print the cost of shrinking and growing; return 1 if a step, a sample, an expert or a surviving node was lost."""
     generations = bench.job.all(GenerationStarted)
     steps = bench.job.all(StepCommitted)
     lost_experts = len(bench.job.all(RolledBack)) + len(bench.job.all(JobFailed))

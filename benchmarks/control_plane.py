@@ -1,11 +1,12 @@
-"""What does a job's control plane cost as the job grows, and how fast does it react?
+"""Measure the cost and the latency of a job's control plane as the job grows.
 
     make bench-control-plane
 
-A coordinator in a process of its own, as users run it, and fake nodes: real agents over real connections, with workers
-that drive the real machines and train nothing (`tests.simulation.fakes.fake_nodes`). They share this machine with the
-coordinator, so its *processor time* counts; times on the clock contain what the fake nodes take, which stands beside
-them. One line for each figure, one column for each number of nodes; with --repeats the median and the range.
+A coordinator runs in its own process, as users run it. The nodes are fakes: real agents over real connections, with
+workers that drive the real state machines but train nothing (`tests.simulation.fakes.fake_nodes`). They share this
+machine with the coordinator, so its *processor time* is the figure that counts. Clock times include the processor time
+of the fake nodes, which is printed next to them. Each line is one figure, each column one number of nodes. With
+--repeats, each cell shows the median and the range.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from tests.simulation.fakes.fake_worker import Rendezvous
 
 SIZES = (16, 64, 128, 256, 512, 1024)
 WORKERS = 8
-#: each worker has so many micro-batches of a step, and has computed one when a node is lost
+#: Micro-batches per worker and step. Each worker has computed one of them when a node is lost.
 MICRO_BATCHES = 2
-#: keys of gloo's kind are posted in jobs of at most so many nodes
+#: Largest number of nodes for which rendezvous keys are also posted as gloo does.
 GLOO_UP_TO = 128
 PATIENCE_S = 180.0
 SAMPLE_S = 0.002
@@ -47,7 +48,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: what it says, in which unit (of so much), and what has to be reached at some numbers of nodes."""
+    """One line of the table: label, unit, divisor from raw values to the unit, and limits by number of nodes."""
 
     name: str
     unit: str
@@ -55,7 +56,7 @@ class Figure:
     bars: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def shown(self, value: float) -> str:
-        """Return a value in the figure's unit."""
+        """Format a value in the unit of the figure."""
         return f"{value / self.scale:.3g}" if value / self.scale < 1000 else f"{value / self.scale:,.0f}"
 
 
@@ -66,8 +67,8 @@ FIGURES = {
     "idle": Figure("heartbeats only: share of a core", "%", 0.01, {1024: 0.10}),
     "step": Figure("a step adds, processor", "ms", 1e-3, {128: 5e-3, 1024: 20e-3}),
     "step_whole": Figure("  one step a second, heartbeats too", "ms", 1e-3),
-    "told_cpu": Figure("node lost -> last Begin told, processor", "s", bars={128: 0.15, 1024: 1.0}),
-    "decided_cpu": Figure("  of it until the last report is heard, processor", "s"),
+    "told_cpu": Figure("node lost -> last Begin sent, processor", "s", bars={128: 0.15, 1024: 1.0}),
+    "decided_cpu": Figure("  of which until the last report is received, processor", "s"),
     "told": Figure("  the same by the clock", "s"),
     "entered_cpu": Figure("node lost -> all entered (keys as NCCL's), processor", "s"),
     "entered": Figure("  the same by the clock", "s"),
@@ -82,13 +83,13 @@ FIGURES = {
     "outage": Figure("coordinator killed and restarted: all back, clock", "s", bars={1024: 10.0}),
     "outage_cpu": Figure("  its processor", "s"),
     "lost_steps": Figure("  steps that were lost or done again", "", bars=dict.fromkeys(SIZES, 0.0)),
-    "memory": Figure("coordinator's memory, at the most", "MiB", MIB, {1024: 300.0 * MIB}),
+    "memory": Figure("coordinator's memory, peak", "MiB", MIB, {1024: 300.0 * MIB}),
 }
 Samples = dict[str, list[float]]
 
 
 class CoordinatorProcess:
-    """A coordinator on a port and a store of its own, which it keeps when it is killed and started again."""
+    """A coordinator with its own port and store, which stay the same when it is killed and started again."""
 
     def __init__(self, folder: Path, job: FakeJob, nodes: int) -> None:
         port = job.url.rpartition(":")[2]
@@ -115,38 +116,39 @@ class CoordinatorProcess:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process that runs now."""
+        """The currently running process."""
         assert self._process is not None
         return self._process
 
     def start(self) -> None:
-        """Start one, on the store and the events that are there."""
+        """Start a coordinator on the existing store and journal."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL, and wait for its end."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     @property
     def processor_s(self) -> float:
-        """Processor time that all threads of the process have taken."""
-        # The kernel's clock of another process (clock_getcpuclockid): nanoseconds, where /proc counts in hundredths.
+        """Processor time that all threads of the process have used."""
+        # The kernel's clock of another process (clock_getcpuclockid) counts nanoseconds; /proc counts hundredths of
+        # seconds.
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     @property
     def most_memory(self) -> int:
-        """The most resident memory that the process had so far, in bytes."""
+        """Peak resident memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
     def events(self) -> list[ReadEvent]:
-        """Return what is in the journal."""
+        """Return the events in the journal."""
         return [decode_event(line) for line in self.events_file.read_bytes().splitlines()]
 
     def committed(self) -> list[int]:
-        """Return the committed steps in the journal, in its order."""
+        """Return the committed steps in journal order."""
         return [event.step for event in self.events() if isinstance(event, StepCommitted)]
 
     def _answers(self) -> bool:
@@ -158,7 +160,7 @@ class CoordinatorProcess:
 
 
 class Watch:
-    """Samples the coordinator's processor time in a thread, to know it at any moment of a scene."""
+    """Samples the coordinator's processor time in a thread, so that it is known at any moment of a scenario."""
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:
         self._coordinator = coordinator
@@ -176,7 +178,7 @@ class Watch:
         self._thread.join()
 
     def processor_s(self, since: float, until: float) -> float:
-        """Return the processor time between two moments (time.monotonic)."""
+        """Return the processor time used between two moments of `time.monotonic`."""
         return self._at(until) - self._at(since)
 
     def _at(self, moment: float) -> float:
@@ -190,7 +192,7 @@ class Watch:
 
 
 class Scenes:
-    """What is measured with one job, one scene after the other."""
+    """The scenarios that are measured with one job, one after the other."""
 
     def __init__(self, coordinator: CoordinatorProcess, fakes: FakeNodes, *, losses: int, step_s: float) -> None:
         self.samples: Samples = defaultdict(list)
@@ -202,7 +204,7 @@ class Scenes:
         self._idle = 0.0
 
     def play(self) -> None:
-        """Play all of them."""
+        """Run all scenarios."""
         self.start()
         self.idle()
         self.steps()
@@ -217,7 +219,7 @@ class Scenes:
         self.samples["memory"].append(self._coordinator.most_memory)
 
     def start(self) -> None:
-        """All nodes come at once."""
+        """Start all nodes at once."""
         fakes, coordinator = self._fakes, self._coordinator
         before, at, processor = fakes.look(), time.monotonic(), coordinator.processor_s
         fakes.start()
@@ -228,7 +230,7 @@ class Scenes:
         self._note("start_fakes", look.processor_s - before.processor_s)
 
     def idle(self) -> None:
-        """Nothing but heartbeats."""
+        """Measure heartbeats only."""
         time.sleep(self._step_s)
         for _ in range(3):
             at, processor = time.monotonic(), self._coordinator.processor_s
@@ -237,7 +239,7 @@ class Scenes:
         self._idle = statistics.median(self.samples["idle"])
 
     def steps(self) -> None:
-        """One step a second."""
+        """Measure one step per second."""
         self._train()
         for _ in range(3):
             at, processor, count = time.monotonic(), self._coordinator.processor_s, 3
@@ -249,7 +251,7 @@ class Scenes:
             self._note("step", (whole - self._idle * seconds) / count)
 
     def loss(self, rendezvous: Rendezvous) -> None:
-        """A node is gone, in the middle of a step."""
+        """Lose a node in the middle of a step."""
         fakes = self._fakes
         fakes.compute()
         self._settle()
@@ -276,7 +278,7 @@ class Scenes:
         self._train()
 
     def outage(self) -> None:
-        """The coordinator is killed; steps go on; it is started again on its store."""
+        """Kill the coordinator, continue training, and start it again on its store."""
         fakes, coordinator = self._fakes, self._coordinator
         coordinator.kill()
         events = len(coordinator.events())
@@ -288,7 +290,7 @@ class Scenes:
         self._note("outage", time.monotonic() - at)
         self._note("outage_cpu", coordinator.processor_s)
         self._train()
-        self._train()  # (the last but one is announced at the latest when this one is known)
+        self._train()  # the step before this one is announced with it at the latest
         deadline = time.monotonic() + 10
         while len(coordinator.committed()) < self._step - 1 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -297,7 +299,7 @@ class Scenes:
         self._note("lost_steps", len(set(range(1, self._step)) ^ set(committed[: self._step - 1])) + len(disturbed))
 
     def _settle(self) -> None:
-        """Wait until the coordinator is through with all that it was told."""
+        """Wait until the coordinator has processed all messages."""
         deadline, share = time.monotonic() + PATIENCE_S, 1.0
         while share > 1.5 * self._idle + 0.02 and time.monotonic() < deadline:
             at, processor = time.monotonic(), self._coordinator.processor_s
@@ -328,10 +330,10 @@ def _starts(event: ReadEvent, generation: int) -> bool:
 
 
 def measure(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s: float = 1.0) -> Samples:
-    """Play all scenes with one job of so many nodes, in so many processes, that makes a step every `step_s` seconds.
+    """Run all scenarios with one job of this many fake nodes, spread over processes, at one step per `step_s` seconds.
 
     Raises:
-        TimeoutError: somebody waited in vain.
+        TimeoutError: an expected state was not reached in time.
     """
     with socket.socket() as probe, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         probe.bind(("127.0.0.1", 0))
@@ -353,7 +355,7 @@ def measure(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s
 
 
 def table(samples: Mapping[int, Samples]) -> str:
-    """Return the figures, one line each: by number of nodes, growth from the least to the most, and what is asked."""
+    """Return one line per figure: values by number of nodes, growth from the fewest to the most nodes, and limits."""
     sizes = sorted(samples)
     first, last = sizes[0], sizes[-1]
     width = max(len(f"{figure.name}, {figure.unit}") for figure in FIGURES.values())
@@ -393,13 +395,15 @@ def _verdicts(figure: Figure, values: Mapping[int, Sequence[float]]) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; 1 where something that is asked for is not reached."""
+    """Measure and print the table; return 1 if a limit is not reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES), help="numbers of nodes (default: all)")
     parser.add_argument("--workers", type=int, default=WORKERS, help="workers on each node (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="jobs of each number of nodes (default: %(default)s)")
     parser.add_argument("--losses", type=int, default=3, help="nodes lost in each job (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, help="that share the fake nodes (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="processes that run the fake nodes (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     if min(given.nodes) <= given.losses:
         parser.error(f"--losses {given.losses}: of {min(given.nodes)} nodes, one must be left")

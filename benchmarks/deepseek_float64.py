@@ -1,9 +1,9 @@
-"""The tiny DeepSeek-V3 of examples/deepseek_tiny.py in float64 throughout, for benchmarks/precision.py; same options.
+"""Train the tiny DeepSeek-V3 of examples/deepseek_tiny.py entirely in float64, for benchmarks/precision.py.
 
-transformers computes norms and routers in float32, in a float64 model too. There a value now and then is rounded the
-other way for a difference in its last bit, which two sums in different order make, and is then off by 6e-8: the losses
-of two plain runs whose first weights differ by 1e-15 were 7e-9 apart within 60 steps, without any job. So that this
-does not hide what is to be measured, its casts from float64 to float32 are left out here.
+transformers computes norms and routers in float32 even in a float64 model. A difference in the last bit, caused by a
+different summation order, can then round a value in the other direction, which changes it by 6e-8. The losses of two
+plain runs whose first weights differed by 1e-15 were 7e-9 apart within 60 steps, without holdfast. This would hide the
+effect that the benchmark measures, so casts from float64 to float32 are skipped here.
 
     python benchmarks/deepseek_float64.py --dtype float64 [options of examples/deepseek_tiny.py]
 """
@@ -25,7 +25,7 @@ import deepseek_tiny
 
 
 class KeepFloat64(TorchFunctionMode):
-    """What is float64 stays so where code casts it to float32."""
+    """Ignores casts from float64 to float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

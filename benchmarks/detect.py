@@ -1,13 +1,13 @@
-"""How soon failures are seen, and whether the right node is named: Table 2 of Unicron with ours beside it.
+"""Measure how fast failures are detected and whether the right node is named, compared with Table 2 of Unicron.
 
-    make bench-detect              everything: ten of each, false alarms, what watching costs
+    make bench-detect              everything: ten runs of each kind, false alarms, the cost of watching
     python benchmarks/detect.py --runs 3 --only "lost node" "exception"
     python benchmarks/detect.py --only alarms cost
 
-The recovery benchmark's dense job on 4 nodes. A lost node, a killed process and an exception count from the moment at
-which they happen (the last from when its worker begins the step in which it raises at once); a hung thread, a stopped
-process and a stopped node from the begin of the step that they strike in. A silent link (a node that nobody hears any
-more, in network namespaces) counts from its cut.
+The recovery benchmark's dense job runs on 4 nodes. For a lost node and a killed process, the time starts when they are
+killed. For an exception it starts when the worker begins the step in which it raises at once. For a hung thread, a
+stopped process and a stopped node it starts with the step in which they are stopped. A silent link (in network
+namespaces, a node whose packets no longer arrive) is timed from the cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.simulation.fakes.played_steps import PlayedSteps
 NODES = 4
 WARM_STEPS = 20
 PHASES = ("compute", "reducing", "ready", "voted", "passed")
-#: Unicron, Table 2: with it, and without (D_timeout: 30 minutes)
+#: Unicron, Table 2: detection times with Unicron, and without it (D_timeout: 30 minutes).
 TABLE_2 = {
     "lost node": ("5.6 s", "5.7 s"),
     "killed process": ("1.8 s", "30 min"),
@@ -53,25 +53,28 @@ COST_STEPS = 60
 
 @dataclass
 class Tally:
-    """Of one kind of failure, in seconds: until it was seen, and until the next commit; who was named wrongly."""
+    """Results of one kind of failure, in seconds, and the failures that were reported wrongly."""
 
+    #: Seconds until the failure was detected.
     seen: list[float] = field(default_factory=list[float])
+    #: Seconds until the next committed step.
     commit: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
 class Blow:
-    """What was done to whom; `begun`: when the step began that it struck in (the same as `at`, where that counts)."""
+    """A failure that was caused on a node."""
 
     node: str
     at: float
+    #: When the step began in which it was caused, or `at` if the failure itself counts.
     begun: float
     undo: Callable[[], None] = lambda: None
 
 
 class Bench:
-    """One job, harmed again and again, each time brought back to all its nodes."""
+    """One job that is harmed repeatedly, and restored to all its nodes each time."""
 
     def __init__(self, job: LocalJob, rng: random.Random, tallies: dict[str, Tally]) -> None:
         self.job = job
@@ -83,7 +86,7 @@ class Bench:
         return statistics.median(event.step_s for event in self.job.all(StepCommitted)[3:] if event.world_size == NODES)
 
     def strike_once(self, only: Collection[str]) -> None:
-        """Strike once in each of these ways."""
+        """Cause one failure of each of these kinds."""
         kinds = (
             self.lost_node,
             self.killed_process,
@@ -97,13 +100,13 @@ class Bench:
                 self.strike(name, kind)
 
     def strike(self, kind: str, blow: Callable[[], Blow]) -> None:
-        """Strike once, and note what came of it."""
+        """Cause one failure, and record how it was detected and recovered from."""
         since, tally = len(self.job.events), self.tallies.setdefault(kind, Tally())
         struck = blow()
         try:
             failure = self.job.wait(FailureDetected, since=since, timeout=60.0)
         except JobTimeoutError:
-            tally.wrong.append("never seen")
+            tally.wrong.append("never detected")
             struck.undo()
             return
         tally.seen.append(failure.time - struck.begun)
@@ -119,7 +122,7 @@ class Bench:
         self.heal(place)
 
     def heal(self, since: int) -> None:
-        """Bring the job back to all its nodes, and let it train for a while."""
+        """Restore the job to all its nodes, and train for a while."""
         members = self.job.nodes()
         for _ in range(NODES - len(members)):
             if not self._comes_back(since):
@@ -129,7 +132,7 @@ class Bench:
         self.job.wait(StepCommitted, lambda e: e.step >= last + WARM_STEPS, since=since)
 
     def _comes_back(self, since: int) -> bool:
-        """Tell whether a node that is out brings fresh workers by itself."""
+        """Return whether a node without workers starts new workers without help."""
         try:
             self.job.wait(
                 GenerationStarted, lambda e: e.world_size == NODES, since=since, timeout=10.0 + 20 * self.median_step()
@@ -141,7 +144,7 @@ class Bench:
     # ---- the kinds of harm ----
 
     def _moment(self) -> float:
-        """Wait for a moment drawn evenly from a step; return when that step began."""
+        """Wait until a uniformly random moment of a step; return when that step began."""
         self.job.wait(StepCommitted, since=len(self.job.events))
         time.sleep(self.rng.random() * self.median_step())
         return self.job.all(StepCommitted)[-1].time
@@ -150,14 +153,14 @@ class Bench:
         return self.rng.choice(self.job.nodes())
 
     def lost_node(self) -> Blow:
-        """SIGKILL all of a node."""
+        """Kill all processes of a node with SIGKILL."""
         self._moment()
         node = self._node()
         at = self.job.signal_node(node)
         return Blow(node, at, at)
 
     def killed_process(self) -> Blow:
-        """SIGKILL a worker."""
+        """Kill a worker with SIGKILL."""
         self._moment()
         node = self._node()
         at = time.time()
@@ -165,28 +168,28 @@ class Bench:
         return Blow(node, at, at)
 
     def exception(self) -> Blow:
-        """Let a script raise at the begin of a step."""
+        """Raise an exception in a script at the start of a step."""
         node, step = self._node(), self._next_step()
         self.job.inject("raise", node, step=step, phase="compute")
         at = begin_of(step, self.job.pids(node)[0])
         return Blow(node, at, at)
 
     def hung_thread(self) -> Blow:
-        """Let a training thread stand still at some phase of a step."""
+        """Block a training thread at a random phase of a step."""
         node, step = self._node(), self._next_step()
         self.job.inject("hold", node, step=step, phase=self.rng.choice(PHASES))
         at = self.job.wait(StepCommitted, step=step - 1).time
         return Blow(node, at, at)
 
     def stopped_process(self) -> Blow:
-        """SIGSTOP a worker."""
+        """Stop a worker with SIGSTOP."""
         begun, node = self._moment(), self._node()
         worker = self.job.pids(node)[1][0]
         os.kill(worker, signal.SIGSTOP)
         return Blow(node, time.time(), self._since(begun))
 
     def stopped_node(self) -> Blow:
-        """SIGSTOP all of a node; it goes on afterwards."""
+        """Stop all processes of a node with SIGSTOP, and continue them afterwards."""
         begun, node = self._moment(), self._node()
         at = self.job.signal_node(node, signal.SIGSTOP)
         return Blow(node, at, self._since(begun), lambda: self._continue(node))
@@ -195,7 +198,7 @@ class Bench:
         self.job.signal_node(node, signal.SIGCONT)
 
     def _since(self, begun: float) -> float:
-        """Return when the step began that is under way; (one may have ended since the moment was chosen)."""
+        """Return when the current step began: another step may have started since the moment was chosen."""
         time.sleep(0.01)
         return max(begun, self.job.all(StepCommitted)[-1].time)
 
@@ -204,9 +207,10 @@ class Bench:
 
 
 def strike_all(only: Collection[str], runs: int, seed: int) -> tuple[dict[str, Tally], float]:
-    """Strike jobs in these ways; return what came of it, and their median step in seconds.
+    """Cause failures of these kinds in several jobs; return the results and the median step in seconds.
 
-    Each job is struck twice in each way: what three nodes raise is taken for the work's own fault, and ends it.
+    Each job suffers each kind at most twice: an exception on three nodes would be attributed to the script and end the
+    job.
     """
     rng, tallies, steps = random.Random(seed), dict[str, Tally](), list[float]()
     for first in range(0, runs, 2):
@@ -220,7 +224,7 @@ def strike_all(only: Collection[str], runs: int, seed: int) -> tuple[dict[str, T
 
 
 def silent_links(runs: int) -> Tally:
-    """Take a node's link down, without a word, each time in a job of its own."""
+    """Take a node's link down silently, each time in a new job."""
     tally = Tally()
     for number in range(runs):
         with joined(NODES) as network, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
@@ -241,13 +245,13 @@ def silent_links(runs: int) -> Tally:
 
 
 def alarms(steps: int) -> bool:
-    """Play steps on recorded times; True where somebody counted as late who was not."""
+    """Simulate steps with recorded times; return True if hang detection reported a worker that was not hung."""
     if not RECORDED.exists():
         record(RECORDED)
     known = recorded()
     found = PlayedSteps(known["times"], micro_batches=known["micro_batches"]).run(steps)
     print(f"\n{steps} steps on times recorded of {known['what']}, a checkpoint every 50, an evaluation every 500:")
-    print(f"  {found.seconds:.0f} s of training; asked {found.probes} times, {found.late} times somebody was late")
+    print(f"  {found.seconds:.0f} s of training; {found.probes} probes, of which {found.late} found a late worker")
     print(f"  false alarms: {len(found.alarms)}", *found.alarms[:5], sep="\n    ")
     each, some = known["micro_batches"], min(steps, 2000)
     slow = {(step, step % (NODES * each)): 10.0 for step in range(100, some, 100)}
@@ -259,7 +263,7 @@ def alarms(steps: int) -> bool:
 
 
 def real_alarms(steps: int) -> bool:
-    """Train for so many steps in which nothing fails; True where something counted as failed."""
+    """Train this many steps without failures; return True if a failure was reported."""
     with LocalJob(DENSE, DENSE_ARGS, options=("--nodes", str(NODES))) as job:
         deadline = 60.0 + 5.0 * steps
         job.wait(StepCommitted, step=steps, timeout=deadline)
@@ -272,7 +276,7 @@ def real_alarms(steps: int) -> bool:
     return bool(found)
 
 
-# ---- what it costs ----
+# ---- cost of hang detection ----
 
 
 def _cpu_s(session: int) -> float:
@@ -290,7 +294,7 @@ def _cpu_s(session: int) -> float:
 
 
 def cost_of(*, watched: bool, steps: int) -> float:
-    """Return the processor seconds per step of a job, all its processes together."""
+    """Return the processor seconds per step of a job, over all its processes."""
     options = ("--nodes", str(NODES), "--set", f"experiments.watch={'true' if watched else 'false'}")
     with LocalJob(DENSE, DENSE_ARGS, options=options) as job:
         job.wait(StepCommitted, step=WARM_STEPS)
@@ -301,7 +305,7 @@ def cost_of(*, watched: bool, steps: int) -> float:
 
 
 def cost(turns: int, steps: int) -> None:
-    """Print what watching costs, on and off in turns."""
+    """Print the cost of hang detection, measured alternately with and without it."""
     pairs = [(cost_of(watched=True, steps=steps), cost_of(watched=False, steps=steps)) for _ in range(turns)]
     ratios = [on / off for on, off in pairs]
     on, off = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -313,7 +317,7 @@ def cost(turns: int, steps: int) -> None:
 
 
 def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
-    """Yield Unicron's Table 2 with ours beside it."""
+    """Yield the lines of Unicron's Table 2 with the measured times added."""
     bounds = {
         "lost node": 0.1,
         "killed process": 0.05,
@@ -321,7 +325,7 @@ def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
         "silent link": 2.0,
         **dict.fromkeys(("hung thread", "stopped process", "stopped node"), 3 * step_s + 0.2),
     }
-    yield f"\nmedian step {step_s * 1e3:.0f} ms (D_iter); seconds until it is seen, then until the next commit"
+    yield f"\nmedian step {step_s * 1e3:.0f} ms (D_iter); seconds until detection, then until the next commit"
     yield f"{'case':16s} {'Unicron':>11s} {'without':>8s} {'at most':>8s}  ours"
     for kind, (unicron, without) in TABLE_2.items():
         tally = tallies.get(kind, Tally())
@@ -332,7 +336,7 @@ def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run the benchmark; 1 where a node was named wrongly, or there was a false alarm."""
+    """Run the benchmark; return 1 if a wrong node was named or there was a false alarm."""
     options = _options()
     if options.record:
         record(RECORDED)
@@ -362,8 +366,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=ALARM_STEPS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--real-steps", type=int, default=REAL_STEPS, help="of a real job, in which nothing fails")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts alone")
+    parser.add_argument("--real-steps", type=int, default=REAL_STEPS, help="steps of a real job without failures")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="run only these parts")
     parser.add_argument("--record", action="store_true", help="record a job's times for the simulated steps, and end")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Records how long a real job's workers are about what: from their pages of progress, which this process only reads.
+"""Record how long the workers of a real job spend in each activity, by reading their progress pages.
 
 python benchmarks/detect.py --record
 """
@@ -23,16 +23,16 @@ from tests.harness.local_job import LocalJob
 
 RECORDED = Path(__file__).with_name("recorded_times.json")
 NODES, STEPS = 4, 120
-#: what is short now and then is seen all the same: a look takes microseconds
+#: Seconds between two readings of a page. Short activities are seen often enough, as a reading takes microseconds.
 _LOOK_S = 5e-4
-#: the head of a slot: number, generation, step, since, pid, world, micro-batch, activity (control.link.progress_page)
+#: Head of a slot: number, generation, step, since, pid, world, micro-batch, activity (see control.link.progress_page).
 _HEAD = struct.Struct("<QQQdIIiI")
-#: of each activity so many durations are kept
+#: Number of durations kept per activity.
 _KEPT = 600
 
 
 def _page_of(agent: int) -> mmap.mmap:
-    """Return the page of an agent of ours."""
+    """Return the progress page of an agent on this machine."""
     for entry in Path(f"/proc/{agent}/fd").iterdir():
         if "holdfast-progress" in os.readlink(entry):
             opened = os.open(entry, os.O_RDONLY)
@@ -44,7 +44,7 @@ def _page_of(agent: int) -> mmap.mmap:
 
 
 def begin_of(step: int, agent: int) -> float:
-    """Wait until the worker of an agent begins a step; return when that was, in unix seconds."""
+    """Wait until the worker of an agent begins a step; return that time in Unix seconds."""
     page = _page_of(agent)
     while True:
         _, _, now, since, *_ = _HEAD.unpack_from(page)
@@ -54,7 +54,7 @@ def begin_of(step: int, agent: int) -> float:
 
 
 class _Eye:
-    """Looks at one worker, and notes how long each activity has taken that it saw from begin to end."""
+    """Reads the progress page of one worker, and records each activity that it observed from start to end."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self.durations: dict[str, list[float]] = {}
@@ -65,14 +65,14 @@ class _Eye:
         number, _, _, since, _, _, _, code = _HEAD.unpack_from(self._page)
         if self._last is not None and self._last[0] == number:
             return
-        # (a look in the middle of a store may see a number without its time)
+        # A reading during a write may see the new number with the old time.
         if self._last is not None and number == self._last[0] + 1 and since >= self._last[1]:
             self.durations.setdefault(str(self._last[2]), []).append(since - self._last[1])
         self._last = number, since, Activity(code)
 
 
 def recorded(path: Path = RECORDED) -> dict[str, Any]:
-    """Return what was recorded of a real job: `times` by activity, and what it was."""
+    """Return the recording of a real job: `times` by activity, and a description of the job."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -95,7 +95,7 @@ def record(path: Path, args: Sequence[str] = DENSE_ARGS) -> None:
     for eye in eyes:
         for name, values in eye.durations.items():
             times.setdefault(name, []).extend(values)
-    # What waits for others is theirs, too: of a reduction only the shortest says how long it takes once all are there.
+    # Reductions include the wait for other workers. Only the shortest show how long one takes once all have arrived.
     times["reducing"] = sorted(times["reducing"])[: len(times["reducing"]) // NODES]
     times["voted"] = sorted(times["voted"])[: len(times["voted"]) // NODES]
     times["paused"] = [20 * value for value in step_s]

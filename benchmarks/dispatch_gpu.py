@@ -1,13 +1,14 @@
-"""Token dispatch on a GPU: each kernel's bytes per second beside a device copy, a MoE layer beside plain ones.
+"""Measure token dispatch on a GPU: bandwidth of each kernel relative to a device copy, and one MoE layer.
 
-1. Each kernel (Triton's, and torch's own indexing) with the bytes that it must read and write at the least, as a share
-   of the bytes per second of a device copy of the same tokens (8192 x 4096 in bfloat16), with cold caches.
-2. The plan of a dispatch: from gathered counts to the orders of the rows, among 8 ranks.
-3. One MoE layer, forward and backward, all experts on one GPU: ours with Triton's kernels and with torch's, a plain
+1. Each kernel (Triton's, and torch's own indexing): the bytes that it must at least read and write per second, as a
+   share of the rate of a device copy of the same tokens (8192 x 4096 in bfloat16), with cold caches.
+2. The plan of a dispatch among 8 ranks: from gathered counts to the orders of the rows.
+3. One MoE layer, forward and backward, all experts on one GPU: holdfast with Triton's kernels and with torch's, a plain
    loop over the experts, and `grouped_mm` with torch's own permutation. All four must agree before they are timed.
 
-Results go to `benchmarks/results/dispatch-<gpu>.json`. Without a GPU it says so and exits 2;
-`--device cpu` tries all of it on small sizes (with `TRITON_INTERPRET=1` in Triton's interpreter), and means nothing.
+Results go to `benchmarks/results/dispatch-<gpu>.json`. Without a GPU the benchmark prints that and exits with 2.
+`--device cpu` runs everything on small sizes (with `TRITON_INTERPRET=1` in Triton's interpreter) to test the code; its
+times mean nothing.
 
     python benchmarks/dispatch_gpu.py [--tokens 8192] [--dim 4096] [--repeats 50] [--device cpu]
 """
@@ -59,7 +60,7 @@ def makers(device: torch.device) -> list[TokenKernels]:
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return the seconds of each of *repeats* runs, on the device's own clock where it has one, with cold caches."""
+    """Return the seconds of each of *repeats* runs with cold caches, by the device's clock if it has one."""
     for _ in range(WARM_UP):
         run()
     if device.type != "cuda":
@@ -72,7 +73,7 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> li
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     ballast = torch.empty(_BALLAST, dtype=torch.uint8, device=device)
     for begin, end in marks:
-        # Empties the cache, and keeps the device busy until the host has launched what is to be timed.
+        # Empties the cache, and keeps the device busy until the host has launched the timed kernels.
         ballast.zero_()
         begin.record()
         run()
@@ -85,7 +86,7 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> li
 
 
 def kernel_runs(kernels: TokenKernels, args: argparse.Namespace) -> dict[str, tuple[Callable[[], object], int]]:
-    """Return each kernel's run, and the bytes that it must move."""
+    """Return a function that runs each kernel, and the bytes that the kernel must move."""
     device, dtype, top_k = args.device, args.dtype, args.top_k
     few = args.tokens // top_k
     order = torch.randperm(few * top_k, device=device)
@@ -130,7 +131,7 @@ def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def plan_question(args: argparse.Namespace) -> DispatchInputs:
-    """Return a dispatch to plan; the same for the same arguments."""
+    """Return the input of a dispatch plan; it depends only on the arguments."""
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(args.experts, 0.5))
     assigned: list[IntArray] = [rng.choice(args.experts, args.tokens, p=shares) for _ in range(RANKS)]
@@ -172,7 +173,7 @@ def weights_of(layer: MoE) -> StackedExperts:
 
 
 def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
-    """One expert after the other, as plainly as possible."""
+    """Compute the layer with a plain loop over the experts."""
     (experts, weights), stack = choose(layer, tokens), weights_of(layer)
     out = torch.zeros_like(tokens, dtype=weights.dtype)
     for expert in range(stack.experts):
@@ -183,7 +184,7 @@ def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def torch_permutation(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
-    """`grouped_mm` between torch's own sort, index and index_add."""
+    """Compute the layer with `grouped_mm` between torch's own sort, index and index_add."""
     (experts, weights), stack = choose(layer, tokens), weights_of(layer)
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)
@@ -237,7 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("There is no GPU that torch can use here: nothing was measured. (--device cpu tries the code.)")
+        print("torch finds no usable GPU: nothing was measured. Use --device cpu to test the code.")
         sys.exit(2)
     args.device, args.dtype = torch.device(args.device), getattr(torch, args.dtype)
     return args

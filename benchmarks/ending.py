@@ -1,4 +1,4 @@
-"""A benchmark that is told to end (SIGTERM, as `timeout` does) leaves by an exception: what it has started ends."""
+"""Ends a benchmark on SIGTERM (as sent by `timeout`) with an exception, so that the processes it started are ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.errors import EXIT_ENDED
 
 
 def end_in_order() -> None:
-    """Have SIGTERM end this process so."""
+    """Exit this process with an exception on SIGTERM."""
     signal.signal(signal.SIGTERM, _end)
 
 

@@ -1,15 +1,15 @@
-"""Do failures leave running statistics, and the rows of what is logged, as they would be without any?
+"""Check that failures do not change running statistics or the logged rows.
 
     make bench-exact
     python benchmarks/exact.py --only buffers
 
-buffers: a model with BatchNorm, 200 steps in worlds of one to four workers, six nodes killed in six phases of a step,
-others that join. All of its state at the end must be that of the same script alone, on one process, in every bit; the
-parameters also that of plain PyTorch, whose running statistics differ in their last bits. (Gradients are rounded to
-multiples of 2**-24, so that float64 sums of them do not depend on who adds up which.)
+buffers: a model with BatchNorm trains 200 steps with one to four workers. Six nodes are killed in six phases of a step,
+and others join. The final state must equal that of the same script alone in one process, bit by bit. The parameters
+must also equal those of plain PyTorch; its running statistics differ in their last bits. Gradients are rounded to
+multiples of 2**-24, so that float64 sums of them do not depend on the order of addition.
 
-rows: 500 steps that log values, ten faults of four kinds and a killed coordinator. What `--metrics-file` has written
-must have each step once, in order, with the values that follow from its micro-batches.
+rows: 500 steps log values, with ten faults of four kinds and one killed coordinator. The file of `--metrics-file` must
+contain each step once, in order, with the values that follow from its micro-batches.
 """
 
 from __future__ import annotations
@@ -53,13 +53,18 @@ DEADLINE_S = 60.0
 
 
 def main() -> int:
-    """Run the scenes; 1 where one has not come out as it must."""
+    """Run the scenarios; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SCENES, help="only this one")
-    parser.add_argument("--seed", type=int, default=1, help="of whom the faults strike")
-    parser.add_argument("--train", metavar="FILE", type=Path, help="be the job's script; the state's hash goes there")
-    parser.add_argument("--steps", type=int, default=BUFFER_STEPS, help="of that script")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="beside what it computes, likewise")
+    parser.add_argument("--only", choices=SCENES, help="run only this scenario")
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
+    parser.add_argument(
+        "--train",
+        metavar="FILE",
+        type=Path,
+        help="run as the job's script, and append the hash of its state to this file",
+    )
+    parser.add_argument("--steps", type=int, default=BUFFER_STEPS, help="steps of that script")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds added to each step of that script")
     options = parser.parse_args()
     if options.train is not None:
         train(options.train, options.steps, options.step_seconds)
@@ -68,7 +73,7 @@ def main() -> int:
     return 1 if [name for name in names if not SCENES[name](random.Random(options.seed))] else 0
 
 
-# ---- what is trained ----
+# ---- the trained model ----
 
 
 def rounded(gradient: torch.Tensor) -> torch.Tensor:
@@ -77,7 +82,7 @@ def rounded(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def make_model() -> nn.Sequential:
-    """Return the same model every time; BatchNorm in front of, behind and between layers that are trained."""
+    """Return the same model every time, with BatchNorm before, after and between trained layers."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     layers = (nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 16), nn.BatchNorm1d(16, momentum=None), nn.Tanh())
     model = nn.Sequential(*layers, nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
@@ -87,12 +92,12 @@ def make_model() -> nn.Sequential:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Return its optimizer."""
+    """Return the optimizer of the model."""
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 class Made:
-    """Data that follow from step and micro-batch."""
+    """Data that are a function of step and micro-batch."""
 
     def batch(self, step: int, micro_batch: int) -> torch.Tensor:
         """Return the samples of a micro-batch."""
@@ -111,7 +116,7 @@ def hashes_of(model: nn.Module) -> tuple[str, str]:
 
 
 def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return a hash of what named tensors hold."""
+    """Return a hash of the values of named tensors."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in tensors.items():
         digest.update(name.encode() + tensor.detach().numpy().tobytes())
@@ -119,7 +124,7 @@ def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def train(path: Path, steps: int, step_s: float) -> None:
-    """The job's script."""
+    """Run the job's training script."""
     job, data = holdfast.init(), Made()
     model = make_model()
     job.protect(
@@ -141,7 +146,7 @@ def train(path: Path, steps: int, step_s: float) -> None:
 
 
 def plain_hashes(steps: int) -> tuple[str, str]:
-    """Return what plain PyTorch makes of the same micro-batches on one process."""
+    """Return the hashes after training plain PyTorch on the same micro-batches in one process."""
     model, data = make_model(), Made()
     optimizer = make_optimizer(model)
     for step in range(1, steps + 1):
@@ -156,7 +161,7 @@ def plain_hashes(steps: int) -> tuple[str, str]:
 
 
 def alone(steps: int) -> tuple[str, str]:
-    """Return what the script comes to alone."""
+    """Return the hashes after running the script alone."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         path = Path(name) / HASHES
         command = [sys.executable, __file__, "--train", str(path), "--steps", str(steps)]
@@ -165,20 +170,20 @@ def alone(steps: int) -> tuple[str, str]:
     return parameters, statistics
 
 
-# ---- what is done to it ----
+# ---- faults ----
 
 
 class Struck:
-    """A job, and what has been done to it."""
+    """A job into which faults are injected."""
 
     def __init__(self, job: LocalJob, rng: random.Random) -> None:
-        """Begin once it trains."""
+        """Wait until the job trains."""
         self.faults = 0
         self._job, self._rng = job, rng
         job.wait(StepCommitted)
 
     def strike(self, fault: str, phase: str = "") -> None:
-        """Have a fault happen to some node, soon, and wait until training goes on."""
+        """Inject a fault into a random node, and wait until training continues."""
         job, since, victim = self._job, len(self._job.events), self._rng.choice(self._job.nodes())
         step = job.all(StepCommitted)[-1].step + 4 if phase else None
         job.inject(fault, victim, step=step, phase=phase)
@@ -188,20 +193,20 @@ class Struck:
         self.faults += 1
 
     def grow_to(self, world: int) -> None:
-        """Have nodes join until there are so many."""
+        """Add nodes until the job has this many workers."""
         job, since = self._job, len(self._job.events)
         job.add_nodes(world - len(job.nodes()))
         job.wait(GenerationStarted, lambda event: event.world_size == world, since=since, timeout=DEADLINE_S)
 
     def kill_coordinator(self) -> None:
-        """Kill it, and wait until another one has heard of all members."""
+        """Kill the coordinator, and wait until a new one has committed a step."""
         job, since = self._job, len(self._job.events)
         os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
         next_one = job.wait(CoordinatorRestarted, since=since, timeout=DEADLINE_S)
         job.wait(StepCommitted, since=since, term=next_one.term, timeout=DEADLINE_S)
 
     def end(self) -> None:
-        """Wait for the job's end.
+        """Wait for the end of the job.
 
         Raises:
             HoldfastError: it has failed.
@@ -212,7 +217,7 @@ class Struck:
 
 @contextmanager
 def trained(steps: int) -> Generator[LocalJob]:
-    """Yield a job of four nodes that trains."""
+    """Yield a training job of four nodes."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)
         options = ("--nodes", "4", "--allow-faults", "--print", "failed", "--metrics-file", str(folder / ROWS))
@@ -222,7 +227,7 @@ def trained(steps: int) -> Generator[LocalJob]:
 
 
 def buffers(rng: random.Random) -> bool:
-    """BatchNorm through worlds of four to one and back."""
+    """Train BatchNorm while the job shrinks from four workers to one and grows again."""
     with trained(BUFFER_STEPS) as job:
         job_of = Struck(job, rng)
         for phase in PHASES[:3]:
@@ -246,7 +251,7 @@ def buffers(rng: random.Random) -> bool:
 
 
 def rows(rng: random.Random) -> bool:
-    """What each step logs, through ten faults and a coordinator's death."""
+    """Compare the values logged by each step, through ten faults and the loss of a coordinator."""
     with trained(ROW_STEPS) as job:
         job_of = Struck(job, rng)
         for number, phase in enumerate((*PHASES, PHASES[0])):
@@ -266,13 +271,13 @@ def rows(rng: random.Random) -> bool:
     print(
         f"rows: {len(found)} rows (of {ROW_STEPS}), {job_of.faults} faults (of 10), "
         f"{deaths} coordinators killed (of 1): "
-        f"{'each step once, in order' if once else 'WRONG steps'}, {len(wrong)} with other values than they must have"
+        f"{'each step once, in order' if once else 'WRONG steps'}, {len(wrong)} with wrong values"
     )
     return good
 
 
 def largest(data: Made, step: int) -> float:
-    """Return what a step must have logged."""
+    """Return the value that a step must have logged."""
     return max(data.batch(step, micro_batch).max().item() for micro_batch in range(MICRO_BATCHES))
 
 

@@ -1,10 +1,12 @@
-"""A small training job whose state is the same in every bit, whoever computes which micro-batch: what chaos strikes.
+"""A small training job whose state is reproducible bit by bit, whichever worker computes which micro-batch.
 
-Each micro-batch's gradients are multiples of 2**-24, so that float64 sums of them are exact in whatever order; nothing
-is clipped. It has what a job may have to keep: two optimizers in turns, a loss scale that is in the way now and then,
-running statistics, dropout, an average of the weights, schedules, evaluations with the best states, logged values,
-streams, loader workers. Each worker writes a hash of all its state to one file
-after each step; run alone, without `--step-seconds`, it says what these must be.
+The chaos benchmark injects faults into it. The gradients of each micro-batch are multiples of 2**-24, so that their
+float64 sums are exact in any order. Gradients are not clipped. The job uses most kinds of state that a job may have:
+two alternating optimizers, a loss scale that sometimes skips a step, running statistics, dropout, an average of the
+weights, schedules, evaluations with the best states, logged values, streams and data loader workers.
+
+Each worker appends a hash of all its state to one file after each step. Run alone and without `--step-seconds`, the
+script produces the expected hashes.
 """
 
 from __future__ import annotations
@@ -37,27 +39,27 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def narrowed(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient with the range of float16."""
+    """Return a gradient rounded to float16, so that it overflows as in float16."""
     return gradient.half().to(gradient.dtype)
 
 
 class Pass:
-    """One pass through a stream, four rows at a time; no two passes are alike."""
+    """One pass through a stream, four rows at a time; each pass yields different values."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._x, self._y = x, y
         self._at = {"row": 0, "pass": 0}
 
     def set_epoch(self, number: int) -> None:
-        """Begin another pass."""
+        """Start another pass."""
         self._at["pass"] = number
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it stands."""
+        """Return the position."""
         return dict(self._at)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue from a position."""
         self._at = dict(state)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -68,7 +70,7 @@ class Pass:
 
 
 class Streams:
-    """The same data, to be gone through."""
+    """The same data, read as streams."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._x, self._y = x, y
@@ -79,7 +81,7 @@ class Streams:
 
 
 class Training:
-    """The model, what trains it, and what follows it."""
+    """The model with its optimizers, schedules, scaler, average and data."""
 
     def __init__(self, hidden: int, *, streams: bool) -> None:
         torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
@@ -105,7 +107,7 @@ class Training:
         self.held_out = TensorDataset(x[SAMPLES:], y[SAMPLES:])
 
     def follow(self, step: holdfast.Step) -> None:
-        """A step is applied."""
+        """Update the average after an applied step."""
         self.average.update_parameters(self.model)
 
     def loss(self, batch: Any) -> torch.Tensor:
@@ -117,7 +119,7 @@ class Training:
         return nn.functional.mse_loss(found, y)
 
     def measure(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Evaluate a batch."""
+        """Return the loss of a batch in evaluation mode."""
         self.model.eval()
         return {"loss": self.loss(batch)}
 
@@ -137,11 +139,11 @@ def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="that a step takes one worker at the least")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="minimum duration of a step on one worker")
     parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--streams", action="store_true", help="let the data be gone through")
+    parser.add_argument("--streams", action="store_true", help="read the data as streams")
     parser.add_argument("--loader-workers", type=int, default=0)
-    parser.add_argument("--best", type=int, default=0, help="keep so many of the best evaluated states")
+    parser.add_argument("--best", type=int, default=0, help="number of best evaluated states to keep")
     parser.add_argument("--hashes", type=Path, help="a file for lines of pid, step and the hash of the state")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,7 +176,7 @@ def main() -> None:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all that a tree of state has, with its place."""
+    """Yield all leaves of nested state with their paths."""
     children: Any = ()
     if isinstance(value, dict):
         children = cast(dict[Any, Any], value).items()

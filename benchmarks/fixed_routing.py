@@ -1,11 +1,11 @@
-"""The model of examples/moe_gpt.py with recorded assignments in place of the gate's choice; what `precision.py` trains.
+"""The model of examples/moe_gpt.py with recorded expert assignments instead of the gate's choices.
 
     python benchmarks/fixed_routing.py --record FILE.npz [arguments of the example]
     holdfast run benchmarks/fixed_routing.py --routing FILE.npz [arguments of the example]
 
-A gate's choice may flip where two experts are nearly equal, and then a loss differs by more than rounding. With the
-choices of the untrained gate on the job's own text, once recorded, two runs differ by rounding alone; the gate's
-weights are still learned.
+`precision.py` trains it. If two experts score nearly equal, rounding may change the gate's choice, and the loss then
+differs by more than rounding. Here the choices of the untrained gate on the job's own text are recorded once, so that
+two runs differ by rounding alone. The gate's weights are still learned.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RECORDED_SAMPLES = 64
 
 
 def main() -> None:
-    """Record, or train."""
+    """Record the assignments or train with them, depending on the options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--routing", type=Path)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
-    """Write each layer's choices, `(tokens, top_k)`, for the text's first samples."""
+    """Write each layer's choices, `(tokens, top_k)`, for the first samples of the text."""
     chosen: dict[str, list[torch.Tensor]] = {}
     for layer, moe in enumerate(moe_layers(model)):
         rows = chosen.setdefault(f"layer{layer}", [])
@@ -75,7 +75,7 @@ def _recorder(rows: list[torch.Tensor]) -> Callable[[torch.nn.Module, Any, Any],
 
 
 def route(model: MoEGPT, file: Path) -> None:
-    """Let each layer follow its record."""
+    """Make each layer use its recorded assignments."""
     with np.load(file) as recorded:
         for layer, moe in enumerate(moe_layers(model)):
             assert isinstance(moe, MoE)

@@ -1,9 +1,9 @@
-"""Eight weeks of a large pool in virtual time: how long that takes by the policy alone, and by the pool's machine.
+"""Simulate eight weeks of a large pool: time of the allocation policy alone, and of the pool server's state machine.
 
-32 jobs (Table 3's case 5 of Unicron again and again); each node fails as often as in its trace a. Nodes are shared out
-by the policy `waf` alone, and again by the machine that a pool's server runs, which has to come to the same total.
-Processor time of one core, each change taken as it comes; with more than --whole nodes the machine is timed on the
-first CHANGES of them only.
+There are 32 jobs (repeated from case 5 of Unicron's Table 3). Each node fails as often as in Unicron's trace a. Nodes
+are divided by the policy `waf` alone, and again by the state machine that a pool server runs. Both must reach the same
+total. Times are processor time of one core, and each change is handled when it happens. Beyond --whole nodes, the state
+machine is timed on the first --changes changes only.
 
     python benchmarks/fleet_scale.py [--nodes 1024 4096] [--jobs 32] [--whole 1024] [--changes 20]
 """
@@ -25,7 +25,7 @@ from holdfast.planner.fleet.pool.tasks import FleetTask
 
 
 def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple[float, float]:
-    """Return what the machine takes to begin, and for each change; both ways give every node to the same job."""
+    """Return the state machine's seconds to start and per change; check that it gives each node to the policy's job."""
     begun = time.process_time()
     machine = MachineShares("waf", tasks, trace.nodes, OWN.change_s)
     begin_s = time.process_time() - begun
@@ -42,7 +42,7 @@ def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple
 
 
 def whole_s(tasks: list[FleetTask], trace: FleetTrace, *, machine: bool) -> tuple[float, float]:
-    """Return what eight weeks take, and what they achieve."""
+    """Return the seconds that eight weeks take, and the total that they achieve."""
     begun = time.process_time()
     lived = live(SYSTEMS["waf"], tasks, trace, machine=machine)
     return time.process_time() - begun, lived.total
@@ -53,8 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--jobs", type=int, default=32)
-    parser.add_argument("--whole", type=int, default=1024, help="nodes up to which the machine lives through it all")
-    parser.add_argument("--changes", type=int, default=20, help="beyond that; 0: the machine is left out")
+    parser.add_argument(
+        "--whole", type=int, default=1024, help="nodes up to which the state machine runs all eight weeks"
+    )
+    parser.add_argument(
+        "--changes", type=int, default=20, help="changes to time beyond that; 0 skips the state machine"
+    )
     options = parser.parse_args()
     for nodes in options.nodes:
         tasks, trace = mixed(options.jobs, nodes), drawn(scaled(TRACE_A, nodes), nodes, 0)
@@ -63,7 +67,7 @@ def main() -> None:
         changes = trace.count("lost") + trace.count("back")
         print(f"{nodes} nodes, {options.jobs} jobs, 8 weeks, {trace.count('lost')} + {trace.count('fault')} failures:")
         print(f"  the policy alone: {spent_s:.1f} s; {spent_s / changes * 1e3:.1f} ms for each of {changes} changes")
-        print(f"  of what all nodes could achieve: {share:.4f}", flush=True)
+        print(f"  share of the total without failures: {share:.4f}", flush=True)
         if nodes <= options.whole:
             spent_s, again = whole_s(tasks, trace, machine=True)
             assert again == total, f"the machine comes to {again}, its policy to {total}"
@@ -71,7 +75,7 @@ def main() -> None:
         elif options.changes:
             try:
                 begin_s, change_s = machines_s(tasks, trace, options.changes)
-            except RefusedError as error:  # (what so many jobs say of so many nodes is more than a pool keeps)
+            except RefusedError as error:  # the reports of this many jobs on this many nodes exceed the pool's limit
                 print(f"  the pool's machine refuses: {error}")
                 continue
             print(

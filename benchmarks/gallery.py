@@ -1,11 +1,11 @@
-"""Do the gallery's scripts compute the same when nodes are killed and join, and as their plain twins on one process?
+"""Check that the gallery's scripts compute the same losses with failures as without, and as plain PyTorch.
 
     make bench-gallery
     python benchmarks/gallery.py --only gan --only ema
 
-Each resilient script runs with 3 nodes, undisturbed, and once more with one node killed and another one that joins, in
-`--verify-state` mode: the hashes of all workers' state are compared after each step. Its losses are compared with the
-undisturbed run's, and with those of the plain script on one process, which is given samples in holdfast's order.
+Each resilient script runs on 3 nodes twice: once undisturbed, and once with one node killed and another one joining.
+Both run in `--verify-state` mode, which compares the hashes of all workers' state after each step. The losses are
+compared with the undisturbed run and with the plain script in one process, which gets samples in holdfast's order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "examples" / "gallery"
 NODES = 3
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
-#: relative, of a loss; float16 rounds what differs in a float32 weight's last bit to its own
+#: Relative bounds on losses. With float16, a difference in the last bit of a float32 weight can grow to one of float16.
 BOUND, HALF_BOUND = 1e-6, 1e-4
 TRANSFORMERS = {
     "llama": "transformers.models.llama.modeling_llama",
@@ -43,18 +43,21 @@ TRANSFORMERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What came of one script. worst: relative differences of a loss; wrong: what must not be, "" for nothing."""
+    """Results of one script."""
 
     name: str
     steps: int
+    #: Largest relative difference of a loss from the undisturbed run.
     worst_calm: float
+    #: Largest relative difference of a loss from the plain script.
     worst_plain: float
     worlds: str
+    #: Violated requirements, or "".
     wrong: str
 
 
 def main() -> int:
-    """Run all scripts and print the table; 1 where a bound is broken."""
+    """Run all scripts and print the table; return 1 if a bound is exceeded."""
     lines = changed_lines()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=lines.names(), help="only this script")
@@ -85,7 +88,7 @@ def main() -> int:
 
 
 def changed_lines() -> ModuleType:
-    """Return the module that counts, which lies with the scripts."""
+    """Return the module next to the scripts that counts changed lines."""
     spec = importlib.util.spec_from_file_location("changed_lines", GALLERY / "changed_lines.py")
     assert spec is not None
     assert spec.loader is not None
@@ -95,8 +98,8 @@ def changed_lines() -> ModuleType:
 
 
 def compare(name: str, steps: int, rng: random.Random) -> Row:
-    """Run one script's plain twin, then it itself, calmly and harmed."""
-    # (some write what they have trained into the folder where they run)
+    """Run the plain script, then the resilient script undisturbed and with faults."""
+    # Some scripts write the trained model into the current folder.
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, contextlib.chdir(folder):
         plain = plain_losses(name, steps)
         calm, _ = run(name, steps)
@@ -105,7 +108,7 @@ def compare(name: str, steps: int, rng: random.Random) -> Row:
     worst_calm, worst_plain = worst(calm, harmed), worst(plain, harmed)
     wrong = [f"loss off by {value:.1e}" for value in (worst_calm, worst_plain) if not value <= bound]
     if NODES - 1 not in worlds or max(worlds[worlds.index(NODES - 1) :]) < NODES:
-        wrong.append("no node was missed, or none joined, in time")
+        wrong.append("no node was killed, or none joined, in time")
     seen = ", ".join(map(str, worlds))
     return Row(
         name=name,
@@ -123,7 +126,7 @@ def worst(wanted: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def plain_losses(name: str, steps: int) -> list[float]:
-    """Return what the plain script prints of each step, run on one process."""
+    """Return the losses that the plain script prints for each step, run in one process."""
     script = [str(GALLERY / f"{name}_plain.py"), "--steps", str(steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "in_order.py"), *script]
@@ -132,7 +135,7 @@ def plain_losses(name: str, steps: int) -> list[float]:
 
 
 def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[float], list[int]]:
-    """Return the loss of every step, and the sizes of the world one after the other; with `rng`, harm it."""
+    """Return the loss of every step and the sequence of world sizes; inject faults if `rng` is given."""
     preload = ",".join((*PRELOAD, TRANSFORMERS[name]) if name in TRANSFORMERS else PRELOAD)
     options = ["--nodes", str(NODES), "--verify-state", "1", "--allow-faults", "--preload", preload]
     if name == "nanogpt":  # it keeps its best model
@@ -145,14 +148,17 @@ def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[f
         if code != 0:
             raise HoldfastError(f"the job ended with {code}:\n{job.story()}")
         for event in job.all(FailureDetected)[1:]:
-            print(f"{name}: {event.node} failed, which nobody killed: {event.kind}, {event.detail}", flush=True)
+            print(
+                f"{name}: {event.node} failed but was not killed by this benchmark: {event.kind}, {event.detail}",
+                flush=True,
+            )
         committed = job.all(StepCommitted)
         worlds = [event.world_size for event in job.all(GenerationStarted)]
         return [float("nan") if event.loss is None else event.loss for event in committed], worlds
 
 
 def harm(job: LocalJob, steps: int, rng: random.Random) -> None:
-    """Kill a node where a step of the first third reaches some phase, and let another one join."""
+    """Kill a node at a random phase of a step in the first third, and add another node."""
     job.wait(StepCommitted, step=1)
     victim, step = rng.choice(job.nodes()), rng.randint(4, max(4, steps // 3))
     with job.client() as client:

@@ -1,8 +1,8 @@
-"""Run a plain training script on one process, its DataLoader shuffled in the order in which holdfast serves samples.
+"""Run a plain training script in one process, with its DataLoader shuffled in holdfast's sample order.
 
     python benchmarks/in_order.py examples/gallery/llama_plain.py --steps 60
 
-Nothing else of the script is touched: so its losses can be compared with those of its resilient twin.
+Nothing else of the script changes, so its losses can be compared with those of the resilient script.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import RandomSampler
 
 from holdfast.runtime.data.sampling import SampleOrder
 
-#: `job.protect`'s own
+#: The default seed of `job.protect`.
 SEED = 0
 
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def served(self: RandomSampler) -> Iterator[int]:
-    """Yield a sampler's data set in the order of holdfast's first pass over it."""
+    """Yield the indices of a sampler's data set in the order of holdfast's first pass over it."""
     source: Any = self.data_source
     order = SampleOrder(seed=SEED, length=len(source), global_batch=1, micro_batch=1)
     return map(order.sample_at, range(len(source)))

@@ -1,11 +1,11 @@
-"""What the rungs below a node's loss cost: a process that is killed on a node that lives, a sample that always raises.
+"""Measure the cost of failures smaller than a lost node: a killed process, and a sample that always raises.
 
     make bench-ladder
     python benchmarks/ladder.py --times 3
 
-Down = from the kill to the first step committed after it, less the median undisturbed step. With `shrink` the others
-go on meanwhile, and are held up once more when the process is back: by their longest step then, less the median. With
-`hold` they wait for it. All figures come from the jobs' own event files.
+Down = from the kill to the first step committed after it, less the median undisturbed step. With `shrink` the other
+workers continue meanwhile, and are delayed again when the process returns. That delay is their longest step then, less
+the median. With `hold` they wait for the process. All figures come from the jobs' event files.
 """
 
 from __future__ import annotations
@@ -43,30 +43,34 @@ BAD_SAMPLE = Path(__file__).resolve().with_name("bad_sample.py")
 
 @dataclass
 class Costs:
-    """What killed processes have cost, in seconds, and what went wrong."""
+    """Costs of killed processes, in seconds, and errors."""
 
+    #: Seconds from the kill until the failure was detected.
     seen: list[float] = field(default_factory=list[float])
+    #: Seconds without a committed step, less the median step.
     down: list[float] = field(default_factory=list[float])
+    #: Longest step when the process returned, less the median step.
     stall: list[float] = field(default_factory=list[float])
+    #: Seconds until all workers trained again.
     back: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
     def print(self, policy: str, median: float) -> None:
         """Print a table."""
         print(f"a process is killed, --on-process-failure {policy}; median step {median * 1e3:.0f} ms; seconds:")
-        print(f"  seen after                     {spread(self.seen)}")
+        print(f"  detected after                 {spread(self.seen)}")
         print(f"  down, less a step              {spread(self.down)}")
         if self.stall:
-            print(f"  held up as it comes back       {spread(self.stall)}")
+            print(f"  delay when it returns          {spread(self.stall)}")
             both = [sum(pair) for pair in zip(self.down, self.stall, strict=True)]
             print(f"  both                           {spread(both)}")
         print(f"  all train again after          {spread(self.back)}", flush=True)
 
 
 def main() -> int:
-    """Run the benchmark and print its tables; 1 if anything was lost, or classified as what it was not."""
+    """Run the benchmark and print its tables; return 1 if anything was lost or misclassified."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=10, help="of each kind")
+    parser.add_argument("--times", type=int, default=10, help="failures of each kind")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     wrong: list[str] = []
@@ -80,7 +84,7 @@ def main() -> int:
 
 
 def killed_processes(policy: str, times: int, rng: random.Random) -> list[str]:
-    """Kill so many processes at random moments; print what that cost, return what went wrong."""
+    """Kill this many processes at random moments; print the cost and return the errors."""
     costs = Costs()
     options = ("--nodes", str(NODES), "--on-process-failure", policy, "--max-restarts", str(10 * times))
     with LocalJob(DENSE, DENSE_ARGS, options=options) as job:
@@ -100,7 +104,7 @@ def killed_processes(policy: str, times: int, rng: random.Random) -> list[str]:
 
 
 def kill_one(job: LocalJob, node: str, costs: Costs) -> None:
-    """Kill a node's worker, and wait until all train again."""
+    """Kill a node's worker, and wait until all workers train again."""
     since, median = len(job.events), median_step(job)
     at = time.time()
     os.kill(job.pids(node)[1][0], signal.SIGKILL)
@@ -115,13 +119,13 @@ def kill_one(job: LocalJob, node: str, costs: Costs) -> None:
     if whole is generation:
         return
     settle(job, 2)
-    # (the first steps after the failure are in `down`)
+    # The first step after the failure counts in `down`.
     steps = [e for e in job.events[job.events.index(first) + 1 :] if isinstance(e, StepCommitted)]
     costs.stall.append(max(e.step_s for e in steps) - median)
 
 
 def bad_samples(times: int) -> list[str]:
-    """Run so many jobs with a sample that always raises; print how soon they are over, return what went wrong."""
+    """Run this many jobs with a sample that always raises; print the time until they end and return the errors."""
     over: list[float] = []
     wrong: list[str] = []
     for _ in range(times):
@@ -137,19 +141,19 @@ def bad_samples(times: int) -> list[str]:
                 if f"step {committed[-1].step + 1}, micro-batch " not in failed.why or "line " not in failed.why:
                     wrong.append(f"not named: {failed.why}")
                 wrong += [f"{e.node} left: {e.reason}" for e in job.all(NodeLeft) if e.reason == "quarantined"]
-    print(f"a sample that always raises: the job is over, saved, {spread(over)} s after it was first met")
+    print(f"a sample that always raises: the job ends, with its state saved, {spread(over)} s after the first failure")
     return wrong
 
 
 def settle(job: LocalJob, steps: int) -> None:
-    """Wait for so many steps more."""
+    """Wait for this many more steps."""
     known = job.all(StepCommitted)
     wanted = (known[-1].step if known else 0) + steps
     job.wait(StepCommitted, lambda e: e.step >= wanted)
 
 
 def median_step(job: LocalJob) -> float:
-    """The median seconds of all steps so far; disturbed ones are too few to matter."""
+    """Return the median seconds of all steps so far; disturbed steps are too few to matter."""
     return statistics.median(e.step_s for e in job.all(StepCommitted)[3:])
 
 

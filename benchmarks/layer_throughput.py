@@ -1,12 +1,13 @@
-"""MoE layer throughput as the load gets skewed: elastic replicas against static expert parallelism (Lazarus, 6.5).
+"""Measure MoE layer throughput under skewed load: elastic replicas against static expert parallelism (Lazarus, 6.5).
 
-4 ranks, 8 experts, top 1, an EMULATED accelerator: expert computation takes a stated time per token, the same for both
-sides, and twice that backward; routing and exchange are real. One expert gets 1/8, 2/8, 4/8 and 6/8 of all tokens,
-the others share the rest. Static: 2 experts per rank, as plain expert parallelism has them (more room would be of no
-use). Elastic: replicas by Eq. 1 from the recorded loads, f = 2, capacities evened out over ranks ("minmax"), in three
-variants: the default strategy with 6 and with 8 slots per rank, and spread with 6. All sides alternate in the same
-processes; printed are median and range of tokens/s over the repeats, forward and backward, each repeat's slowest rank
-counting.
+There are 4 ranks, 8 experts, top 1, and an EMULATED accelerator: expert computation takes a stated time per token, the
+same for both sides, and twice that in the backward pass. Routing and exchange are real. One expert gets 1/8, 2/8, 4/8
+or 6/8 of all tokens, and the others share the rest.
+
+Static: 2 experts per rank, as plain expert parallelism places them; more slots would not help. Elastic: replicas by Eq.
+1 from the recorded loads, f = 2, capacities balanced over ranks ("minmax"), in three variants: the default strategy
+with 6 and with 8 slots per rank, and spread with 6. All sides alternate in the same processes. The table shows median
+and range of tokens/s over the repeats, forward and backward; the slowest rank of each repeat counts.
 
     OMP_NUM_THREADS=1 python benchmarks/layer_throughput.py [--repeats 9] [--seconds-per-token 5e-4]
 """
@@ -32,19 +33,19 @@ RANKS, EXPERTS, DIM, HIDDEN = 4, 8, 32, 32
 SHARES = (1, 2, 4, 6)
 WARM_UP = 2
 STATIC: Placement = (tuple((2 * rank, 2 * rank + 1) for rank in range(RANKS)),)
-#: strategy and slots per rank
+#: Strategy and slots per rank.
 ELASTIC = {"best, 8 slots": ("best", 8), "best, 6 slots": ("best", 6), "spread, 6 slots": ("spread", 6)}
 SIDES = ("static", *ELASTIC)
 
 
 def loads_of(eighths: int) -> np.ndarray:
-    """Return tokens per expert, `(1, E)`: the first one gets so many eighths of 8 * 7 * 8."""
+    """Return tokens per expert, `(1, E)`: the first expert gets this many eighths of 8 * 7 * 8 tokens."""
     hot = 56 * eighths
     return np.array([[hot, *[(448 - hot) // 7] * (EXPERTS - 1)]])
 
 
 def placement_of(side: str, eighths: int) -> Placement:
-    """Return who hosts what: fixed, or replicas by Eq. 1."""
+    """Return the experts of each rank: fixed, or replicas by Eq. 1."""
     if side == "static":
         return STATIC
     strategy, slots = ELASTIC[side]
@@ -56,7 +57,7 @@ def placement_of(side: str, eighths: int) -> Placement:
 
 
 class Side:
-    """One layer in one placement."""
+    """One layer with one placement."""
 
     def __init__(self, seat: Seat, generation: int, placement: Placement, eighths: int, seconds: float) -> None:
         self.comm = seat.connect(generation)
@@ -68,7 +69,7 @@ class Side:
         self.state = bind_layers([self.layer], self.comm, placement)
 
     def run(self, repeat: int, tokens_TD: torch.Tensor) -> float:
-        """Return the seconds that one forward and backward took here, from when all were ready."""
+        """Return the seconds of one forward and backward pass on this rank, after all ranks are ready."""
         self.state.start_micro_batch(repeat, self.comm.rank)
         self.comm.wait(self.comm.start_all_gather(torch.empty(RANKS), torch.ones(1)))
         started = time.perf_counter()
@@ -78,12 +79,12 @@ class Side:
         return seconds
 
     def close(self) -> None:
-        """Let go of the group."""
+        """Retire the group."""
         self.comm.retire(sever=False)
 
 
 def measure(seat: Seat, repeats: int, tokens: int, seconds: float) -> dict[tuple[int, str], list[float]]:
-    """Return seconds per repeat, by share and side."""
+    """Return the seconds of each repeat, by share and side."""
     keys = [(share, side) for share in SHARES for side in SIDES]
     sides = {
         (share, side): Side(seat, generation, placement_of(side, share), share, seconds)
@@ -103,7 +104,7 @@ def measure(seat: Seat, repeats: int, tokens: int, seconds: float) -> dict[tuple
 
 
 def report(rates: dict[tuple[int, str], np.ndarray]) -> None:
-    """Print a table, and what was asked for beside what came."""
+    """Print a table, and the goals with the results."""
     print("tokens/s, forward and backward: median (min..max)")
     middle = {key: float(np.median(rate)) for key, rate in rates.items()}
     for side in SIDES:
@@ -124,7 +125,7 @@ def report(rates: dict[tuple[int, str], np.ndarray]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=512, help="per rank")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per rank")
     parser.add_argument("--seconds-per-token", type=float, default=5e-4)
     args = parser.parse_args()
     ranks = run_world(RANKS, measure, args.repeats, args.tokens, args.seconds_per_token, timeout_s=900)

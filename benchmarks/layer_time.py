@@ -1,8 +1,8 @@
-"""A MoE layer's time, forward and backward, against the same experts by plain `grouped_mm`: one process, one thread.
+"""Compare the time of a MoE layer with plain `grouped_mm` of the same experts, in one process with one thread.
 
-Both sides have the same weights, gate and tokens; the plain side sorts by torch's own sort, indexes, multiplies all
-experts at once, and adds up by `index_add`. They take turns; printed are the processor's milliseconds, median and
-range, and the median of each turn's ratio. All sides must agree before they are timed.
+Both sides have the same weights, gate and tokens. The plain side sorts with torch's own sort, indexes, multiplies all
+experts at once and sums with `index_add`. The sides alternate, and must agree before they are timed. The benchmark
+prints processor milliseconds (median and range) of forward and backward, and the median ratio of the pairs.
 
     OMP_NUM_THREADS=1 python benchmarks/layer_time.py [--turns 200] [--tokens 2048] [--dim 256] [--experts 8]
 """
@@ -25,7 +25,7 @@ GOAL = 1.1
 
 
 def layers(args: argparse.Namespace) -> dict[str, holdfast.MoE]:
-    """Return the layers that are timed, by what they are."""
+    """Return the timed layers by description."""
     sizes, top_k = (args.dim, args.hidden, args.experts), args.top_k
     groups = args.experts // 2
     gate = holdfast.TopKGate(
@@ -39,14 +39,14 @@ def layers(args: argparse.Namespace) -> dict[str, holdfast.MoE]:
 
 
 def timed(forward: Callable[[], torch.Tensor], leaves: list[torch.Tensor], grad: torch.Tensor) -> float:
-    """Return the processor's seconds that one forward and backward take."""
+    """Return the processor seconds of one forward and backward pass."""
     began = time.process_time()
     torch.autograd.grad(forward(), leaves, grad)
     return time.process_time() - began
 
 
 def compare(name: str, layer: holdfast.MoE, args: argparse.Namespace) -> float:
-    """Time a layer and the plain side in turns; print and return the median ratio."""
+    """Time a layer and the plain side alternately; print and return the median ratio."""
     tokens = torch.randn(args.tokens, args.dim, requires_grad=True)
     leaves, grad = [tokens, *layer.parameters()], torch.randn(args.tokens, args.dim)
     ours, plain = lambda: layer(tokens), lambda: torch_permutation(layer, tokens)

@@ -1,18 +1,18 @@
-"""What replicas that lie on several workers of a node cost, and that nothing of theirs is lost (docs/layouts.md).
+"""Measure the cost of replicas that span several workers of a node, and check that nothing is lost (docs/layouts.md).
 
     make bench-layouts                                  everything
     python benchmarks/layouts.py --only exact
 
-  kill    a node, or one process of a unit, is killed at a random moment, and comes again: how long no step is
-          committed, less a step; for how long an arrival holds the others up; what the arrivals have received
-  exact   for each layout: 100 steps or more with six kills, so that each role is hit, and an arrival after each:
-          the losses against those of one process (float64), and whether a step or a sample is lost or counted twice
-  change  a node of three is killed, and another comes: with three nodes shard = 2, with two shard = 4; for how long no
-          step is committed for the change of layout, of which starting the workers is a part, and the losses as above
-  memory  what a worker under shard = 4 holds, less what it holds with next to no model, against the state of the whole
+  kill    A node, or one process of a replica group, is killed at a random moment and returns: how long no step is
+          committed, less a step; how long an arrival delays the others; how many bytes each arrival receives.
+  exact   For each layout: 100 steps or more with six kills, so that each role is hit, and an arrival after each kill.
+          The losses are compared with one process (float64), and no step or sample may be lost or counted twice.
+  change  A node of three is killed, and another one joins. Three nodes use shard = 2, two nodes shard = 4. Measures how
+          long no step is committed during a change of layout, including the start of the workers; losses as above.
+  memory  Memory of a worker under shard = 4, less that with a tiny model, relative to the state of the full model.
 
-What a job without a layout takes, against a tree of before there were any: two_trees.py. All figures but the last come
-from the jobs' own event files. The model is that of examples/fsdp_gpt.py.
+two_trees.py compares a job without a layout with an older source tree. All figures except memory come from the jobs'
+event files. The model is that of examples/fsdp_gpt.py.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ SCRIPT, WHOLE_SCRIPT = ROOT / "examples" / "fsdp_gpt.py", ROOT / "examples" / "d
 EXPERTS_SCRIPT = ROOT / "examples" / "moe_gpt.py"
 SECTIONS = ("kill", "exact", "change", "memory")
 FOREVER = ("--steps", "1000000", "--context", "16")
-#: parameters and both moments of AdamW; float32
+#: Bytes per parameter for the parameter and both moments of AdamW, in float32.
 STATE_BYTES = 3 * 4
-#: likewise with gradients: what training a model takes
+#: The same with gradients, as needed for training.
 TRAINED_BYTES = 4 * 4
 STEPS, KILLS = 100, 6
-#: layouts by how many nodes; a world must be fit for two cores
+#: Numbers of nodes and layouts; each world must be small enough for two cores.
 EXACT = ((3, Layout(shard=2)), (3, Layout(tensor=2)), (2, Layout(shard=2, tensor=2)))
-#: likewise with experts, two copies of each for as long as there are two nodes
+#: The same with experts, which have two copies each while there are two nodes.
 EXACT_EXPERTS = ((3, Layout(shard=2)), (3, Layout(tensor=2)))
-#: (without a load-balancing loss: along shard that is of each place's part of a micro-batch)
+#: No load-balancing loss: along shard, it would be computed on each local rank's part of a micro-batch.
 EXPERTS = ("--experts", "6", "--hidden", "32", "--aux-loss", "0")
-#: what the issue asks of each
+#: The limits of the figures.
 DOWN_S, STALL_S, LOSS, MEMORY = 0.3, 0.15, 1e-12, 0.3
-#: the C library's allocator keeps much of what FSDP2 lets go of in each pass; so large tensors have memory of their own
+#: glibc's allocator keeps much of the memory that FSDP2 frees in each pass, so large tensors get their own mappings.
 GIVEN_BACK = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576:glibc.malloc.hugetlb=1"}
-#: beside the elements of the state: counts of steps, names
+#: Allowed bytes relative to the elements of the state, for step counts and names.
 BESIDE = 1.01
 
 
 def main() -> int:
-    """Run the benchmark and print its table; 1 if anything was lost."""
+    """Run the benchmark and print its table; return 1 if anything was lost."""
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
-    parser.add_argument("--rounds", type=int, default=10, help="of the section 'kill'")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="run only this section; may be repeated")
+    parser.add_argument("--rounds", type=int, default=10, help="kills in the section 'kill'")
     parser.add_argument("--seed", type=int, default=1)
     asked.add_option(parser)
     options = parser.parse_args()
@@ -83,30 +83,30 @@ def main() -> int:
 
 
 class SpreadBench(Bench):
-    """A job whose units are killed, whole nodes or one process of them, and come again."""
+    """A job whose replica groups are killed, as whole nodes or single processes, and return."""
 
     def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, nodes: int, layout: Layout) -> None:
         super().__init__(job, watch, rng)
         self._nodes, self._layout = nodes, layout
-        #: whose units have been struck, and are there again
+        #: Nodes whose replica group was killed and has returned.
         self._struck: set[str] = set()
 
     def kill_process(self, place: int) -> None:
-        """One process of a unit: the whole unit is started anew by its node."""
+        """Kill one process of a replica group; its node restarts the whole group."""
         time.sleep(self.rng.random() * self.median_step())
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         at = time.time()
         os.kill(self.job.pids(victim)[1][place], 9)
-        self.killed.add(victim)  # (its failures are ours)
+        self.killed.add(victim)  # this benchmark causes its failures
         self.job.wait(FailureDetected, node=victim, since=since)
         self.measure("one process", at, since, lost=0)
         self.job.wait(GenerationStarted, lambda e: self._whole(e) and e.time > at + self.median_step(), since=since)
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
-        self.killed.discard(victim)  # (it is there again)
+        self.killed.discard(victim)  # it has returned
         self._struck.add(victim)
 
     def kill_all_roles(self) -> None:
-        """So many kills: processes of each place, nodes for the rest."""
+        """Kill one process of each local rank, then whole nodes."""
         for number in range(KILLS):
             if number < min(self._layout.places, KILLS - 2):
                 self.kill_process(number)
@@ -114,11 +114,11 @@ class SpreadBench(Bench):
                 self.kill_at_random(number)
 
     def received(self) -> list[float]:
-        """Return what each arrival has received: bytes, of all its places."""
+        """Return the bytes that each arrival received, over all its local ranks."""
         return [float(e.moved_bytes) for e in self.job.all(Recovered) if e.action == "grow" and e.moved_bytes]
 
     def losses(self) -> list[str]:
-        """Likewise, and what the journal proves of the samples; units come and go by our hands alone."""
+        """Return the losses and the findings of the journal's audit; only this benchmark kills replica groups."""
         self.killed |= self._struck
         audited = audit_events(self.job.events)
         return [*super().losses(), *map(str, audited.findings)]
@@ -128,16 +128,16 @@ class SpreadBench(Bench):
 
 
 class Run:
-    """The sections, and the figures that they have found."""
+    """The sections of the benchmark and their figures."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.figures: list[Figure] = []
         self._options = options
 
-    # ---- the sections; each returns 1 where something was lost ----
+    # ---- the sections; each returns 1 if something was lost ----
 
     def kill(self) -> int:
-        """Nodes and processes of sharded replicas, at random moments."""
+        """Kill nodes and processes of sharded replicas at random moments."""
         sizes = ("--layers", "4", "--dim", "128", "--heads", "4")
         with self._bench(3, Layout(shard=2), sizes) as bench:
             for number in range(self._options.rounds):
@@ -168,21 +168,21 @@ class Run:
         return code
 
     def exact(self) -> int:
-        """Each layout, killed again and again, against one process."""
+        """Compare each layout, with repeated kills, to one process."""
         sizes = ("--layers", "2", "--dim", "32", "--heads", "2", "--dtype", "float64")
         code = self._exact("", SCRIPT, sizes, EXACT)
         with_experts = self._exact("experts, ", EXPERTS_SCRIPT, (*sizes, *EXPERTS), EXACT_EXPERTS)
         return max(code, with_experts)
 
     def change(self) -> int:
-        """With three nodes two workers of a node have a replica, with two four have one, and back."""
+        """Use one layout on three nodes and another one on two, and change between them."""
         sizes, code = ("--layers", "2", "--dim", "32", "--heads", "2", "--dtype", "float64"), 0
         spread = ("--shard", "4", "--shard-from", "3:2", "--micro-batch", "4")
         options = ("--nodes", "3", "--workers-per-node", "4", "--max-restarts", "1000")
         found: list[tuple[str, float]] = []
         with Watch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
             bench = SpreadBench(job, watch, random.Random(self._options.seed), 3, Layout(shard=2))
-            job.wait(StepCommitted, timeout=600.0)  # (twelve processes import torch)
+            job.wait(StepCommitted, timeout=600.0)  # twelve processes import torch
             bench.settle(since=0, steps=10)
             for _ in range(max(1, self._options.rounds // 5)):
                 since = len(job.events)
@@ -209,28 +209,28 @@ class Run:
         return code
 
     def memory(self) -> int:
-        """A worker with a fourth of the model, one with all of it, and both with next to nothing; two replicas."""
+        """Measure two replicas, with a fourth of the model per worker or all of it, and both with a tiny model."""
         large = ("--layers", "24", "--dim", "384", "--heads", "6", "--global-batch", "8")
         small = ("--layers", "1", "--dim", "8", "--heads", "1", "--global-batch", "8")
         state, taken = _parameters(large) * TRAINED_BYTES, list[float]()
         for places, limit, settings in ((4, MEMORY, GIVEN_BACK), (1, None, GIVEN_BACK), (4, None, {})):
             constant, held = (self._held(places, sizes, settings) for sizes in (small, large))
             taken.append(held - constant)
-            how = f"of {state / 2**20:.0f} MiB; the constant, with next to no model, is {constant / 2**20:.0f} MiB"
+            how = f"of {state / 2**20:.0f} MiB; the constant, with a tiny model, is {constant / 2**20:.0f} MiB"
             said = "freed memory given back" if settings else "freed memory kept"
             name = f"held under shard = {places}, less a constant, of the state; {said}"
             print(f"{name}: {held / 2**20:.0f} MiB, {how}", flush=True)
             values = (taken[-1] / state,)
             self.figures.append(Figure(name=name, values=values, asked=limit, unit="x", how=how))
-        how = "of it both have each gradient twice: as it is summed up here, and reduced"
-        name = "likewise under shard = 4, of what a worker with all of the model holds"
+        how = "includes each gradient twice: as the local sum, and reduced"
+        name = "held under shard = 4, of the memory of a worker with the full model"
         self.figures.append(Figure(name=name, values=(taken[0] / taken[1],), asked=MEMORY, unit="x", how=how))
         return 0
 
     # ---- inside ----
 
     def _exact(self, what: str, script: Path, sizes: Sequence[str], cases: Sequence[tuple[int, Layout]]) -> int:
-        """A script under several layouts, each at so many nodes."""
+        """Run a script under several layouts, each on its number of nodes."""
         found: dict[str, dict[int, float]] = {}
         code = 0
         for nodes, layout in cases:
@@ -270,7 +270,7 @@ class Run:
             yield bench
 
     def _serial(self, sizes: Sequence[str], steps: int, script: Path) -> dict[int, float]:
-        """Return the losses of one process, by step."""
+        """Return the losses of one process by step."""
         args = (*FOREVER, *sizes, "--steps", str(steps))
         with LocalJob(script, args, options=("--nodes", "1")) as job:
             if job.wait_exit(timeout=600.0):
@@ -278,7 +278,7 @@ class Run:
             return {e.step: e.loss or 0.0 for e in job.all(StepCommitted)}
 
     def _held(self, places: int, sizes: Sequence[str], settings: dict[str, str]) -> float:
-        """Return the bytes that a worker of a node of so many holds while it trains: the median of some looks."""
+        """Return the bytes that a worker holds while training, with this many per node: the median of five readings."""
         options = ("--nodes", "2", "--workers-per-node", str(places))
         args = (*FOREVER, *sizes, "--shard", str(places))
         with LocalJob(SCRIPT, args, options=options, environment=settings) as job:
@@ -291,13 +291,13 @@ class Run:
 
 
 def _resident(pid: int) -> float:
-    """Return how much memory of its own a process has, and of what it shares: all but files."""
+    """Return the resident memory of a process without mapped files."""
     lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     return sum(float(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
 
 
 def _parameters(sizes: Sequence[str]) -> int:
-    """Return how many parameters a model of these sizes has."""
+    """Return the number of parameters of a model of these sizes."""
     sys.path.insert(0, str(SCRIPT.parent))
     from dense_gpt import GPT, argument_parser
 

@@ -1,13 +1,15 @@
-"""Replicas over two workers each, one of them killed: how long nobody trains, here and with torchft's HSDP, in turns.
+"""Kill one replica that spans two workers, and compare how long training stops in holdfast and in torchft's HSDP.
 
-    pip install --no-deps torchft-nightly, and the opentelemetry packages that it imports, likewise
+    pip install --no-deps torchft-nightly, and likewise the opentelemetry packages that it imports
     python benchmarks/layouts_peer.py --rounds 5
 
-Three replicas of the GPT of examples/fsdp_gpt.py, each FSDP2 over two processes; both processes of one replica get
-SIGKILL at a random moment. Down = from the kill until *all* survivors have committed a step again, less the median
-step. torchft is no dependency: where it is not installed only holdfast is measured, and that is said. Its workers do
-what torchtitan's FaultTolerantTrainer does, on gloo, with timeouts that are given here: its defaults are a minute.
-It drops the samples of the replica that is gone, and those of a discarded step; here they are all trained.
+There are three replicas of the GPT of examples/fsdp_gpt.py, each sharded with FSDP2 over two processes. Both processes
+of one replica get SIGKILL at a random moment. Down = from the kill until *all* survivors have committed a step again,
+less the median step. The two systems alternate.
+
+torchft is not a dependency: if it is not installed, only holdfast is measured, and the output states that. Its workers
+do what torchtitan's FaultTolerantTrainer does, on gloo, with the timeouts given here instead of the defaults of a
+minute. torchft drops the samples of the lost replica and of a discarded step; holdfast trains them all.
 """
 
 from __future__ import annotations
@@ -44,19 +46,19 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "fsdp_gpt.py"
 REPLICAS, PLACES = 3, 2
 LAYERS, DIM, HEADS, CONTEXT = 4, 128, 4, 16
-#: samples per step; holdfast's micro-batches of 4, torchft's one of each replica
+#: Samples per step: micro-batches of 4 in holdfast, one batch per replica in torchft.
 SAMPLES = 36
 SETTLE_STEPS = 15
-#: its lighthouse's: when a replica that is not heard of counts as gone, for how long one that is heard of is waited for
-#: (replicas that once come apart by more than that stay apart), and how often it looks; how often a replica is heard of
+#: Settings of torchft's lighthouse: when a silent replica counts as lost, how long it waits for a live one, and how
+#: often it checks. Replicas that once diverge by more than the join timeout never rejoin.
 LIGHTHOUSE = {"heartbeat_timeout_ms": 200, "join_timeout_ms": 2000, "quorum_tick_ms": 10}
-HEARTBEAT = timedelta(milliseconds=25)
-#: its calls between processes may take longer than a collective: what waits for one that runs into its time ends else
+HEARTBEAT = timedelta(milliseconds=25)  #: Interval of a replica's heartbeats.
+#: Timeout of torchft's remote calls. It must exceed that of collectives: a caller may wait for a peer that times out.
 CALL_S = 10.0
 
 
 class Row(TypedDict):
-    """What a replica's first process says after a step of torchft's."""
+    """One step of torchft, written by a replica's first process."""
 
     time: float
     committed: bool
@@ -64,12 +66,12 @@ class Row(TypedDict):
 
 
 def main() -> int:
-    """Measure both, in turns; 1 where a survivor was lost here."""
+    """Measure both systems alternately; return 1 if holdfast lost a survivor."""
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=0.5, help="torchft's, of its collectives, in seconds")
+    parser.add_argument("--timeout", type=float, default=0.5, help="timeout of torchft's collectives, in seconds")
     asked.add_option(parser)
     options = parser.parse_args()
     rng, there = random.Random(options.seed), importlib.util.find_spec("torchft") is not None
@@ -97,7 +99,7 @@ def main() -> int:
 
 
 def holdfast_kill(seed: int) -> tuple[int, float, float]:
-    """Return whether anything was lost by the kill of a node, how long it took less a step, and a step."""
+    """Kill a node; return whether anything was lost, the downtime less a step, and the median step."""
     args = ("--steps", "1000000", "--layers", str(LAYERS), "--dim", str(DIM), "--heads", str(HEADS))
     args += ("--context", str(CONTEXT), "--global-batch", str(SAMPLES), "--shard", str(PLACES))
     options = ("--nodes", str(REPLICAS), "--workers-per-node", str(PLACES))
@@ -114,10 +116,10 @@ def holdfast_kill(seed: int) -> tuple[int, float, float]:
 
 
 def torchft_kill(rng: random.Random, timeout_s: float) -> tuple[float, float, int] | None:
-    """Kill one of its replicas; return how long that took less a step, a step, and how many steps were discarded."""
+    """Kill one torchft replica; return the downtime less a step, the median step, and the number of discarded steps."""
     import plain_torch
 
-    os.environ.setdefault("RUST_LOG", "warn")  # (else each of its quorums is written out: that is not what is measured)
+    os.environ.setdefault("RUST_LOG", "warn")  # by default it logs every quorum, which would distort the measurement
     torchft: Any = importlib.import_module("torchft.coordination")
     lighthouse = torchft.LighthouseServer(bind="127.0.0.1:0", min_replicas=1, **LIGHTHOUSE)
     stores = [plain_torch.serve_store() for _ in range(REPLICAS)]
@@ -142,7 +144,7 @@ def torchft_kill(rng: random.Random, timeout_s: float) -> tuple[float, float, in
 def _killed(
     folder: Path, workers: dict[tuple[int, int], subprocess.Popen[bytes]], rng: random.Random
 ) -> tuple[float, float, int] | None:
-    """Wait until its replicas train together, kill one, and wait for the others."""
+    """Wait until the replicas train together, kill one, and wait for the others."""
     started = _wait(
         lambda: (
             all(_together(_rows(folder, replica)) for replica in range(REPLICAS))
@@ -194,7 +196,7 @@ def _wait(ready: Callable[[], bool], seconds: float) -> bool:
 
 
 def worker(folder: Path, timeout_s: float) -> None:
-    """Train as torchtitan's FaultTolerantTrainer does: FSDP2, whose reduced gradients a managed group averages."""
+    """Train as torchtitan's FaultTolerantTrainer does: FSDP2 with gradients averaged by a managed group."""
     sys.path.insert(0, str(SCRIPT.parent))
     import plain_torch
     import torch
@@ -213,7 +215,7 @@ def worker(folder: Path, timeout_s: float) -> None:
     plain_torch.join_group(store, rank=rank, world=PLACES)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=limit),
-        load_state_dict=None,  # (registered below, once there is a model)
+        load_state_dict=None,  # registered below, once the model exists
         state_dict=None,
         min_replica_size=1,
         timeout=timedelta(seconds=CALL_S),
@@ -233,7 +235,7 @@ def worker(folder: Path, timeout_s: float) -> None:
         if isinstance(module, FSDPModule):
             module.set_all_reduce_hook(lambda gradient: dist.all_reduce(gradient, group=group, op=dist.ReduceOp.AVG))
     optimizer = plain_torch.adamw(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    # (Taken once, as torchtitan does: it is asked for beside a forward pass, which FSDP2's state_dict would upset.)
+    # Taken once, as in torchtitan: torchft requests it during a forward pass, which FSDP2's state_dict would disturb.
     shards = model.state_dict()
     manager.register_state_dict_fn("model", model.load_state_dict, lambda: shards)
     manager.register_state_dict_fn("optimizer", optimizer.load_state_dict, optimizer.state_dict)
@@ -255,7 +257,7 @@ def worker(folder: Path, timeout_s: float) -> None:
 
 
 def _wait_for_all(folder: Path, replica: int, rank: int) -> None:
-    """Begin together: a replica that comes later is healed at first, which is not what is measured."""
+    """Wait until all workers are ready: torchft would first heal a late replica, which must not be measured."""
     (folder / f"ready-{replica}-{rank}").touch()
     if not _wait(lambda: len(list(folder.glob("ready-*"))) == REPLICAS * PLACES, 300):
         raise SystemExit("the other replicas did not come")

@@ -33,7 +33,7 @@ from benchmarks.gpu_check.runner import (
 from benchmarks.gpu_check.wheels import unpack_wheels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-#: eight minutes, less the time to end a check that hangs
+#: Eight minutes, less the time to end a check that hangs.
 BUDGET_S = 465.0
 #: The first check. If it cannot run, no other can.
 MACHINE = "machine"

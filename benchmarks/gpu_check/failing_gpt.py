@@ -15,7 +15,7 @@ import holdfast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
 
-#: A kernel that reads an address at which there is no memory. torch compiles it with NVRTC, which needs no compiler.
+#: A kernel that reads an unmapped address. torch compiles it with NVRTC, which needs no compiler.
 READ_ADDRESS_8 = "template <typename T> T read_address_8(T x) { return x + *(const volatile T*)8; }"
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 
     parser = argument_parser(__doc__)
     parser.add_argument("--fail", choices=["memory", "index", "access"], required=True)
-    parser.add_argument("--at", type=int, required=True, help="the step")
+    parser.add_argument("--at", type=int, required=True, help="the step that fails")
     parser.add_argument("--marker", type=Path, required=True, help="file that is created by the failure")
     options = parser.parse_args()
     torch.manual_seed(options.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped

@@ -1,6 +1,6 @@
 """The process of one check: `python -m benchmarks.gpu_check.one_check MODULE --device cpu --folder DIR [--quick]`.
 
-Prints the check's figures as JSON on the last line. If the check fails, they have its problem too.
+Prints the check's figures as JSON on the last line. If the check fails, they include the problem.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 
 from benchmarks.gpu_check.options import NOT_POSSIBLE, Figures, NotPossibleError, Options
 
-#: Packages of the repository. If a module of theirs is missing, that is a fault and not the machine's.
+#: Packages of the repository. A missing module of these is a failure of the check, not a property of the machine.
 OWN_PACKAGES = ("benchmarks", "dense_gpt", "holdfast", "tests")
 
 
@@ -39,7 +39,7 @@ def main() -> int:
         _run(args.module, options, figures)
     except NotPossibleError as error:
         figures["problem"], code = str(error), NOT_POSSIBLE
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a check raises is its result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a check is its result
         traceback.print_exc()
         figures["problem"], code = f"{type(error).__name__}: {error}".splitlines()[0], 1
     sys.stderr.flush()

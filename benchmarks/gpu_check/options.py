@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-#: What a check has measured, by name; must be serializable as JSON.
+#: The measurements of a check by name; must be serializable as JSON.
 Figures: TypeAlias = dict[str, Any]
 Device = Literal["cuda", "cpu"]
 
-#: exit code of a check that cannot run on this machine
+#: Exit code of a check that cannot run on this machine.
 NOT_POSSIBLE = 3
 
 
@@ -19,9 +19,9 @@ class Options:
     """The options of one check."""
 
     device: Device
-    #: small sizes and few repetitions
+    #: Whether to use small sizes and few repetitions.
     quick: bool
-    #: an empty folder for the check's files
+    #: An empty folder for the check's files.
     folder: Path
 
 

@@ -1,4 +1,4 @@
-"""The results of a run as files: JSON for programs, a Markdown table for people."""
+"""Writes the results of a run as files: JSON for programs, a Markdown table for people."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def as_markdown(machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
 
 
 def _flat(figures: Figures, prefix: str = "") -> list[str]:
-    """Return one text for each figure; that of a nested one begins with the names above it."""
+    """Return one text per figure; the text of a nested figure starts with the names of its parents."""
     texts: list[str] = []
     for name, value in figures.items():
         if isinstance(value, dict):
@@ -74,7 +74,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step: a reader never sees a part of it."""
+    """Write a file atomically, so that a reader never sees a partial file."""
     # Two runs may write the same results at the same time.
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(text, encoding="utf-8")

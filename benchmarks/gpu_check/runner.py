@@ -26,7 +26,7 @@ GRACE_S = 8.0
 MIN_TIME_SHARE = 0.4
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-#: The reason of checks that have no answer because the user ended the run.
+#: The reason of checks without a result because the user ended the run.
 INTERRUPTED = "interrupted"
 
 
@@ -35,9 +35,9 @@ class Check:
     """One check: a command that prints its figures as JSON on the last line."""
 
     name: str
-    #: what the check answers, as one sentence
+    #: The question that the check answers, as one sentence.
     question: str
-    #: seconds after which the check is ended
+    #: Seconds after which the check is ended.
     limit_s: float
     command: Sequence[str]
 
@@ -49,16 +49,16 @@ class Outcome:
     name: str
     question: str
     status: str
-    #: why it failed or did not run, in one line
+    #: Why it failed or did not run, in one line.
     reason: str = ""
     seconds: float = 0.0
     figures: Figures = field(default_factory=dict[str, Any])
-    #: the end of the output, if the check failed
+    #: The end of the output, if the check failed.
     output: str = ""
 
     @property
     def was_run(self) -> bool:
-        """Whether the check has an answer."""
+        """Whether the check has a result."""
         return self.status != NOT_RUN
 
 
@@ -74,7 +74,7 @@ def run_checks(
     """Run the checks in order and return their outcomes. After a KeyboardInterrupt, the rest is not run.
 
     Args:
-        folder: for the checks' output.
+        folder: for the output of the checks.
         on_outcome: called with all outcomes after each check; a text that it returns is the reason not to run the rest.
     """
     deadline = clock() + budget_s
@@ -168,13 +168,13 @@ def _describe_exit(code: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Give a check time to end its jobs, then kill it; return its exit code."""
+    """Ask a check to end its jobs, then kill it; return its exit code."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         _kill_group(process)
-        # A process that hangs inside a driver does not end; the other checks must run nevertheless.
+        # A process that hangs inside a driver does not end. The other checks must run nevertheless.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     return -signal.SIGKILL

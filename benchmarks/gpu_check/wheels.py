@@ -20,7 +20,7 @@ def unpack_wheels(wheels: Path, target: Path) -> int:
     """
     found = sorted(wheels.glob("*.whl"))
     if not found:
-        problem = "the folder has no wheels" if wheels.is_dir() else "there is no such folder"
+        problem = "the folder has no wheels" if wheels.is_dir() else "the folder does not exist"
         raise NotPossibleError(f"--wheels {wheels}: {problem}; {_REMEDY}")
     for wheel in found:
         if not _fits_here(wheel):
@@ -35,7 +35,7 @@ def unpack_wheels(wheels: Path, target: Path) -> int:
 
 
 def _fits_here(wheel: Path) -> bool:
-    """Whether the tags in a wheel's name, `NAME-VERSION-PYTHON-ABI-PLATFORM`, are those of this machine."""
+    """Return whether the tags in a wheel's name, `NAME-VERSION-PYTHON-ABI-PLATFORM`, match this machine."""
     *_, abi, system = wheel.stem.split("-")
     of_this_python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     is_for_python = bool({"none", "abi3", of_this_python}.intersection(abi.split(".")))

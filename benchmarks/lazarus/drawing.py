@@ -1,4 +1,4 @@
-"""How the figures are drawn. matplotlib is imported when one is, not before."""
+"""Functions that draw the figures. matplotlib is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.errors import BadInputError
 
 OURS, PAPERS, GREY = "#1f5fa8", "#c0392b", "#999999"
-#: one colour for each strategy or policy, whatever figure it is in
+#: The colour of each strategy or policy, the same in all figures.
 COLOURS = {
     "holdfast": OURS,
     "best": OURS,
@@ -29,7 +29,7 @@ COLOURS = {
 
 
 def sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any, list[Any]]:
-    """Return a figure with so many panels, and the panels row by row."""
+    """Return a figure with this many panels, and the panels row by row."""
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -42,7 +42,7 @@ def sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) 
 
 
 def many_colours(number: int) -> list[Any]:
-    """Return so many colours, of which neighbours differ."""
+    """Return this many colours; neighbours differ."""
     from matplotlib import colormaps
 
     palette = colormaps["tab20"]
@@ -50,14 +50,14 @@ def many_colours(number: int) -> list[Any]:
 
 
 def curves(axes: Any, by: Sequence[float], values: Mapping[str, Sequence[float]], *, marker: str = "o") -> None:
-    """Draw one line for each name, in its colour; lines that coincide differ in width."""
+    """Draw one line per name in its colour; coinciding lines differ in width."""
     for place, (name, line) in enumerate(values.items()):
         size = max(7.5 - 1.2 * place, 3.0)
         axes.plot(by, line, marker=marker, markersize=size, linewidth=1.6, color=COLOURS.get(name), label=name)
 
 
 def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]], *, form: str = "{:.0f}") -> None:
-    """Draw one bar for each group and name, with its number above it."""
+    """Draw one bar per group and name, with its number above it."""
     width = 0.8 / len(values)
     for place, (name, heights) in enumerate(values.items()):
         at = [group - 0.4 + width * (place + 0.5) for group in range(len(groups))]
@@ -67,7 +67,7 @@ def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]]
 
 
 def stacked(axes: Any, groups: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
-    """Draw one bar for each group, made of parts."""
+    """Draw one stacked bar per group."""
     below = [0.0] * len(groups)
     for (name, heights), colour in zip(parts.items(), many_colours(2 * len(parts))[::2], strict=True):
         axes.bar(range(len(groups)), heights, 0.7, bottom=below, color=colour, label=name)
@@ -82,11 +82,12 @@ def lines_and_totals(
     totals: Mapping[str, float],
     paper: Mapping[str, float],
 ) -> None:
-    """Draw lines over minutes above, samples in all below.
+    """Draw lines over minutes in the upper panel, and total samples in the lower one.
 
     Args:
-        lines: seconds and values by name. totals: by name, the one that all are compared with first. paper: that one's
-            total over the others', as the paper has it.
+        lines: seconds and values by name.
+        totals: total samples by name; the first one is compared with the others.
+        paper: the first one's total divided by each other total, according to the paper.
     """
     above, below = panels
     for name, (seconds, values) in lines.items():
@@ -105,20 +106,20 @@ def lines_and_totals(
 
 
 def name_lines_and_totals(panels: Sequence[Any]) -> None:
-    """Say what a sheet of lines above and totals below shows."""
+    """Label the axes of a sheet with lines above and totals below."""
     panels[0].set_ylabel("samples per second")
     panels[len(panels) // 2].set_ylabel("samples in all")
     panels[0].legend(fontsize=8)
 
 
 def papers(axes: Any, x: float, y: float, text: str) -> None:
-    """Mark a number of the paper's."""
+    """Mark a number from the paper."""
     axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2.2, color=PAPERS, linestyle="none", zorder=5)
     axes.annotate(text, (x, y), xytext=(7, 5), textcoords="offset points", color=PAPERS, fontsize=8)
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """Write a picture and say where; raises `BadInputError` where it cannot be written."""
+    """Write a picture and print its path; raise `BadInputError` if it cannot be written."""
     path = folder / f"{name}.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)

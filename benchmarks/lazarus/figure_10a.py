@@ -1,8 +1,8 @@
-"""Lazarus, Figure 10a: throughput of one MoE layer of 8 experts as one of them gets ever more of the tokens.
+"""Lazarus, Figure 10a: throughput of one MoE layer of 8 experts as one expert gets more and more tokens.
 
-MEASURED on this machine, 4 ranks, an EMULATED accelerator (a stated time for each token, the same for all): what
-`benchmarks/layer_throughput.py` measures, as a picture. The paper (10 GPUs, 1024 wide) has a curve without numbers in
-its text: Lazarus' throughput stays, DS's falls, and at 1:1 Lazarus is a little slower.
+MEASURED on this machine with 4 ranks and an EMULATED accelerator (a stated time per token, the same for all sides). It
+draws the measurements of `benchmarks/layer_throughput.py`. The paper (10 GPUs, 1024 wide) shows a curve without numbers
+in its text: Lazarus' throughput stays constant, DS's falls, and at 1:1 Lazarus is slightly slower.
 
     python benchmarks/lazarus/figure_10a.py [--out DIR] [--repeats 3] [--tokens 256]
 """
@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run."""
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=at_least(1), default=3)
-    parser.add_argument("--tokens", type=at_least(1), default=256, help="per rank")
+    parser.add_argument("--tokens", type=at_least(1), default=256, help="tokens per rank")
     parser.add_argument("--seconds-per-token", type=above_zero, default=5e-4)
     return finish(make, parser.parse_args(words))
 

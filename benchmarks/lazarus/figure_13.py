@@ -1,21 +1,21 @@
-"""Lazarus, Figure 13: DeepSeek-V3 on 256 to 1,024 H200s whose nodes are preempted: how long 5 million samples take.
+"""Lazarus, Figure 13: time of 5 million samples for DeepSeek-V3 on 256 to 1,024 H200s whose nodes are preempted.
 
-SIMULATED; job completion times over Lazarus' (holdfast's, which has the same policy here), 10 trials, 95 % intervals.
+SIMULATED. Shows job completion times relative to Lazarus (here to holdfast, which has the same policy), with 10 trials
+and 95 % intervals. Layer times come from `perfmodel/dsv3_perfmodel.json` (shallowsim: H200, 8 per node with 8 NICs of
+400 Gbit/s): the forward pass of a sequence, with tensor parallelism 8 outside the experts. As in the paper, each node
+is preempted in each hour with a given probability. Each missing node is replaced with a probability drawn for each hour
+uniformly from 0 to 1. Each GPU holds 4 expert replicas, so that an EP group is 64 GPUs, or 8 nodes.
 
-From `perfmodel/dsv3_perfmodel.json` (shallowsim: H200, 8 of them and 8 NICs of 400 Gbit/s a node): the forward pass of
-a sequence, tensor parallelism 8 for what is no expert. As in the paper each hour every node is preempted with a given
-probability; each missing one is replaced with a probability that is drawn anew for each hour, evenly from 0 to 1; each
-GPU holds 4 expert replicas, so that an EP group is 64 GPUs, 8 nodes.
-
-The paper does not say, so stated here: sequences of 4,096 tokens, 32 of them a node and step; backward takes twice
-forward's computation and once its messages; the busiest GPU's share of the tokens stretches the experts, the busiest
-node's the all-to-alls; dense gradients are reduced in the background. A live recovery takes 60 s, a restart 180 s, a
-checkpoint 15 s (14 bytes a parameter, all NICs); restarts have the interval between checkpoints that is best for them
-(Daly), live recoveries an hour. No padding: stronger baselines than DeepSpeed's. f = 2.
+The paper does not specify the following, so it is stated here. Sequences have 4,096 tokens, and each node has 32 of
+them per step. Backward takes twice forward's computation and once its messages. Expert computation scales with the
+busiest GPU's share of the tokens, the all-to-alls with the busiest node's. Dense gradients are reduced in the
+background. A live recovery takes 60 s, a restart 180 s, a checkpoint 15 s (14 bytes per parameter, all NICs). Restarts
+use the optimal checkpoint interval (Daly), live recoveries one hour. There is no padding, which makes the baselines
+stronger than DeepSpeed's. f = 2.
 
 The paper's routing (DeepSeek-V3 on ShareGPT) is not in the data. SUBSTITUTE: each of the 8 groups of 32 experts of a
-layer gets the loads of a SmartMoE layer (24 layers, 32 experts, recorded from iteration 2001 on), drawn at random, the
-experts then shuffled. `--zipf S`: the k-th hottest expert gets k^-S instead.
+layer gets the loads of a random SmartMoE layer (24 layers, 32 experts, recorded from iteration 2001 on), and the
+experts are then shuffled. With `--zipf S`, the k-th hottest expert gets k^-S instead.
 
     python benchmarks/lazarus/figure_13.py [--data DIR] [--out DIR] [--trials 10] [--zipf S]
 """
@@ -56,7 +56,7 @@ FOR_EVER = 1 << 40
 PROBABILITIES = (0.01, 0.05, 0.1, 0.15)
 SIZES = (32, 64, 128)
 NODES, PROBABILITY = 64, 0.05
-#: DS(FT)'s and DS's time over Lazarus', by probability with 64 nodes, and by nodes at 0.05 (6.7)
+#: Time of DS(FT) and of DS relative to Lazarus, by probability with 64 nodes, and by nodes at 0.05 (section 6.7).
 PAPER_BY_PROBABILITY = {0.01: (2.9, 3.9), 0.15: (3.6, 14.5)}
 PAPER_BY_NODES = {32: (2.9, 4.5), 128: (3.5, 10.6)}
 NAMES = ("holdfast", "DS(FT)", "DS")
@@ -64,7 +64,7 @@ N = TypeVar("N", int, float)
 
 
 def substitute(data: Path, seed: int = 0) -> IntArray:
-    """Return tokens `(58, 256)` made of recorded layers."""
+    """Return tokens `(58, 256)` composed of recorded layers."""
     with np.load(needed(data, Path("routing") / "smartmoe_24L32E.npz")) as archive:
         late = archive["tokens"][archive["iterations"] > 2000].astype(np.int64)
     rng = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def substitute(data: Path, seed: int = 0) -> IntArray:
 
 
 def zipf(exponent: float, seed: int = 0) -> IntArray:
-    """Return tokens `(58, 256)`: the k-th hottest expert gets k ** -exponent, another one in each layer."""
+    """Return tokens `(58, 256)`: the k-th hottest expert of a layer gets k ** -exponent, in random order."""
     rng = np.random.default_rng(seed)
     share = 1e6 / np.arange(1, EXPERTS + 1) ** exponent
     return np.stack([rng.permutation(share) for _ in range(LAYERS)]).astype(np.int64)
@@ -84,16 +84,16 @@ def zipf(exponent: float, seed: int = 0) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a step takes, by how much busier the busiest GPU and node are than the mean."""
+    """The duration of a step, given the load of the busiest GPU and node relative to the mean."""
 
     times: LayerTimes
 
     def step_s(self, gpu: FloatArray, node: FloatArray) -> float:
-        """Return a step's seconds; both `(L,)`."""
+        """Return a step's seconds; both arguments are `(L,)`."""
         return 1e-3 * SEQUENCES * (self._pass(gpu, node, 1.0) + self._pass(gpu, node, 2.0))
 
     def _pass(self, gpu: FloatArray, node: FloatArray, compute: float) -> float:
-        """Return the ms of one sequence's pass; messages travel beside computation, as in the source."""
+        """Return the ms of one sequence's pass; messages overlap with computation, as in the source."""
         t = self.times
         before, routed = compute * (t.attention_tp + t.shared), compute * t.routed * gpu
         sparse = before + routed + np.maximum(0, t.combine * node - before) + np.maximum(0, t.dispatch * node - routed)
@@ -102,9 +102,9 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Sized:
-    """Replicas by loads on however many nodes there are; what a placement is like depends on their number alone.
+    """The elastic policy on any number of nodes; the placement depends on their number alone.
 
-    All losses are survived that leave enough slots: with f = 2 and one loss at a time no expert is lost.
+    Every loss that leaves enough slots is survived: with f = 2 and one loss at a time, no expert is lost.
     """
 
     pace: Pace
@@ -114,7 +114,7 @@ class Sized:
     known: dict[int, float] = field(default_factory=dict[int, float])
 
     def step_s(self, nodes: int) -> float:
-        """Return a step's seconds on so many nodes."""
+        """Return a step's seconds on this many nodes."""
         if nodes not in self.known:
             slots = as_slots(GPUS * REPLICAS, nodes)
             plan = make_plan(self.loads, slots, fault_threshold=2, strategy=strategy_named("best"))
@@ -127,26 +127,26 @@ class Sized:
         return self.known[nodes]
 
     def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
-        """All train who are there."""
+        """Train on all available nodes."""
         if len(nodes) < EP_NODES:
             return None
         seconds = self.step_s(len(nodes))
         return Formation(nodes=nodes, samples=len(nodes) * SEQUENCES, step_s=lambda _: seconds)
 
     def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
-        """Go on."""
+        """Continue on the remaining nodes."""
         return self.begin(alive, step)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
-        """Use everybody."""
+        """Use all available nodes."""
         return self.begin(alive, step) or before
 
     def rebalance(self, before: Formation, step: int) -> Formation:
-        """Never: the loads stay."""
+        """Keep the placement, because the loads do not change."""
         return before
 
     def same_pace(self, step: int) -> int:
-        """For ever."""
+        """Return a number of steps beyond the end of the job."""
         return FOR_EVER
 
 
@@ -162,7 +162,7 @@ class Chunks:
         return self.seconds
 
     def same_pace(self, step: int) -> int:
-        """For ever."""
+        """Return a number of steps beyond the end of the job."""
         return FOR_EVER
 
 
@@ -173,7 +173,7 @@ def chunks_of(pace: Pace, loads: IntArray) -> Chunks:
 
 
 def preempted(nodes: int, probability: float, seed: int) -> Window:
-    """Return when nodes go and come, over as many hours as may be needed."""
+    """Return the times at which nodes are preempted and replaced, over the largest number of hours."""
     rng = random.Random(seed)
     names = [f"node{number:03}" for number in range(nodes)]
     there = set(names)
@@ -191,7 +191,7 @@ def preempted(nodes: int, probability: float, seed: int) -> Window:
 
 
 def competitors(pace: Pace, loads: IntArray) -> dict[str, Policy]:
-    """Return who competes, by name."""
+    """Return the compared policies by name."""
     chunks = chunks_of(pace, loads)
     return {
         "holdfast": Sized(pace=pace, loads=loads),
@@ -201,7 +201,7 @@ def competitors(pace: Pace, loads: IntArray) -> dict[str, Policy]:
 
 
 def costs(policy: Policy, nodes: int, probability: float, restart_s: float) -> Costs:
-    """Return what failures cost a policy, and how often it saves."""
+    """Return the cost of failures and the checkpoint interval of a policy."""
     formation = policy.begin(tuple(map(str, range(nodes))), 0)
     assert formation is not None
     period = HOUR
@@ -218,7 +218,7 @@ def costs(policy: Policy, nodes: int, probability: float, restart_s: float) -> C
 
 
 def hours(policy: Policy, nodes: int, probability: float, options: argparse.Namespace) -> FloatArray:
-    """Return how long the samples took, trial by trial; inf: longer than was simulated."""
+    """Return the hours that the samples took in each trial, or inf if longer than the simulated time."""
     found: list[float] = []
     paid = costs(policy, nodes, probability, options.restart_s)
     for seed in range(options.trials):
@@ -228,7 +228,7 @@ def hours(policy: Policy, nodes: int, probability: float, options: argparse.Name
 
 
 def shown(found: Estimate) -> str:
-    """Return a mean and half the width of its 95 % interval."""
+    """Format a mean and half the width of its 95 % interval."""
     return f"{found.mean:6.2f} +- {found.high - found.mean:4.2f}"
 
 
@@ -239,7 +239,7 @@ def setting(
     paper: tuple[float, float] | None,
     options: argparse.Namespace,
 ) -> dict[str, Estimate]:
-    """Print one setting's row; return the times over ours."""
+    """Print one setting's row; return the times relative to holdfast."""
     taken = {name: hours(policy, nodes, probability, options) for name, policy in players.items()}
     over = {name: estimate(values / taken["holdfast"], 0.95) for name, values in taken.items()}
     said = "-" if paper is None else f"{paper[0]} and {paper[1]}"
@@ -288,7 +288,7 @@ def draw(
     title: str,
     label: Callable[[N], str],
 ) -> None:
-    """Draw one panel: a bar for each policy and setting."""
+    """Draw one panel, with a bar for each policy and setting."""
     for place, name in enumerate(NAMES):
         at = [group + 0.27 * (place - 1) for group in range(len(found))]
         heights = [one[name].mean for one in found.values()]
@@ -302,11 +302,11 @@ def draw(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     parser = parser_of(__doc__)
     parser.add_argument("--trials", type=at_least(2), default=10, help="an interval needs 2")
     parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds that a restart takes")
-    parser.add_argument("--zipf", type=from_zero, help="skew of made loads in place of the recorded ones")
+    parser.add_argument("--zipf", type=from_zero, help="skew of generated loads instead of the recorded ones")
     return finish(make, parser.parse_args(words))
 
 

@@ -1,8 +1,8 @@
-"""Lazarus, Figure 2: how the load of 16 experts (GPT-L) is shared among them over time, in layers 1 and 8.
+"""Lazarus, Figure 2: how the load of 16 experts (GPT-L) is distributed over time, in layers 1 and 8.
 
-The paper: up to 87 % of the tokens go to the two most popular experts. Which layers it counts from 0 is not said, nor
-whether the first iterations count, in which two experts get everything: both numbers are shown. Recorded loads, not
-measured here.
+The paper states that up to 87 % of the tokens go to the two most popular experts. It does not say whether layers count
+from 0, nor whether the first iterations count, in which two experts get all tokens: both numbers are shown. The loads
+are recorded, not measured here.
 
     python benchmarks/lazarus/figure_2.py [--data DIR] [--out DIR]
 """
@@ -22,20 +22,20 @@ from holdfast.planning.arrays import FloatArray, IntArray
 
 PAPER = 0.87
 LAYERS = (0, 7)
-#: the first iterations collapse to two experts, whatever the model becomes
+#: In the first iterations, all tokens go to two experts in every model.
 WARM_UP = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """The largest share that two experts have of a layer's tokens, and at which iteration."""
+    """The largest share of a layer's tokens that two experts have, and its iteration."""
 
     share: float
     iteration: int
 
 
 def shares_of(tokens: IntArray) -> FloatArray:
-    """Return each expert's share of its layer's tokens, like `tokens` `(T, L, E)`."""
+    """Return each expert's share of its layer's tokens, in the shape of `tokens` `(T, L, E)`."""
     return tokens / tokens.sum(axis=2, keepdims=True)
 
 
@@ -72,7 +72,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     return finish(make, parser_of(__doc__).parse_args(words))
 
 

@@ -1,13 +1,13 @@
-"""Lazarus, Figures 8 and 10b: the probability that a model survives so many lost nodes, by strategy. Exact.
+"""Lazarus, Figures 8 and 10b: the exact probability that a model survives a number of lost nodes, by strategy.
 
-10 nodes of 6 slots, f = 2; Figure 8: GPT-S at step 4000 and GPT-L at step 200, recorded loads. The paper prints one
-pair of numbers: 4 lost nodes, GPT-L: 0.41 by its placement, 0.12 by spread. Figure 10b: one layer of 8 experts, one of
-which gets 2 or 4 times what it would get if all had the same; the paper's curves have no numbers in the text.
+10 nodes with 6 slots, f = 2. Figure 8: GPT-S at step 4000 and GPT-L at step 200, with recorded loads. The paper prints
+one pair of numbers for 4 lost nodes and GPT-L: 0.41 with its placement, 0.12 with spread. Figure 10b: one layer of 8
+experts, of which one gets 2 or 4 times the even share; the paper's curves have no numbers in the text.
 
-A model survives only if all its layers do. The paper plans each layer on its own and does not say how nodes are mapped
-across layers. So MRO and spread stand here twice: as `holdfast` has them, with the same node groups in all layers, and
-in the other reading: MRO with an order of nodes of its own in each layer (mean of 50 random orders), spread with the
-experts in the order of their numbers. Enumerated, nothing is measured.
+A model survives only if all its layers survive. The paper plans each layer separately and does not say how nodes are
+mapped across layers. Therefore MRO and spread are shown twice. In `holdfast`, all layers have the same node groups. In
+the other reading, MRO has a separate order of nodes in each layer (mean of 50 random orders), and spread places experts
+in the order of their numbers. The results are enumerated, not measured.
 
     python benchmarks/lazarus/figure_8.py [--data DIR] [--out DIR]
 """
@@ -26,21 +26,21 @@ from holdfast.planning import as_slots, recovery_curve
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.placement.fill import deal
 
-#: model, step, and the paper's numbers by strategy at PAPER_LOST lost nodes
+#: Model, step, and the paper's numbers by strategy at PAPER_LOST lost nodes.
 CASES: tuple[tuple[str, int, dict[str, float]], ...] = (("S", 4000, {}), ("L", 200, {"mro": 0.41, "spread": 0.12}))
 PAPER_LOST = 4
 ORDERS = 50
-#: Figure 10b: how many times its even share the hot one of 8 experts gets
+#: Figure 10b: load of the hot expert of 8, relative to its even share.
 RATIOS = (2, 4)
 
 
 def survival(counts: IntArray) -> FloatArray:
-    """Return the probability by number of lost nodes 0..N, `(N + 1,)`, of replicas `(L, E, N)`."""
+    """Return the survival probability `(N + 1,)` of replicas `(L, E, N)`, by number of lost nodes 0..N."""
     return recovery_curve(counts).probability
 
 
 def unaligned(counts: IntArray) -> FloatArray:
-    """Return the mean survival `(N + 1,)` of replicas `(L, E, N)` whose layers have random orders of nodes each."""
+    """Return the mean survival `(N + 1,)` of replicas `(L, E, N)` if each layer has its own random order of nodes."""
     rng = np.random.default_rng(0)
     nodes = counts.shape[2]
     found = [survival(np.stack([layer[:, rng.permutation(nodes)] for layer in counts])) for _ in range(ORDERS)]
@@ -54,7 +54,7 @@ def by_number(replicas: IntArray) -> IntArray:
 
 
 def strategies_on(loads: IntArray) -> dict[str, FloatArray]:
-    """Return the survival `(N + 1,)` of loads `(L, E)` by strategy, in both readings where there are several layers."""
+    """Return the survival `(N + 1,)` of loads `(L, E)` by strategy, in both readings if there are several layers."""
     plans = {name: planned(loads, NODES, name) for name in ("best", "mro", "spread", "compact")}
     found = {name: survival(plan.counts) for name, plan in plans.items()}
     if len(loads) > 1:
@@ -104,7 +104,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     return finish(make, parser_of(__doc__).parse_args(words))
 
 

@@ -1,1 +1,1 @@
-"""The checks, one module each, with a function `run(options, figures)` that fills in the figures as it goes."""
+"""The checks, one module each, with a function `run(options, figures)` that adds its figures as it measures them."""

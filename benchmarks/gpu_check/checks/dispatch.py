@@ -1,4 +1,4 @@
-"""Triton's dispatch kernels agree with torch's; their speed as a share of a device copy's; one MoE layer."""
+"""Check that Triton's dispatch kernels agree with torch's, and measure their bandwidth and one MoE layer."""
 
 from __future__ import annotations
 

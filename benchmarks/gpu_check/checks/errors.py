@@ -1,4 +1,4 @@
-"""Errors of the device in one worker: their class, their severity, and that no other worker is affected."""
+"""Check the class and severity of device errors in one worker, and that no other worker is affected."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from benchmarks.gpu_check.options import Figures, Options, require
 from holdfast.protocol.events import FailureDetected, NodeLeft, Recovered, WorkersChanged
 
 SCRIPT = Path(__file__).resolve().parent.parent / "failing_gpt.py"
-#: by the kind of failure, the class that it must have
+#: The required class of each kind of failure.
 CLASSES = {"memory": "gpu_out_of_memory", "index": "cuda_error", "access": "illegal_memory_access"}
-#: On a CPU, one job is enough to try the check: the others' failures do not exist there.
+#: On a CPU, one job is enough to test the check. The other failures do not exist there.
 CPU_CLASSES = {"index": "software_error"}
 #: the severity of a failure that restarts one process
 PROCESS = 2

@@ -1,4 +1,4 @@
-"""Four workers on one device: one is killed, one joins, and the losses are those of an undisturbed run."""
+"""Kill one of four workers on one device and add one; the losses must equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(options: Options, figures: Figures) -> None:
     command = ("--nodes", str(nodes), *SHARED_GPU)
     with make_job(options, "disturbed", ("--steps", ENDLESS, *arguments), command=command) as disturbed:
         _disturb(disturbed, nodes, figures)
-    # The steps after the arrival must be among them.
+    # The steps after the arrival must be included.
     losses = losses_of(disturbed)
     steps = max(losses)
     with make_job(options, "undisturbed", ("--steps", str(steps), *arguments), command=command) as undisturbed:
@@ -44,12 +44,12 @@ def run(options: Options, figures: Figures) -> None:
     figures["loss_difference"] = largest_difference(losses, losses_of(undisturbed))
     require(
         figures["loss_difference"] <= BOUND,
-        f"losses differ from those of the undisturbed run by {figures['loss_difference']:.2g}, allowed {BOUND:g}",
+        f"losses differ from the undisturbed run by {figures['loss_difference']:.2g}, allowed {BOUND:g}",
     )
 
 
 def _disturb(job: CheckJob, nodes: int, figures: Figures) -> None:
-    """Kill a node and add one; fill in the times of both."""
+    """Kill a node and add one; record the times of both."""
     job.wait(StepCommitted, lambda event: event.step >= STEPS_BEFORE)
     members = job.nodes()
     require(len(members) == nodes, f"{nodes - len(members)} nodes left before any was killed")

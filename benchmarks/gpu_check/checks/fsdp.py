@@ -1,4 +1,4 @@
-"""Two workers that share one model with FSDP2, on one device: the losses are those of one worker."""
+"""Train one model sharded over two workers with FSDP2 on one device; the losses must equal those of one worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = 1e-4
 
 
 def run(options: Options, figures: Figures) -> None:
-    """Train twice, next to each other."""
+    """Train both jobs at the same time."""
     steps = 6 if options.device == "cpu" else 20
     sizes = ("--layers", "2", "--dim", "64", "--context", "32") if options.device == "cpu" else ()
     arguments = ("--steps", str(steps), *sizes)
@@ -45,4 +45,4 @@ def run(options: Options, figures: Figures) -> None:
         "one_worker": median_step_s(jobs[1], first=steps // 3),
         "two_workers": median_step_s(jobs[2], first=steps // 3),
     }
-    require(difference <= BOUND, f"losses differ from those of one worker by {difference:.2g}, allowed {BOUND:g}")
+    require(difference <= BOUND, f"losses differ from the job with one worker by {difference:.2g}, allowed {BOUND:g}")

@@ -1,4 +1,4 @@
-"""Starts the jobs of a check, and reads losses and times from their events."""
+"""Start the jobs of a check, and read losses and times from their events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED_GPU = ("--set", "backend=gloo")
 
 
 class CheckJob(LocalJob):
-    """A job that ends with the check's process, also if that is killed."""
+    """A job that ends with the process of the check, even if that is killed."""
 
     def started(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -47,12 +47,12 @@ def make_job(
     script: Path = DENSE,
     device: Device | None = None,
 ) -> CheckJob:
-    """Return a job with a folder of its own; a context manager that starts it.
+    """Return a job with its own folder, as a context manager that starts it.
 
     Args:
         command: options of `holdfast run`.
-        arguments: of the script.
-        device: instead of the check's.
+        arguments: arguments of the script.
+        device: overrides the device of the check.
     """
     folder = options.folder / name
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Which GPU, driver and versions are here, and whether the device can be used."""
+"""Report the GPU, the driver and the versions of this machine, and whether the device can be used."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _PACKAGES = (
     "nvidia-ml-py",
 )
 _QUERY = "name,driver_version,memory.total,memory.used,temperature.gpu,ecc.errors.uncorrected.volatile.total"
-#: seconds for an answer; a driver that is at fault may let it hang
+#: Time limit of nvidia-smi in seconds; a faulty driver may make it hang.
 NVIDIA_SMI_S = 20.0
 _NVIDIA_SMI_CHARACTERS = 1000
 #: Less free memory than this share means that another process uses the GPU.
 _FREE_SHARE = 0.9
-#: the version of a package that is not installed
+#: Reported as the version of a package that is not installed.
 MISSING = "missing"
 
 
 def run(options: Options, figures: Figures) -> None:
-    """Fill in the facts of the machine, then check that the GPU can be used."""
+    """Record the facts of the machine, then check that the GPU can be used."""
     figures["gpu"] = "cpu" if options.device == "cpu" else "unknown"
     figures["python"] = platform.python_version()
     figures["versions"] = {name: _version(name) for name in _PACKAGES}
@@ -89,7 +89,7 @@ def _check_gpu(figures: Figures) -> None:
 
 
 def _ask_nvidia_smi(folder: Path) -> str:
-    """Return the answer of nvidia-smi, or the reason why there is none."""
+    """Return the output of nvidia-smi, or why it has none."""
     if not shutil.which("nvidia-smi"):
         return MISSING
     output = folder / "nvidia-smi.txt"

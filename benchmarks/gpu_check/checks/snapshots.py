@@ -1,4 +1,4 @@
-"""Snapshots to memory, a checkpoint, and the transfer of the whole state to a worker that joins."""
+"""Measure snapshots to memory, a checkpoint, and the transfer of the whole state to a joining worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from benchmarks.gpu_check.options import Figures, Options, require
 from holdfast.protocol.events import CheckpointSaved, GenerationStarted, Recovered, SnapshotSaved, StepCommitted
 
 SHARED_MEMORY = Path("/dev/shm")
-#: Free bytes that snapshots of a state of one byte need: the old one, the new one, and some room.
+#: Free memory that snapshots need, as a multiple of the state: the old one, the new one, and some reserve.
+
 ROOM = 3
 _BYTES_PER_PARAMETER = 12  # float32, and AdamW's two moments
 

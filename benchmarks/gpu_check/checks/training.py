@@ -1,4 +1,4 @@
-"""One worker trains on the device: losses equal the CPU's and plain torch's; the time of a step in both."""
+"""Train with one worker; losses must equal the CPU's and plain torch's, and the step times of both are measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU_BOUNDS = {"float32": 1e-3, "bfloat16": 3e-2}
 #: The same for plain torch on the same device, which runs the same kernels.
 PLAIN_BOUNDS = {"float32": 1e-5, "bfloat16": 3e-3}
 DEVICES: tuple[Device, ...] = ("cuda", "cpu")
-#: the default of `dense_gpt.py`, as are the learning rate and the sizes of the batches below
+#: The default of `dense_gpt.py`, as are the learning rate and the batch sizes below.
 SEED = 0
 
 
@@ -53,7 +53,7 @@ TIMED = _Training(layers=12, dim=1024, heads=16, context=512, steps=40)
 
 
 def run(options: Options, figures: Figures) -> None:
-    """Compare losses with the CPU's, then losses and step times with those of plain torch."""
+    """Compare losses with the CPU, then losses and step times with plain torch."""
     if options.device == "cuda":
         _compare_with_cpu(options, figures)
         training, dtype = TIMED, "bfloat16"

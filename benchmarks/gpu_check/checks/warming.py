@@ -1,4 +1,4 @@
-"""The first steps of a new worker: the very first one, cold, and those after its shadow steps; also compiled."""
+"""Measure the first step of a new worker, cold and after its shadow steps, eager and compiled."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SCRIPT = ROOT / "benchmarks" / "measured_gpt.py"
 
 
 def run(options: Options, figures: Figures) -> None:
-    """Let a standby replace a lost node, in a job that runs eagerly and in one that is compiled."""
+    """Replace a lost node by a standby, in an eager job and in a compiled one."""
     figures["eager"] = _replace_node(options, "eager", ())
     if options.device == "cpu":
         return
     if not shutil.which("gcc") and not shutil.which("cc"):
-        figures["compiled"] = "not possible: torch.compile needs a C compiler, and there is none"
+        figures["compiled"] = "not possible: torch.compile needs a C compiler, and gcc and cc are not installed"
         return
     figures["compiled"] = _replace_node(options, "compiled", ("--compile",))
 
