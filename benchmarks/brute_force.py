@@ -25,7 +25,7 @@ class Patterns:
     recovery: np.ndarray
 
     def curves(self, replicas: np.ndarray, threshold: int) -> np.ndarray:
-        """Return the curves `[*, N + 1]` within reach of *replicas* `(E,)`, with *threshold* hosts or more per expert."""
+        """Return the curves `[*, N + 1]` reachable with *replicas* `(E,)` and *threshold* or more hosts per expert."""
         most = np.minimum(np.sort(replicas), self.recovery.shape[1] - 1)
         within = (self.hosts <= most).all(axis=1) & (self.hosts[:, 0] >= threshold)
         return self.recovery[within]

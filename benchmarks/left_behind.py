@@ -1,4 +1,4 @@
-"""What a job's processes hold, and what is left of them: processes, threads, descriptors, shared memory, folders."""
+"""Finds resources that a job leaves behind: processes, threads, descriptors, shared memory, folders."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: all processes of a job have a variable of this name in their environment
+#: All processes of a job have a variable of this name in their environment.
 MARK = "BENCHMARK_MARK"
 SHARED_MEMORY = Path("/dev/shm")
-#: so much more than at the begin is no leak: what is given up is kept for a while, and sockets come and go
+#: Allowed growth since the start: released resources are cached for a while, and the number of sockets varies.
 MORE_DESCRIPTORS, MORE_THREADS = 16, 6
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """What one process holds. `role`: run, coordinator, agent, zygote, worker or loader."""
+    """The resources of one process. `role`: run, coordinator, agent, zygote, worker or loader."""
 
     pid: int
     role: str
@@ -28,7 +28,7 @@ class Holding:
 
 
 def holdings(mark: str) -> list[Holding]:
-    """Return what each process holds whose environment has this mark; those that have ended are not among them."""
+    """Return the resources of each live process with this mark in its environment."""
     found: list[Holding] = []
     for process in _marked(mark):
         with contextlib.suppress(OSError, IndexError):
@@ -48,7 +48,7 @@ def holdings(mark: str) -> list[Holding]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Most:
-    """Of the processes of a role: how many there are, and the most that one of them holds."""
+    """The number of processes of a role, and the largest resources of one of them."""
 
     processes: int
     threads: int
@@ -57,27 +57,27 @@ class Most:
 
 
 def by_role(held: list[Holding]) -> dict[str, Most]:
-    """Sum up what processes hold by their roles."""
+    """Summarize the resources of processes by role."""
     roles = sorted({one.role for one in held})
     return {role: _most([one for one in held if one.role == role]) for role in roles}
 
 
 def grown(begin: dict[str, Most], end: dict[str, Most]) -> list[str]:
-    """Say what has become more than it may, of a job that is as large as it was at the begin."""
+    """Return descriptions of resources that grew more than allowed since the start of an equally large job."""
     wrong: list[str] = []
     for role, after in end.items():
         before = begin.get(role, Most(processes=0, threads=0, descriptors=0, resident_kib=0))
         if after.processes > before.processes:
-            wrong.append(f"{after.processes} processes of role {role}, {before.processes} at the begin")
+            wrong.append(f"{after.processes} processes of role {role}, {before.processes} at the start")
         if after.threads > before.threads + MORE_THREADS:
-            wrong.append(f"{after.threads} threads of a {role}, {before.threads} at the begin")
+            wrong.append(f"{after.threads} threads of a {role}, {before.threads} at the start")
         if after.descriptors > before.descriptors + MORE_DESCRIPTORS:
-            wrong.append(f"{after.descriptors} descriptors of a {role}, {before.descriptors} at the begin")
+            wrong.append(f"{after.descriptors} descriptors of a {role}, {before.descriptors} at the start")
     return wrong
 
 
 def shared_memory() -> set[str]:
-    """Return the names of what lies in shared memory."""
+    """Return the names of all files in shared memory."""
     with contextlib.suppress(OSError):
         return set(os.listdir(SHARED_MEMORY))
     return set()

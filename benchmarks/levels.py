@@ -1,11 +1,13 @@
-"""All ranks at once against level by level: the commit operation and the reduction in worlds of 8 to 64 gloo ranks.
+"""Compare flat groups with groups built level by level: the commit operation and the reduction with 8 to 64 gloo ranks.
 
-Both are groups of the same processes, and take turns. Printed by world: how many connections a rank has, how many
-messages of all ranks one commit operation is made of and how many of them leave a node; what building the group takes,
-by the slowest rank's clock, and of a rank's processor time (as if each had a core of its own); then, of the commit
-operation and of a reduction of `--parameters`, the median wall time on rank 0 and the processor time of all ranks
-together, on however many cores there are. Here all ranks share one machine: it shows what messages cost, not how long
-they take on a network. For that: `--latency` is added per message hop (a level is one), in a column of its own.
+Both groups consist of the same processes and alternate. For each world the benchmark prints the connections of a rank,
+the messages of one commit operation over all ranks, and how many of them leave a node. It prints the time to build the
+group: the clock of the slowest rank, and a rank's processor time (as if each rank had its own core). For the commit
+operation and a reduction of `--parameters` it prints the median wall time on rank 0, and the processor time of all
+ranks together, on any number of cores.
+
+All ranks share one machine, so this measures the cost of messages, not their time on a network. A separate column
+therefore adds `--latency` per message hop (one per level).
 
     make bench-levels
     OMP_NUM_THREADS=1 python benchmarks/levels.py [--worlds 8x1,8x4] [--rounds 50] [--parameters 1000000]
@@ -33,7 +35,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds: of one side's building, and of each commit and each reduction (wall, processor)."""
+    """Seconds (wall, processor) of one side: building the group, each commit and each reduction."""
 
     build: tuple[float, float]
     commits: list[tuple[float, float]]
@@ -45,7 +47,7 @@ def commit(comm: Communicator) -> None:
 
 
 def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:
-    """Return the seconds of each round, all ranks together, less the first ones."""
+    """Return the seconds of each round over all ranks, without the warm-up rounds."""
     spent: list[tuple[float, float]] = []
     for _ in range(rounds + WARM_UP):
         seat.meet()
@@ -56,7 +58,7 @@ def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float
 
 
 def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters: int) -> list[Spent]:
-    """Return what rank's part of both sides has cost: all at once, level by level."""
+    """Return this rank's costs of both sides: flat, and level by level."""
     model = nn.Linear(parameters // 100, 100, bias=False)
     model.weight.grad = torch.ones_like(model.weight)
     buckets = GradientBuckets(model.parameters())
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--fan-out", type=int, default=FAN_OUT)
-    parser.add_argument("--latency", type=float, default=30e-6, help="seconds per hop of the network that is modelled")
+    parser.add_argument("--latency", type=float, default=30e-6, help="seconds per hop of the modelled network")
     options = parser.parse_args()
     print(f"{options.rounds} commits, reductions of {options.parameters} parameters, fan-out {options.fan_out}")
     for world in options.worlds.split(","):

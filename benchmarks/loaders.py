@@ -1,12 +1,12 @@
-"""What data that take time cost with loader workers: a step against its compute alone, and a kill against one without.
+"""Measure slow data with loader workers: a step relative to its compute time, and a kill with and without them.
 
     make bench-loaders
     python benchmarks/loaders.py --turns 3 --kills 5
 
-Steps: scripts alone, in turns: data at hand, which is the compute alone; data that take 5 ms a sample, with two loader
-workers and with none. Kills: jobs of four nodes, in turns, with data at hand and no loader workers, and with data that
-take time, with two of them and with none. The accelerator is emulated: each micro-batch takes a stated time
-(--compute-ms) in which the processor is free, the same for all that is compared.
+Steps: scripts run alone and alternate: data in memory (compute time alone), and data that take 5 ms per sample, with
+two loader workers and with none. Kills: jobs of four nodes alternate: data in memory without loader workers, and slow
+data with two and with none. The accelerator is emulated: each micro-batch takes a stated time (--compute-ms) in which
+the processor is free, the same for all compared runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KILLS_OF = {
 
 
 class Slow:
-    """Samples that take time to fetch, and say in which process that was."""
+    """Samples that take time to fetch, and contain the pid of the fetching process."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -81,9 +81,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60, help="that are measured, in each turn")
-    parser.add_argument("--kills", type=int, default=10, help="of each kind of job, in two turns; 0 for none")
-    parser.add_argument("--compute-ms", type=float, default=20.0, help="of a micro-batch")
+    parser.add_argument("--steps", type=int, default=60, help="measured steps of each run")
+    parser.add_argument("--kills", type=int, default=10, help="kills for each kind of job, in two jobs; 0 for none")
+    parser.add_argument("--compute-ms", type=float, default=20.0, help="emulated time of a micro-batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sample-ms", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -96,7 +96,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _step_s(arguments: tuple[str, ...]) -> float:
-    """Return the median step of a script alone."""
+    """Return the median step of a script run alone."""
     command = [sys.executable, __file__, "--worker", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return statistics.median(json.loads(done.stdout.splitlines()[-1]))
@@ -128,7 +128,7 @@ def _kills(options: argparse.Namespace, compute: tuple[str, ...]) -> None:
 
 
 def train(options: argparse.Namespace) -> int:
-    """Be the script: print the time of each step that is measured."""
+    """Run as the training script: print the time of each measured step."""
     import torch
 
     import holdfast
@@ -154,7 +154,7 @@ def train(options: argparse.Namespace) -> int:
             time.sleep(options.compute_ms / 1000)
             step.backward(model(x).square().mean())
         step.apply()
-        # (loader workers come up while the first steps are trained without them)
+        # The first steps are trained while the loader workers start.
         warm += options.loader_workers == 0 or os.getpid() not in pids
         if warm > WARM_UP_STEPS:
             times.append(time.perf_counter() - began)

@@ -1,10 +1,10 @@
-"""The model of `benchmarks/recovery.py` as a training script that writes down how long each rank computes.
+"""The model of `benchmarks/recovery.py` as a training script that records how long each rank computes.
 
     holdfast run --nodes 4 benchmarks/measured_gpt.py --layers 6 --dim 256 --heads 4 --context 16 --folder FOLDER
 
-Each worker adds to a file of its own what each attempt at a step took it alone: from asking for the first micro-batch
-to the last one's gradients, without a word of the others; wall time, and the thread's processor time. At the end rank 0
-writes all parameters to `parameters.npy`, in double precision.
+Each worker appends to its own file how long it computed in each attempt at a step: from the request for the first
+micro-batch to the gradients of the last one, without communication. It records wall time and the thread's processor
+time. At the end rank 0 writes all parameters to `parameters.npy` in double precision.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ PARAMETERS = "parameters.npy"
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's own micro-batches of one attempt at a step took it. `end`: unix seconds."""
+    """The time of a worker's own micro-batches in one attempt at a step."""
 
     step: int
     shadow: bool
     micro_batches: int
+    #: Unix seconds.
     end: float
     own_s: float
     processor_s: float
 
     @property
     def each_s(self) -> float:
-        """What one of its micro-batches took: attempts that are cut short have fewer."""
+        """Seconds per micro-batch: interrupted attempts have fewer micro-batches."""
         return self.own_s / self.micro_batches
 
     @property
     def each_processor_s(self) -> float:
-        """Likewise, of processor time."""
+        """Processor seconds per micro-batch."""
         return self.processor_s / self.micro_batches
 
 
@@ -71,7 +72,7 @@ def main() -> None:
                 step.backward(loss_of(model, batch))
                 count += 1
             if job.device.type == "cuda":
-                torch.cuda.synchronize()  # or the time would be that of launching kernels
+                torch.cuda.synchronize()  # otherwise only kernel launches would be timed
             own = Attempt(
                 step=step.number,
                 shadow=step.shadow,
@@ -82,13 +83,13 @@ def main() -> None:
             )
             file.write(msgspec.json.encode(own) + b"\n")
             done = step.number if step.apply() else done
-    if job.rank == 0 and done == options.steps:  # (who has become a standby has no state any more)
+    if job.rank == 0 and done == options.steps:  # a worker that became a standby has no state
         parameters = [parameter.detach().double().flatten() for parameter in model.parameters()]
         np.save(options.folder / PARAMETERS, torch.cat(parameters).cpu().numpy())
 
 
 def attempts_of(folder: Path, node: str) -> Iterator[Attempt]:
-    """Yield what the workers of a node have written down so far, in order."""
+    """Yield the attempts recorded so far by the workers of a node, in order."""
     for path in sorted(folder.glob(f"{node}-*.attempts")):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
@@ -96,27 +97,27 @@ def attempts_of(folder: Path, node: str) -> Iterator[Attempt]:
 
 
 def first_real(attempts: Iterator[Attempt], since: float) -> Attempt | None:
-    """Return the first attempt after a moment with micro-batches of the job's own; None: there is none yet."""
+    """Return the first attempt after a moment with micro-batches that are not shadow work, or None."""
     return next((one for one in attempts if one.end > since and one.micro_batches and not one.shadow), None)
 
 
 def _file_of_worker(folder: Path) -> Path:
-    """Return the file of this worker; of one alone, too."""
+    """Return the file of this worker, also for a script run alone."""
     worker = json.loads(os.environ.get("HOLDFAST_WORKER", '{"worker": "alone/0"}'))["worker"]
     return folder / f"{worker.replace('/', '-')}.attempts"
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="where the files go")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the files")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--no-clipping", action="store_true", help="of the gradient's norm")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    parser.add_argument("--no-clipping", action="store_true", help="do not clip the gradient norm")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     return parser.parse_args()
 
 

@@ -1,11 +1,12 @@
-"""One training step of the MoE example at 4 ranks, ours against plain static expert parallelism, in the same processes.
+"""Compare a training step of the MoE example on 4 ranks with plain static expert parallelism, in the same processes.
 
-The plain side is written as plainly as possible: 8 experts, 2 per rank, no replicas, blocking all-to-alls of
-torch.distributed, one all-reduce for the dense gradients. Ours runs twice: with that same placement, and with replicas
-(6 slots per rank, at least 2 hosts per expert), which sends fewer tokens but has expert gradients to reduce. The sides
-alternate, in a new order each step; printed are median and range over the steps, each step's slowest rank counting,
-and the median of the steps' ratios to the plain side; then the same of the processor time of all ranks, which other
-work on the machine disturbs less.
+The plain side is as simple as possible: 8 experts, 2 per rank, no replicas, blocking all-to-alls of torch.distributed,
+and one all-reduce for the dense gradients. holdfast runs twice: with the same placement, and with replicas (6 slots per
+rank, at least 2 hosts per expert), which sends fewer tokens but must reduce expert gradients.
+
+The sides alternate, in a new order each step. The tables show median and range over the steps, by each step's slowest
+rank, and the median ratio to the plain side. They show the same for the processor time of all ranks, which other work
+on the machine disturbs less.
 
     OMP_NUM_THREADS=1 python benchmarks/moe_step.py [--steps 40] [--dim 128] [--hidden 256] [--micro-batches 2]
 """
@@ -65,7 +66,7 @@ class PlainAllToAll(torch.autograd.Function):
 
 
 class PlainMoE(nn.Module):
-    """Experts 2r and 2r + 1 live on rank r."""
+    """An MoE layer with static expert parallelism: experts 2r and 2r + 1 are on rank r."""
 
     def __init__(self, dim: int, hidden: int, layer: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class PlainMoE(nn.Module):
         return (out * weights.unsqueeze(-1)).sum(1).view_as(x)
 
 
-# ---- the model around it, the same on all sides ----
+# ---- the rest of the model, the same on all sides ----
 
 
 class Block(nn.Module):
@@ -137,7 +138,7 @@ class Sizes:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of all sides. Fused: on a CPU the default takes four times as long."""
+    """Return the optimizer of all sides. It is fused, because on a CPU the default takes four times as long."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
@@ -178,7 +179,7 @@ class PlainSide:
 
 
 class OurSide:
-    """The MoE layer of holdfast over any placement."""
+    """The MoE layer of holdfast with any placement."""
 
     def __init__(self, sizes: Sizes, comm: Communicator, placement: Placement) -> None:
         seed_all(0)
@@ -266,7 +267,7 @@ def measure(
 
 
 def report(ranks: list[dict[str, list[tuple[list[list[float]], float]]]]) -> None:
-    """Print two tables; a part takes as long as it does on the slowest rank, and as much work as all ranks do."""
+    """Print two tables: wall time of each part on the slowest rank, and processor time summed over all ranks."""
     parts = {name: np.array([[part for part, _ in rank[name]] for rank in ranks]) for name in ranks[0]}
     losses = {name: np.array([[loss for _, loss in rank[name]] for rank in ranks]).sum(axis=0) for name in ranks[0]}
     _print_table("wall time", {name: table[..., 0].max(axis=0) for name, table in parts.items()})
@@ -298,9 +299,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--micro-batches", type=int, default=2, help="per rank, of 4 samples of 64 bytes")
+    parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches per rank, of 4 samples of 64 bytes")
     args = parser.parse_args()
-    # The first optimizer imports seconds' worth of torch: here, not in every process.
+    # The first optimizer imports torch modules for seconds. Do that here once, not in every process.
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     slots = as_slots(6, RANKS)
     plan = make_plan(np.ones((LAYERS, EXPERTS)), slots, fault_threshold=2, strategy=strategy_named("mro"))

@@ -1,24 +1,24 @@
-"""What it costs that a node's part moves to another machine: planned, and after a kill; and that it only goes.
+"""Measure the cost of moving a node's role to another machine, planned and after a kill, and check the results.
 
-    make bench-move                              everything, and what else is asked of moves (benchmarks/asked.py)
+    make bench-move                              all sections, and the other benchmarks of moves (benchmarks/asked.py)
     python benchmarks/move.py --rounds 5 --only one --only plain
 
-  one        each round, on a job of four nodes with one warm standby:
-               move        `holdfast move`: the standby takes the node's place, and the node is the standby then
-               replaced    SIGKILL: the standby takes the node's place
-               shrunk      SIGKILL without a standby: the others go on; then a node joins
-               leave       `holdfast drain` without a standby: the others go on; then a node joins
-             and what a joiner's first step with a share takes it: one that was warm, and one that joins as it starts
-  plain      what plain torch takes to do the same, on the same model: benchmarks/plain_job.py; a third of the rounds
-  several    one, two and three of eight nodes move at once
-  every      a move every 20 steps: the time of 400 steps, against so many times the median of the steps between
-  same       the parameters after 400 steps with a move every 20, against those without: float64
-  emulated   samples per second over the 20 s after a kill, against before, where an accelerator takes its time
-             (`--emulate-compute`): replaced; shrunk; shrunk with a cold node at once; waiting for a cold node
+  one        Each round, on a job of four nodes with one warm standby:
+               move        `holdfast move`: the standby replaces the node, which becomes the standby
+               replaced    SIGKILL: the standby replaces the node
+               shrunk      SIGKILL without a standby: the others continue; then a node joins
+               leave       `holdfast drain` without a standby: the others continue; then a node joins
+             and the first step with micro-batches of a joining node: a warm one, and one that has just started
+  plain      The same in plain torch with the same model: benchmarks/plain_job.py; a third of the rounds
+  several    One, two and three of eight nodes move at once
+  every      A move every 20 steps: the time of 400 steps, relative to 400 median steps without a move
+  same       The parameters after 400 steps with a move every 20, compared with a run without moves, in float64
+  emulated   Samples per second in the 20 s after a kill, relative to before, with emulated accelerators
+             (`--emulate-compute`): replaced; shrunk; shrunk while a cold node joins at once; waiting for a cold node
 
-Cost = the longest step from the wish until three after the node has moved, or the time from the kill to the first step
-after it, less the median step. A standby is started for each that is used up. All figures come from the job's own event
-file, those of a joiner's own time from the script (benchmarks/measured_gpt.py).
+Cost = the longest step from the request until three steps after the node has moved, or the time from the kill to the
+first step after it, less the median step. Each used standby is replaced by a new one. All figures come from the job's
+event file, except a joining node's own time, which the script records (benchmarks/measured_gpt.py).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from holdfast.protocol.events import NodeMoved, StepCommitted
 from tests.harness.local_job import LocalJob
 
 SCRIPT = Path(__file__).with_name("measured_gpt.py")
-#: how fast state may be taken to travel where two cores carry every stream, and what a move may cost beside that
+#: Assumed transfer rate of state when two cores carry every stream, and the allowed cost of a move in addition to it.
 BYTES_PER_S, SEVERAL_S = 0.8e9, 0.03
 EVERY, STEPS = 20, 400
-#: what plain torch takes, so many times what a move does
+#: The required cost of plain torch relative to a move.
 TIMES_LESS = {plain_job.SAVE: 15.0, plain_job.ZYGOTES: 3.0, plain_job.NAIVE: 5.0, plain_job.FORKED: None}
-#: a move that costs less than this (or nothing) counts as this where others are compared with it
+#: Cost of a move that is used for ratios if its measured cost is lower.
 LEAST_S = 1e-3
 EMULATED, WINDOW_S = "0.25/micro-batch", 20.0
 
 
 def main() -> int:
-    """Run the benchmark and print its tables; 1 if anything was lost."""
+    """Run the benchmark and print its tables; return 1 if anything was lost."""
     end_in_order()
     options = _options()
     run = Run(options)
@@ -71,29 +71,31 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--emulated-rounds", type=int, default=3, help="of the section of this name: 3 minutes each")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the sections 'every' and 'same'")
+    parser.add_argument(
+        "--emulated-rounds", type=int, default=3, help="rounds of the section 'emulated', 3 minutes each"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of the sections 'every' and 'same'")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; again for more")
-    parser.add_argument("--script", type=Path, help="another training script, without what a joiner's own time is")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="run only this section; may be repeated")
+    parser.add_argument("--script", type=Path, help="another training script; it does not record a joiner's own time")
     asked.add_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
 
 
 class Run:
-    """The sections, and the figures that they have found."""
+    """The sections of the benchmark and their figures."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.figures: list[Figure] = []
         self._options = options
-        #: what moves have cost in section `one`
+        #: Costs of the moves in section `one`.
         self._moves: tuple[float, ...] = ()
 
-    # ---- the sections; each returns 1 where something was lost ----
+    # ---- the sections; each returns 1 if something was lost ----
 
     def one(self) -> int:
-        """Moves, kills and drains of one node."""
+        """Move, kill and drain one node."""
         with self._bench(4) as bench:
             bench.standby()
             for _ in range(self._options.rounds):
@@ -107,14 +109,14 @@ class Run:
             return bench.report()
 
     def plain(self) -> int:
-        """Plain torch."""
+        """Replace machines in plain torch."""
         rounds = -(-self._options.rounds // 3)
         costs = plain_job.measure(rounds, random.Random(self._options.seed))
         self.figures += plain_figures(costs, self._moves)
         return 0
 
     def several(self) -> int:
-        """Several of eight nodes at once."""
+        """Move several of eight nodes at once."""
         counts = (1, 2, 3)
         with self._bench(8) as bench:
             for _ in counts:
@@ -127,7 +129,7 @@ class Run:
             return bench.report()
 
     def every(self) -> int:
-        """A move every so many steps: the time."""
+        """Measure the time of a run with regular moves."""
         with self._bench(4) as bench:
             bench.standby()
             efficiency = bench.keep_moving(EVERY, self._options.steps)
@@ -137,7 +139,7 @@ class Run:
             return bench.report()
 
     def same(self) -> int:
-        """A move every so many steps: the parameters."""
+        """Compare the parameters of a run with regular moves to an undisturbed run."""
         wrong = 0
         for clipping in (False, True):
             calm, _, code = self._parameters(clipping, moving=False)
@@ -147,7 +149,7 @@ class Run:
         return wrong
 
     def emulated(self) -> int:
-        """Kills, where accelerators take their time."""
+        """Kill nodes of jobs with emulated accelerators."""
         kept: dict[str, list[float]] = {"replaced": [], "shrunk": [], "shrunk, a cold node at once": []}
         with self._bench(4, emulated=EMULATED) as bench:
             for _ in range(self._options.emulated_rounds):
@@ -170,7 +172,7 @@ class Run:
 
     @contextmanager
     def _bench(self, nodes: int, *options: str, emulated: str = "") -> Generator[MoveBench]:
-        """Yield a job of so many nodes, and of standbys likewise emulated, that has trained for some steps."""
+        """Yield a job with this many nodes that has trained for some steps; its standbys use the same emulation."""
         alike = ("--emulate-compute", emulated) if emulated else ()
         launch = ("--nodes", str(nodes), "--allow-faults", *alike, *options)
         with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
@@ -185,14 +187,14 @@ class Run:
                     bench.end_agents()
 
     def _workload(self, folder: Path) -> tuple[Path, Sequence[str], Path | None]:
-        """Return the script, its arguments, and where it writes down what ranks compute in."""
+        """Return the script, its arguments, and the folder of its recorded computation times."""
         args = self._options.args or DENSE_ARGS
         if self._options.script is not None:
             return self._options.script, args, None
         return SCRIPT, ("--folder", str(folder), *args), folder
 
     def _parameters(self, clipping: bool, *, moving: bool) -> tuple[np.ndarray, int, int]:
-        """Train in double precision; return all parameters, how many moves there were, and 1 if something was lost."""
+        """Train in double precision; return all parameters, the number of moves, and 1 if something was lost."""
         steps = self._options.steps
         with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
             args = ["--folder", name, *DENSE_ARGS, "--steps", str(steps), "--dtype", "float64"]
@@ -217,7 +219,7 @@ class Run:
 
 
 def _rate_after_kill(bench: MoveBench, *, joins: bool = False) -> float:
-    """Kill a node; return which part of the samples per second is left. joins: another one is started, cold."""
+    """Kill a node; return the remaining share of samples per second. joins: start another, cold node."""
     bench.settle(since=len(bench.job.events), steps=12)
     victim, since = bench.rng.choice(bench.job.nodes()), len(bench.job.events)
     at = bench.kill(victim)
@@ -229,11 +231,11 @@ def _rate_after_kill(bench: MoveBench, *, joins: bool = False) -> float:
     return kept
 
 
-# ---- what is asked ----
+# ---- figures and limits ----
 
 
 def one_figures(bench: MoveBench) -> list[Figure]:
-    """Return what is asked of moves and of kills with a standby."""
+    """Return the figures of moves, and of kills with a standby."""
     joins, shrunk = tuple(bench.stalls), bench.costs("shrunk")
     figures = [
         Figure(name="a planned move, less the step", values=bench.costs("move"), unit="s").against(
@@ -256,7 +258,7 @@ def one_figures(bench: MoveBench) -> list[Figure]:
 
 
 def plain_figures(costs: dict[str, list[float]], moves: Sequence[float]) -> list[Figure]:
-    """Return how many times what a planned move costs plain torch takes."""
+    """Return the cost of plain torch relative to a planned move."""
     if not moves:
         return [Figure(name=f"{way} (plain torch)", values=tuple(costs[way]), unit="s") for way in costs]
     move = max(statistics.median(moves), LEAST_S)
@@ -274,7 +276,7 @@ def plain_figures(costs: dict[str, list[float]], moves: Sequence[float]) -> list
 
 
 def several_figures(bench: MoveBench, kind: str) -> list[Figure]:
-    """Return what moves of several nodes at once may cost, and have."""
+    """Return the costs of moving several nodes at once, with their limits."""
     moved = statistics.median(bench.moved_bytes[kind])
     how = f"{SEVERAL_S} s + {moved / 1e6:.0f} MB / {BYTES_PER_S / 1e9} GB/s"
     asked_s = SEVERAL_S + moved / BYTES_PER_S
@@ -285,12 +287,12 @@ def several_figures(bench: MoveBench, kind: str) -> list[Figure]:
 
 
 def together(bench: MoveBench, kind: str) -> Figure:
-    """Return what all steps of something have cost: on a noisy machine the longest one is long without it, too."""
+    """Return the cost over all steps of an event: on a noisy machine, the longest step is long even without a move."""
     return Figure(name=f"  {kind}{TOGETHER}", values=bench.costs(f"{kind}{TOGETHER}"), unit="s")
 
 
 def same_figures(calm: np.ndarray, moved: np.ndarray, moves: int, *, clipping: bool) -> list[Figure]:
-    """Return how far parameters are from those of an undisturbed run; without clipping, how many are not the same."""
+    """Return the parameter difference from an undisturbed run; without clipping, the number of differing parameters."""
     if clipping:
         name = f"{moves} moves, with clipping: largest difference of a parameter"
         return [Figure(name=name, values=(float(np.abs(calm - moved).max()),), asked=1e-12)]
@@ -299,7 +301,7 @@ def same_figures(calm: np.ndarray, moved: np.ndarray, moves: int, *, clipping: b
 
 
 def emulated_figures(kept: dict[str, list[float]]) -> list[Figure]:
-    """Return which part of the samples per second is left after kills; asked of those that a standby replaces."""
+    """Return the remaining share of samples per second after kills; only replaced nodes have a limit."""
     return [
         Figure(
             name=f"{'' if kind == 'replaced' else '  '}emulated, {kind}: samples/s of the next {WINDOW_S:g} s / before",

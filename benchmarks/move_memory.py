@@ -1,19 +1,19 @@
-"""What memory a planned move takes of whoever leaves, joins and stays; and whether anything is left behind by many.
+"""Measure the peak memory of leaving, joining and staying nodes in a planned move, and leaks over many moves.
 
-    make bench-move                              everything else about moves too
+    make bench-move                              runs this and the other benchmarks of moves
     python benchmarks/move_memory.py --moves 100
 
-A job of four nodes with a warm standby; each move gives one node's place to the standby, and the node is the standby
-then: places go round among the same five processes.
+A job of four nodes has one warm standby. Each move replaces one node by the standby, and the node becomes the standby.
+The same five processes therefore take turns.
 
-Peaks: the kernel's own (VmHWM of /proc/PID/status, set back by /proc/PID/clear_refs), of undisturbed steps before the
-move, and from the wish to the leaver's being warm again. A stayer and the leaver are compared with their own steps
-before; the joiner with the median of all members' steps before, as it has none.
+Peaks come from the kernel (VmHWM of /proc/PID/status, reset by /proc/PID/clear_refs). They are taken over undisturbed
+steps before the move, and from the request until the leaving node is warm again. A staying or leaving node is compared
+with its own earlier steps, a joining one with the median of all members' earlier steps.
 
-Left behind: after each move, once the job has settled, the memory that is a process's own or its part of what it shares
-(Pss), descriptors, threads and mapped shared memory, added up for workers, agents, coordinator and the rest. The slope
-is Theil's and Sen's over the moves from the twentieth on (or the first fifth), with its 95 % interval: something leaks
-where that interval lies above zero, of memory above `LEAK_BYTES` a move.
+Leaks: after each move, once the job trains steadily, the benchmark sums private and proportional shared memory (Pss),
+descriptors, threads and mapped shared memory over workers, agents, the coordinator and other processes. The slope is
+the Theil-Sen estimator over the moves from the twentieth on (or after the first fifth), with its 95 % interval. A leak
+is reported if the interval is above zero, or above `LEAK_BYTES` per move for memory.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from holdfast.protocol.events import GenerationStarted, JobStarted, NodeMoved, S
 from tests.harness.local_job import LocalJob
 
 MB = 1e6
-#: what a role's peak may be: so many times that of its steps, and what it needs beside that whatever the model's size.
-#: The constant holds what stands beside a step's memory while two generations overlap: a second group's connections and
-#: their buffers, a block of state under way (read, checked and sent, or received and copied), and what the allocator
-#: keeps in the threads that do it.
+#: Allowed peak of each role: a factor on the peak of its steps, and a constant that does not depend on the model.
+#: The constant covers additional memory while two generations overlap: the second group's connections and buffers, a
+#: block of state in transfer (read, checked and sent, or received and copied), and memory that the allocator keeps in
+#: the threads of the transfer.
 ALLOWED = {"stayer": (1.01, 0.0), "leaver": (1.05, 16 * MB), "joiner": (1.05, 16 * MB)}
-#: less memory a move is taken for the allocators' coming to rest, not for a leak: of all processes together
+#: Growth per move, over all processes, below which memory counts as allocator noise instead of a leak.
 LEAK_BYTES = 64 << 10
-#: with fewer moves nothing is said of leaks
+#: With fewer moves, leaks are not reported.
 FEWEST_ROWS = 8
-#: steps over which a peak is taken where nothing happens
+#: Undisturbed steps over which a peak is taken.
 QUIET_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What processes hold. `memory`: bytes."""
+    """Resources of processes. `memory` is in bytes."""
 
     memory: int = 0
     descriptors: int = 0
@@ -69,7 +69,7 @@ class Held:
 
 
 def main() -> int:
-    """Run the benchmark and print its tables; 1 where a peak is too high, something leaks, or anything was lost."""
+    """Run the benchmark and print its tables; return 1 if a peak is too high, something leaks, or anything was lost."""
     end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--standbys", "1"))
@@ -77,7 +77,7 @@ def main() -> int:
         bench = MemoryBench(job, watch, random.Random(options.seed))
         job.wait(StandbyReady)
         bench.settle(since=0, steps=20)
-        bench.move()  # (from here on the processes of all five nodes are known; and their first move is the warm-up)
+        bench.move()  # warm-up; afterwards the processes of all five nodes are known
         bench.peaks.clear()
         bench.held.clear()
         for number in range(1, options.moves + 1):
@@ -100,19 +100,19 @@ def _options() -> argparse.Namespace:
 
 
 class MemoryBench(Bench):
-    """One job whose places go round."""
+    """One job with repeated moves."""
 
     def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
         super().__init__(job, watch, rng)
-        #: by role: peaks and what they are compared with, bytes
+        #: By role: pairs of a peak and the peak that it is compared with, in bytes.
         self.peaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        #: by kind of process, after each move
+        #: Resources by kind of process, after each move.
         self.held: list[dict[str, Held]] = []
-        #: what is found to grow; None: not known
+        #: Descriptions of leaks; None if there are too few moves.
         self._growing: list[str] | None = None
 
     def move(self) -> None:
-        """One node gives its place to the standby; note what that has taken."""
+        """Replace one node by the standby, and record the peaks."""
         before, members = self._quiet_peaks(), self.job.nodes()
         leaver, since = self.rng.choice(members), len(self.job.events)
         workers = {node: self._worker(node) for node in self._everybody()}
@@ -126,20 +126,20 @@ class MemoryBench(Bench):
         for node in {*members, moved.to_node} if before else ():
             role = {leaver: "leaver", moved.to_node: "joiner"}.get(node, "stayer")
             pid = self._worker(node)
-            if workers.get(node, pid) == pid:  # (else its process is another one)
+            if workers.get(node, pid) == pid:  # otherwise the node has a new process
                 self.peaks[role].append((_peak(pid), before.get(node, usual)))
         self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
         self.held.append(self._all_held())
 
     def in_words(self) -> str:
-        """Say what is held now."""
+        """Describe the current resources."""
         return "; ".join(
             f"{kind} {one.memory / MB:.1f} MB, {one.descriptors} descriptors, {one.threads} threads, {one.shared} maps"
             for kind, one in self.held[-1].items()
         )
 
     def report(self) -> int:
-        """Print the tables; return 1 where something is not as it is wanted."""
+        """Print the tables; return 1 if a requirement is violated."""
         wrong = list(self._report_peaks())
         rows = self._rows()
         if len(rows) >= FEWEST_ROWS:
@@ -151,7 +151,7 @@ class MemoryBench(Bench):
         return 1 if wrong else 0
 
     def figures(self) -> list[Figure]:
-        """Return what is asked of the memory, as parts of what a worker's steps take without the stated constant."""
+        """Return the peaks, less the constant, relative to the peaks of the steps."""
         peaks = [
             Figure(
                 name=f"peak memory of a {role}{f' less {constant / MB:g} MB' if constant else ''} / its steps'",
@@ -181,12 +181,12 @@ class MemoryBench(Bench):
                 yield f"a {role}'s peak is {(worst - constant) / MB:.1f} MB too high"
 
     def _rows(self) -> list[dict[str, Held]]:
-        """Return what was held from the twentieth move on, or the first fifth."""
+        """Return the resources from the twentieth move on, or after the first fifth."""
         return self.held[min(20, len(self.held) // 5) :]
 
     def _report_leaks(self, rows: list[dict[str, Held]]) -> Iterator[str]:
         first = len(self.held) - len(rows) + 1
-        print(f"what {len(rows)} moves leave behind, a move, from the {first}th on: slope (95 % interval)")
+        print(f"growth per move over {len(rows)} moves, from the {first}th on: slope (95 % interval)")
         for kind in rows[0]:
             for field in fields(Held):
                 values = [getattr(row.get(kind, Held()), field.name) for row in rows]
@@ -201,7 +201,7 @@ class MemoryBench(Bench):
     # ---- reading ----
 
     def _quiet_peaks(self) -> dict[str, int]:
-        """Return the peak of each member over some steps in which nothing happens."""
+        """Return the peak of each member over some undisturbed steps."""
         workers = {node: self._worker(node) for node in self.job.nodes()}
         for pid in workers.values():
             _reset_peak(pid)
@@ -209,7 +209,7 @@ class MemoryBench(Bench):
         return {node: _peak(pid) for node, pid in workers.items()}
 
     def _everybody(self) -> set[str]:
-        """Return all nodes whose processes are known."""
+        """Return all nodes that have been members."""
         return {node for begun in self.job.all(GenerationStarted) for node in begun.members}
 
     def _worker(self, node: str) -> int:
@@ -234,14 +234,14 @@ def _reset_peak(pid: int) -> None:
 
 
 def _peak(pid: int) -> int:
-    """Return the most memory that a process has had since, bytes."""
+    """Return the peak memory of a process since the last reset, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
 def _held(pid: int) -> Held:
-    """Return what a process holds; nothing where it has just ended."""
+    """Return the resources of a process, or none if it has just ended."""
     folder = Path(f"/proc/{pid}")
     try:
         found = re.search(r"\nPss:\s+(\d+) kB", (folder / "smaps_rollup").read_text())
@@ -257,7 +257,7 @@ def _held(pid: int) -> Held:
 
 
 def _family(pid: int) -> list[int]:
-    """Return a process and all that descend from it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdigit():

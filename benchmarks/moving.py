@@ -1,4 +1,4 @@
-"""A job whose nodes are moved, killed and drained, for `benchmarks/move.py`: what each costs, and of which parts."""
+"""A job whose nodes are moved, killed and drained, for `benchmarks/move.py`: the cost of each and its parts."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from holdfast.protocol.events import (
 from tests.harness.local_job import LocalJob
 
 PARTS = ("decide_s", "regroup_s", "transfer_s", "redo_s")
-#: until a joiner's first step with a share is written down
+#: Time limit in seconds for a joining node's first recorded step with micro-batches.
 FIRST_STEP_S = 30.0
-#: behind the name of what was measured by its longest step: all its steps together, less as many usual ones
+#: Suffix of kinds that are measured by all their steps, less as many median steps, instead of by the longest step.
 TOGETHER = ", all steps together"
 
 
 class FirstStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A micro-batch of a joiner's first step with a share, against the members' median: wall and processor time."""
+    """Time per micro-batch in a joining node's first step, relative to the members' median: wall and processor time."""
 
     own: float
     processor: float
 
 
 class MoveBench(Bench):
-    """One job whose nodes are moved, killed and drained, and which has as many nodes again after each.
+    """One job whose nodes are moved, killed and drained, and restored to the same number of nodes after each.
 
-    script: what it trains, with its arguments: standbys are started with it. folder: where `measured_gpt.py` writes
-    down what ranks compute in, if that is the script.
+    Args:
+        script: the training script with its arguments, also used to start standbys.
+        folder: of the computation times recorded by `measured_gpt.py`, if that is the script.
     """
 
     def __init__(
@@ -53,17 +54,17 @@ class MoveBench(Bench):
         self._script = script
         self._folder = folder
         self._agents: list[subprocess.Popen[bytes]] = []
-        #: by kind: the parts of recoveries, in seconds; the bytes that travelled; joiners' first steps
+        #: By kind: the parts of recoveries in seconds, the transferred bytes, and the first steps of joining nodes.
         self.parts: dict[str, list[dict[str, float]]] = {}
         self.moved_bytes: dict[str, list[int]] = {}
         self.first_steps: dict[str, list[FirstStep]] = {}
-        #: what is not as it must be beside what any job may not lose
+        #: Violations in addition to the losses that are checked for every job.
         self._wrong: list[str] = []
 
-    # ---- what happens ----
+    # ---- events ----
 
     def move(self, count: int = 1, kind: str = "move") -> None:
-        """Nodes give their places to standbys, and are standbys then."""
+        """Replace nodes by standbys; they become standbys."""
         victims, since, at = self.rng.sample(self.job.nodes(), count), len(self.job.events), time.time()
         with self.job.client() as client:
             client.move(victims)
@@ -75,7 +76,7 @@ class MoveBench(Bench):
         self._note_first_step("warmed", moved[0].to_node, at)
 
     def replaced(self) -> None:
-        """A node is killed, and a standby takes its place."""
+        """Kill a node that has a standby."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         before, at = self.job.nodes(), self.kill(victim)
         self.measure("replaced", at, since, lost=0)
@@ -85,14 +86,14 @@ class MoveBench(Bench):
         self._note_first_step("warmed", moved.to_node, at)
 
     def shrunk(self) -> None:
-        """A node is killed, and nobody takes its place; then another one joins."""
+        """Kill a node without a standby; then add another one."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         at = self.kill(victim)
         self.measure("shrunk", at, since, lost=1)
         self._note_cold_step(since)
 
     def leave(self) -> None:
-        """A node leaves, nobody takes its place, and another one joins."""
+        """Drain a node without a standby; then add another one."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         with self.job.client() as client:
             client.drain([victim])
@@ -104,7 +105,7 @@ class MoveBench(Bench):
         self._note_cold_step(since)
 
     def keep_moving(self, every: int, steps: int) -> float:
-        """Move a node every so many steps; return what part of all that time so many median steps take."""
+        """Move a node every few steps; return the time of as many median steps, as a share of the total time."""
         first = len(self.job.all(StepCommitted))
         for done in range(0, steps, every):
             self.move_once()
@@ -113,7 +114,7 @@ class MoveBench(Bench):
         return len(taken) * statistics.median(taken) / sum(taken)
 
     def move_once(self) -> None:
-        """Move a node, and wait until it is a standby that is warm."""
+        """Move a node, and wait until it is a warm standby."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         with self.job.client() as client:
             client.move([victim])
@@ -135,7 +136,7 @@ class MoveBench(Bench):
             agent.kill()
             agent.wait()
 
-    # ---- what it has cost ----
+    # ---- costs ----
 
     def _await_moves(self, leavers: Sequence[str], since: int) -> list[NodeMoved]:
         moved = [self.job.wait(NodeMoved, from_node=leaver, since=since) for leaver in leavers]
@@ -145,18 +146,18 @@ class MoveBench(Bench):
         return moved
 
     def _check_places(self, before: Sequence[str], moved: Sequence[NodeMoved]) -> None:
-        """See that all ranks are what they were, and that each newcomer has that of whose place it took."""
+        """Check that all ranks are unchanged, and that each new node has the rank of the node that it replaced."""
         takes = {event.from_node: event.to_node for event in moved}
         wanted, found = tuple(takes.get(node, node) for node in before), self.job.nodes()
         if found != wanted:
-            self._wrong.append(f"the ranks are those of {found}, not of {wanted}")
+            self._wrong.append(f"the nodes by rank are {found}, expected {wanted}")
 
     def losses(self) -> list[str]:
-        """Check that no step, no sample, no survivor and no rank was lost."""
+        """Check that no step, sample, survivor or rank was lost."""
         return [*super().losses(), *self._wrong]
 
     def _note_longest(self, kind: str, since: int) -> None:
-        """Note the longest step from a wish until three after it was fulfilled, in however many generations."""
+        """Record the longest step from a request until three steps after it was completed, over all its generations."""
         events = self.job.events[since:]
         ends = [place for place, event in enumerate(events) if isinstance(event, GenerationStarted | NodeMoved)]
         place, left = ends[-1], 3
@@ -166,11 +167,11 @@ class MoveBench(Bench):
         steps = [event.step_s for event in events[: place + 1] if isinstance(event, StepCommitted)]
         usual = self.median_step()
         self._note(kind, max(steps) - usual)
-        # (which is above 0 on a noisy machine where nothing happens, too; this one is not)
+        # On a noisy machine, the figure above is positive even for undisturbed steps. This one is not.
         self._note(f"{kind}{TOGETHER}", sum(steps) - len(steps) * usual)
 
     def _note_parts(self, kind: str, since: int) -> None:
-        """Note what recoveries from a moment on consisted of; where one thing took several, their sums."""
+        """Record the parts of recoveries since a moment, summed if there were several."""
         found = [event for event in self.job.events[since:] if isinstance(event, Recovered)]
         sums = {part: sum((float(getattr(event, part)) for event in found), 0.0) for part in PARTS}
         self.parts.setdefault(kind, []).append(sums)
@@ -181,13 +182,13 @@ class MoveBench(Bench):
         self._note_first_step("cold", joined.names[0], joined.time)
 
     def _note_first_step(self, kind: str, node: str, since: float) -> None:
-        """Note what a joiner's first step with a share took it, against the median of all members' of the last ones."""
+        """Record a joining node's first step with micro-batches, relative to the median of all members' last ones."""
         if self._folder is None:
             return
         deadline = time.monotonic() + FIRST_STEP_S
         while (first := first_real(attempts_of(self._folder, node), since)) is None:
             if time.monotonic() > deadline:
-                raise SystemExit(f"{node} has written down no step with a share")
+                raise SystemExit(f"{node} recorded no step with micro-batches within {FIRST_STEP_S:g} s")
             time.sleep(0.05)
         usual = self._usual()
         own = first.each_s / statistics.median(one.each_s for one in usual)
@@ -197,7 +198,7 @@ class MoveBench(Bench):
         print(f"  {kind} joiner's first step with a share: {ratios.own:.2f} times the median", flush=True)
 
     def _usual(self) -> list[Attempt]:
-        """Return the members' last attempts at steps with a share."""
+        """Return the members' last attempts at steps with micro-batches."""
         assert self._folder is not None
         real: list[Attempt] = []
         for node in self.job.nodes():
@@ -209,7 +210,7 @@ class MoveBench(Bench):
         print(f"{kind:20s} less the step {cost_s:6.3f} s", flush=True)
 
     def costs(self, kind: str) -> tuple[float, ...]:
-        """Return what things of a kind have cost, less the median step, in seconds."""
+        """Return the costs of a kind, less the median step, in seconds."""
         return tuple(self.tallies.get(kind, Tally()).down)
 
     # ---- the result ----
@@ -235,10 +236,11 @@ class MoveBench(Bench):
 
 
 def rate_kept(steps: Sequence[StepCommitted], at: float, seconds: float) -> float:
-    """Return the samples per second of the time after a moment, as a part of the undisturbed rate before it.
+    """Return the samples per second after a moment, relative to the undisturbed rate before it.
 
-    The time runs from the last step before the moment to the first that is so many seconds behind it: whole steps, and
-    the one that was hit is among them. Undisturbed: the median of the last ten steps before.
+    The time runs from the last step before the moment to the first step at least this many seconds after it. It
+    consists of full steps and includes the disturbed one. The undisturbed rate uses the median of the last ten steps
+    before.
     """
     before = [event for event in steps if event.time <= at]
     end = next(place for place, event in enumerate(steps) if event.time >= at + seconds)

@@ -1,10 +1,10 @@
-"""Does training outlive its coordinator, and does a paused process harm nobody once it wakes?
+"""Check that training survives an outage of the coordinator, and that a paused process does no harm when it resumes.
 
     make bench-outage
 
-The coordinator is killed and kept away for 10 s: no step may take twice the median, no event may be missing. A node
-is stopped (SIGSTOP), expelled, and continued: nothing of it may count. The coordinator is stopped and continued:
-nobody may be expelled for its absence.
+The coordinator is killed and restarted after 10 s: no step may take twice the median, and no event may be missing. A
+node is stopped (SIGSTOP), expelled and continued: nothing that it does in its old generation may count. The coordinator
+is stopped and continued: no node may be expelled because of its absence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AWAY_S = 10.0
 
 
 def main() -> int:
-    """Run the three scenes; 1 if one of them went wrong."""
+    """Run the three scenarios; return 1 if one of them failed."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     wrong: list[str] = []
     with ManualJob(DENSE, ARGS, nodes=4) as job:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 class ManualJob(EventLog):
-    """A coordinator and agents started one by one, so that the coordinator can be kept away."""
+    """A coordinator and agents started separately, so that the coordinator can stay away for a while."""
 
     def __init__(self, script: Path, args: Sequence[str], *, nodes: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
@@ -111,7 +111,7 @@ class ManualJob(EventLog):
 
 
 def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
-    """SIGKILL the coordinator; its successor comes 10 s later."""
+    """Kill the coordinator with SIGKILL, and start its successor 10 s later."""
     before = [e.step_s for e in job.all(StepCommitted)[3:]]
     median = statistics.median(before)
     since = len(job.events)
@@ -134,7 +134,7 @@ def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
 
 
 def node_paused(job: ManualJob, wrong: list[str]) -> None:
-    """SIGSTOP a node until it is expelled, and wake it up again."""
+    """Stop a node with SIGSTOP until it is expelled, and continue it."""
     since = len(job.events)
     victim = job.nodes()[-1]
     at = job.signal_node(victim, signal.SIGSTOP)
@@ -147,14 +147,14 @@ def node_paused(job: ManualJob, wrong: list[str]) -> None:
     print(
         f"node paused: expelled after {failure.time - at:.1f} s ({failure.kind}), "
         f"down {recovered.down_s:.2f} s; "
-        f"woken, it came back as a newcomer after {generation.time - back.time:.2f} s"
+        f"after SIGCONT it joined again as a new node after {generation.time - back.time:.2f} s"
     )
     if any(isinstance(e, RolledBack) for e in job.events[since:]):
         wrong.append("a paused node rolled the job back")
 
 
 def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
-    """SIGSTOP the coordinator for longer than a lease, and continue it."""
+    """Stop the coordinator with SIGSTOP for longer than a lease, and continue it."""
     since = len(job.events)
     pid = [e for e in job.events if isinstance(e, JobStarted | CoordinatorRestarted)][-1].coordinator_pid
     os.kill(pid, signal.SIGSTOP)
@@ -165,7 +165,7 @@ def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
     harmed = [
         type(e).__name__ for e in job.events[since:] if isinstance(e, FailureDetected | GenerationStarted | NodeLeft)
     ]
-    print(f"coordinator paused for 5 s: {harmed or 'nobody expelled'}")
+    print(f"coordinator paused for 5 s: {harmed or 'no node expelled'}")
     wrong += [f"{event} after the coordinator's pause" for event in harmed]
 
 

@@ -1,11 +1,11 @@
-"""An FSDP2 step on holdfast's outer group against the same on torch's own gloo group, in turns in the same processes.
+"""Compare an FSDP2 step on holdfast's outer group with one on torch's own gloo group, in the same processes.
 
     make bench-outer
 
-Two GPTs with equal seeds, wrapped alike, one on a mesh of either kind; blocks of steps take turns, and which goes first
-changes from block to block. Rank 0 times each block from barrier to barrier. Printed as well is the processor time of
-all ranks, which other work on the machine disturbs less. At the end both models must be the same to rounding: sums are
-in another order.
+Two GPTs with equal seeds are wrapped alike, one on a mesh of either kind. Blocks of steps alternate, and the order
+changes from block to block. Rank 0 times each block from barrier to barrier. The benchmark also prints the processor
+time of all ranks, which other work on the machine disturbs less. At the end both models must be equal up to rounding,
+because sums are added in different orders.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=5, help="of a block")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--context", type=int, default=16)
@@ -68,13 +68,13 @@ def main() -> None:
 
 
 def spread(values: list[float], scale: float = 1.0) -> str:
-    """Return median and extremes as text."""
+    """Format the median and the extremes."""
     low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
     return f"median {middle:.3f} (min {low:.3f}..max {high:.3f})"
 
 
 def measure(seat: Seat, options: argparse.Namespace, folder: str) -> tuple[dict[str, list[list[float]]], float, int]:
-    """Train both, in turns; return wall and processor seconds per step of each block, by side."""
+    """Train both models alternately; return wall and processor seconds per step of each block, by side."""
     plain_torch.join_group(plain_torch.file_store(Path(folder) / "store", seat.size), rank=seat.rank, world=seat.size)
     group = OuterGroup("outer", seat.rank, seat.size)
     register(group, range(seat.size))
@@ -104,7 +104,7 @@ def measure(seat: Seat, options: argparse.Namespace, folder: str) -> tuple[dict[
 
 
 def sharded_gpt(options: argparse.Namespace, mesh: DeviceMesh) -> GPT:
-    """Return a GPT, each block sharded, then the rest."""
+    """Return a GPT with each block sharded, then the rest."""
     from dense_gpt import GPT
 
     seed_all(0)
@@ -115,7 +115,7 @@ def sharded_gpt(options: argparse.Namespace, mesh: DeviceMesh) -> GPT:
 
 
 def step_of(model: GPT, options: argparse.Namespace, rank: int) -> Callable[[], None]:
-    """Return a function that does one step."""
+    """Return a function that runs one step."""
     from dense_gpt import Bytes, loss_of, read_text
 
     data = Bytes(read_text(None), options.context)
@@ -136,7 +136,7 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 def _clocks() -> tuple[float, float]:
-    """Return the wall clock behind a barrier, and the processor time of all ranks, in seconds."""
+    """Return the wall clock after a barrier, and the processor time of all ranks, in seconds."""
     used = torch.tensor([time.process_time()], dtype=torch.float64)
     plain_torch.all_reduce(used)
     return time.perf_counter(), used.item()

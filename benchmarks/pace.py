@@ -1,11 +1,11 @@
-"""How well T(t, x) is predicted for numbers of nodes that were not measured, of jobs that are really run.
+"""Measure how well T(t, x) is predicted for numbers of nodes that were not measured, with real jobs.
 
     make bench-pace
 
-A dense job and one with experts train with 1 to 8 nodes, one number after the other, with an accelerator that is
-emulated: each micro-batch takes a stated time. What a step then takes is compared with what the pool's planner
-(`planning/waf/pace.py`) predicts from every choice of some of these numbers. Everything but the micro-batches is as it
-is: sums of gradients, exchanges of tokens, commits, with up to eight workers on this machine's cores.
+A dense job and one with experts train with 1 to 8 nodes in turn, with an emulated accelerator: each micro-batch takes a
+stated time. The time of a step is compared with predictions of the pool's planner (`planning/waf/pace.py`) from every
+subset of these numbers of nodes. Everything except the micro-batches is real: sums of gradients, exchange of tokens,
+and commits, with up to eight workers on this machine's cores.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from holdfast.protocol.events import StepCommitted
 from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
-#: of a step
+#: Micro-batches of a step.
 MICRO_BATCHES = 24
 SAMPLES = 2
-#: the first steps of a run have what is built in them
+#: The first steps of a run include one-time initialization and are not counted.
 WARM = 3
-#: what is to be reached, for numbers of nodes that were not measured
+#: Allowed relative error for numbers of nodes that were not measured.
 WITHIN = 0.10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A job that is measured."""
+    """A measured job."""
 
     name: str
     script: str
@@ -60,14 +60,16 @@ JOBS = (
 
 
 def main() -> int:
-    """Measure, and print both tables; fail where a prediction is not within what is to be reached."""
+    """Measure and print both tables; return 1 if a prediction exceeds the allowed error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, default=8, help="nodes")
-    parser.add_argument("--steps", type=int, default=9, help="that are measured with each number of nodes")
-    parser.add_argument("--seconds", type=float, default=0.15, help="that a micro-batch takes")
-    parser.add_argument("--job", choices=[job.name for job in JOBS], action="append", help="by default all")
-    parser.add_argument("--output", type=Path, help="write what was measured, as JSON")
-    parser.add_argument("--measured", type=Path, help="compare what was written before, and run nothing")
+    parser.add_argument("--most", type=int, default=8, help="largest number of nodes")
+    parser.add_argument("--steps", type=int, default=9, help="measured steps for each number of nodes")
+    parser.add_argument("--seconds", type=float, default=0.15, help="seconds that a micro-batch takes")
+    parser.add_argument(
+        "--job", choices=[job.name for job in JOBS], action="append", help="measure only this job (default: all)"
+    )
+    parser.add_argument("--output", type=Path, help="write the measurements to this file, as JSON")
+    parser.add_argument("--measured", type=Path, help="compare the measurements in this file, and run nothing")
     options = parser.parse_args()
     if options.measured:
         read = json.loads(options.measured.read_text())
@@ -87,7 +89,7 @@ def main() -> int:
 
 
 def measured(job: Job, nodes: int, steps: int, seconds: float) -> float:
-    """Return the median seconds of a step with so many nodes."""
+    """Return the median seconds of a step with this many nodes."""
     batch = ("--global-batch", str(MICRO_BATCHES * SAMPLES), "--micro-batch", str(SAMPLES))
     args = (*job.args, *batch, "--steps", str(WARM + steps))
     emulated = ("--nodes", str(nodes), "--emulate-compute", f"{seconds}/micro-batch", "--stragglers", "off")
@@ -101,10 +103,10 @@ def measured(job: Job, nodes: int, steps: int, seconds: float) -> float:
 
 
 def compare(name: str, step_s: Mapping[int, float]) -> bool:
-    """Print how far predictions are off, by how many numbers of nodes were measured; every choice of so many is tried.
+    """Print the prediction errors by the number of measured node counts, over every subset of that size.
 
     Returns:
-        Whether all are within what is to be reached where two or more were measured.
+        Whether all errors are within the bound if two or more node counts were measured.
     """
     most, good = max(step_s), True
     print(f"\n{name}: predicted for numbers of nodes that were not measured, error of the seconds of a step")

@@ -1,6 +1,6 @@
-"""A training script whose accelerators are emulated: a step of any world takes a stated time, and next to no processor.
+"""A training script with emulated accelerators: a step takes a stated time and almost no processor time.
 
-So that as many ranks as are asked for can share a few cores, and what a job costs them is not lost in what it trains.
+Any number of ranks can therefore share a few cores, and the training does not hide the cost of the job itself.
 
     holdfast run --nodes 4 benchmarks/paced.py --step-seconds 1
 """
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--step-seconds", type=float, default=1.0)
-    parser.add_argument("--micro-batches", type=int, default=256, help="of one sample each, in a step")
+    parser.add_argument("--micro-batches", type=int, default=256, help="micro-batches per step, of one sample each")
     options = parser.parse_args()
     x = torch.arange(SAMPLES * FEATURES, dtype=torch.float32).sin().view(SAMPLES, FEATURES)
     job = holdfast.init()

@@ -1,7 +1,7 @@
-"""How long torchrun and torchft are down when a worker is killed, with the model of `benchmarks/recovery.py`.
+"""Measure how long torchrun and torchft stop training when a worker is killed, with the model of recovery.py.
 
 torchrun: one agent with four workers, DDP over gloo, a checkpoint every 10 steps, restarts allowed. Down = from the
-SIGKILL of one worker to the first step after it that all four have done, less the median step. torchft: see
+SIGKILL of one worker to the first step after it that all four have completed, less the median step. torchft: see
 `torchft_peer.py`; it is measured if it is installed.
 """
 
@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 CHECKPOINT_EVERY = 10
 WORLD = 4
-#: torchft's default, and five times a step of this model on two cores; the survivors are down for about that long
+#: torchft's default, and five times a step of this model on two cores. The survivors are down for about that long.
 TORCHFT_TIMEOUTS_S = (60.0, 2.0)
 CONTEXT = 16
 
 
 class Row(TypedDict):
-    """What rank 0 says after a step; `restart` counts torchrun's."""
+    """A step reported by rank 0; `restart` counts torchrun's restarts."""
 
     step: int
     time: float
@@ -41,7 +41,7 @@ class Row(TypedDict):
 
 
 def main() -> int:
-    """Run and print; torchrun's down time and the steps it goes back."""
+    """Run and print the downtime and the repeated steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def measure_torchft(kills: int) -> None:
-    """Print what a kill and a return cost with torchft, for each of its timeouts."""
+    """Print the cost of a kill and of a return with torchft, for each timeout."""
     if not torchft_peer.is_installed():
         print("torchft: not measured, because it is not installed (pip install torchft-nightly)")
         return
@@ -80,7 +80,7 @@ def measure_torchft(kills: int) -> None:
 
 
 def torchrun_kill() -> tuple[float, int]:
-    """Return the seconds that one kill cost, and how many steps were done again."""
+    """Return the seconds that one kill cost, and the number of repeated steps."""
     with tempfile.TemporaryDirectory(prefix="torchrun-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
@@ -108,7 +108,7 @@ def torchrun_kill() -> tuple[float, int]:
 
 
 def wait_for(folder: Path, ready: Callable[[list[Row]], bool]) -> list[Row]:
-    """Return rank 0's rows once they fulfil the condition; the file is all that the workers say."""
+    """Return rank 0's rows once they satisfy the condition; workers report only through this file."""
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         path = folder / "steps"
@@ -120,7 +120,7 @@ def wait_for(folder: Path, ready: Callable[[list[Row]], bool]) -> list[Row]:
 
 
 def worker(folder: Path) -> None:
-    """Train with DDP and checkpoints, as torchrun's documentation has it."""
+    """Train with DDP and checkpoints as in torchrun's documentation."""
     import plain_torch
     import torch
     from dense_gpt import GPT, Bytes, loss_of, read_text
@@ -129,8 +129,8 @@ def worker(folder: Path) -> None:
     from holdfast.runtime.tensors import collate, seed_all
 
     restart, rank, world = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
-    # With the plain call restarted workers read the addresses of the dead from the agent's store (torch 2.13): gloo
-    # tries those for 5 s, fails, and uses up another restart. A prefix for each restart is torchrun at its best.
+    # Without a prefix, restarted workers read the addresses of dead ones from the agent's store (torch 2.13). gloo
+    # tries them for 5 s, fails, and uses up another restart. A prefix per restart gives torchrun its best result.
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     plain_torch.join_group(plain_torch.tcp_store(host, port, f"restart-{restart}"), rank=rank, world=world)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))

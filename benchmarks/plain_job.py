@@ -1,17 +1,21 @@
-"""Plain torch whose machines are replaced without holdfast: the model of `benchmarks/recovery.py`, gloo, four ranks.
+"""Replace machines of a plain torch job without holdfast: the model of recovery.py on gloo with four ranks.
 
     python benchmarks/plain_job.py --rounds 3
 
-What a competent user would do; each costs the longest gap between two steps of rank 0 around it, less the median:
-  save-and-restart      after a step rank 0 saves, all end; four new processes start, load, and go on
-  warmed zygotes        all end, and are forked again from a process that has imported all they need; their state lies
-                        in shared memory and is mapped as it is: only the newcomer copies it
-  naive live migration  all stop and the leaver ends, a new process starts, all groups are built anew, a stayer sends
-                        the newcomer the state, and all go on
-  naive, from a zygote  likewise, but the new process is forked as above
-In their favour: one call reduces all gradients (no DDP, whose first use alone imports for seconds), and agrees on what
-is to be done; no weights are made where others come; parameters and moments are one tensor that is saved, sent and read
-in one piece; checkpoints lie in memory; processes leave without cleaning up; no scheduler has to find a machine first.
+These are the methods of a competent user. The cost is the longest gap between two steps of rank 0 around the
+replacement, less the median step:
+
+  save-and-restart      After a step, rank 0 saves and all end. Four new processes start, load and continue.
+  warmed zygotes        All end, and are forked again from a process that has imported all modules. Their state is in
+                        shared memory and is mapped directly; only the new process copies it.
+  naive live migration  All stop and the leaving rank ends. A new process starts, all groups are built again, another
+                        rank sends the state to the new process, and all continue.
+  naive, from a zygote  The same, but the new process is forked as above.
+
+In their favour: one call reduces all gradients and agrees on the next action. (DDP would import modules for seconds on
+its first use.) Weights that are received are not initialized first. Parameters and moments are one tensor that is
+saved, sent and read in one piece. Checkpoints are in memory. Processes exit without cleaning up. No scheduler needs
+time to find a machine.
 """
 
 from __future__ import annotations
@@ -49,15 +53,15 @@ SAVE, ZYGOTES, NAIVE, FORKED = WAYS = (
     "naive live migration",
     "naive, from a zygote",
 )
-#: undisturbed steps after each replacement, and before the first
+#: Undisturbed steps after each replacement, and before the first one.
 SETTLE_STEPS = 6
 DEADLINE_S = 120.0
-#: what a zygote has imported of plain torch: as ours, so that nothing is left to import
+#: Modules that a zygote of plain torch imports in advance: the same as holdfast's, and the job's own.
 _PRELOAD = (*(name for name in PRELOAD if not name.startswith("holdfast")), "msgspec", "plain_torch", "dense_gpt")
 
 
 def main() -> int:
-    """Run the ways in turn and print what each costs."""
+    """Run the methods in turn, and print the cost of each."""
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
@@ -70,7 +74,7 @@ def main() -> int:
 
 
 def measure(rounds: int, rng: random.Random) -> dict[str, list[float]]:
-    """Run all ways so often, in turn, and print and return what each has cost, in seconds."""
+    """Run each method this many times, in turn; print and return the costs in seconds."""
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     with PlainJob() as job:
         for _ in range(rounds):
@@ -85,7 +89,7 @@ def measure(rounds: int, rng: random.Random) -> dict[str, list[float]]:
 
 
 class PlainJob:
-    """Four ranks that train, and whose machines are replaced; a context manager that leaves no process behind."""
+    """Four training ranks whose machines are replaced; as a context manager it leaves no process behind."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="plain-torch-", dir="/dev/shm")
@@ -95,7 +99,7 @@ class PlainJob:
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._store, self._port = plain_torch.serve_store()
         self._zygote = ZygoteOf(self._folder, self._environment, self._output.fileno())
-        #: of each rank's process: a descriptor that can be read once it has ended
+        #: The pidfd of each rank's process, which becomes readable when the process ends.
         self._ends: dict[int, int] = {}
         self._cold: list[subprocess.Popen[bytes]] = []
         self._files = {rank: f"{self._folder}/state-0-{rank}" for rank in range(WORLD)}
@@ -118,7 +122,7 @@ class PlainJob:
         self._temporary.cleanup()
 
     def replace(self, way: str, leaver: int) -> float:
-        """Have another machine take a rank's place; return what that has cost, in seconds."""
+        """Replace a rank's machine; return the cost in seconds."""
         at, before = time.time(), self._generation
         self._generation += 1
         if way in (SAVE, ZYGOTES):
@@ -138,13 +142,13 @@ class PlainJob:
         return max(b.time - a.time for a, b in pairwise(rows) if b.time > at) - self.median_step()
 
     def median_step(self) -> float:
-        """Return the median seconds of the last steps in which nothing happened."""
+        """Return the median seconds of the last undisturbed steps."""
         rows = self._rows()
         steps = [b.time - a.time for a, b in pairwise(rows) if a.generation == b.generation]
         return statistics.median(steps[-NEIGHBOURS:])
 
     def check(self) -> None:
-        """See that no step was lost or done again."""
+        """Check that no step was lost or repeated."""
         wrong = [f"{a.step} -> {b.step}" for a, b in pairwise(self._rows()) if b.step != a.step + 1]
         if wrong:
             raise SystemExit("plain torch: steps " + ", ".join(wrong))
@@ -152,7 +156,7 @@ class PlainJob:
     # ---- inside ----
 
     def _begin_again(self, leaver: int, saved: str) -> None:
-        """Start all ranks: from what was saved, cold; or forked, from what lies in memory."""
+        """Start all ranks: cold from a saved file, or forked with their state in memory."""
         neighbour = self._files[(leaver + 1) % WORLD]
         for rank in range(WORLD):
             if saved:
@@ -165,7 +169,7 @@ class PlainJob:
                 self._start(rank, cold=False)
 
     def _new_file(self, rank: int) -> None:
-        Path(self._files[rank]).rename(f"{self._folder}/old-{rank}")  # (still mapped, or copied, by a process or two)
+        Path(self._files[rank]).rename(f"{self._folder}/old-{rank}")  # another process may still map or copy it
         self._files[rank] = f"{self._folder}/state-{self._generation}-{rank}"
 
     def _start(
@@ -226,7 +230,7 @@ class PlainJob:
 
 
 class ZygoteOf:
-    """A zygote and the connection to it; what it has forked ends with that."""
+    """A zygote and the connection to it; its forked processes end with the connection."""
 
     def __init__(self, folder: Path, environment: dict[str, str], output: int) -> None:
         path = str(folder / "zygote.sock")
@@ -238,16 +242,16 @@ class ZygoteOf:
         self._decoder: FrameDecoder[ZygoteReply] = FrameDecoder(ZygoteReply)
 
     def fork(self, words: str) -> int:
-        """Fork a worker; return its process id."""
+        """Fork a worker; return its process ID."""
         self._connection.sendall(encode_frame(Fork(request=1, script=str(WORKER), args=(words,), cwd=os.getcwd())))
         while data := self._connection.recv(4096):
             for reply in self._decoder.feed(data):
                 if isinstance(reply, Forked):
                     return reply.pid
-        raise SystemExit("plain torch: the zygote is gone")
+        raise SystemExit("plain torch: the zygote has ended")
 
     def close(self) -> None:
-        """End it, and what it has forked."""
+        """End the zygote and the processes that it forked."""
         self._connection.close()
         assert self._process.stdin is not None
         self._process.stdin.close()

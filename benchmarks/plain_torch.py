@@ -1,4 +1,4 @@
-"""Typed doors to those parts of plain torch that the benchmarks compare with, and that torch ships without types."""
+"""Typed wrappers of the parts of plain torch that the benchmarks compare with, and that torch ships without types."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def file_store(path: Path, world: int) -> object:
 
 
 def tcp_store(host: str, port: int, prefix: str) -> object:
-    """Return what somebody else serves, under a prefix."""
+    """Return a store served by another process, under a prefix."""
     return _dist.PrefixStore(prefix, _dist.TCPStore(host, port, is_master=False))
 
 
 def serve_store() -> tuple[object, int]:
-    """Serve a store to this machine, for as long as it is kept; return it with its port."""
+    """Serve a store on this machine for as long as the object exists; return it with its port."""
     store = _dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     return store, store.port
 
@@ -56,7 +56,7 @@ def all_reduce(tensor: torch.Tensor) -> None:
 def all_to_all(
     out: torch.Tensor, rows: torch.Tensor, receive: list[int] | None = None, send: list[int] | None = None
 ) -> None:
-    """Send rows to each rank, and receive some from each; as many for all where none are given."""
+    """Send rows to each rank and receive rows from each; without counts, the same number for all."""
     _dist.all_to_all_single(out, rows, receive, send)
 
 

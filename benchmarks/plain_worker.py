@@ -1,4 +1,4 @@
-"""A rank of `benchmarks/plain_job.py`: plain torch on gloo, with no import that it does not need."""
+"""A rank of `benchmarks/plain_job.py`: plain torch on gloo, without unnecessary imports."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 WORLD = 4
 LAYERS, DIM, HEADS, CONTEXT = 6, 256, 4, 16
-#: of each rank, in each step, as in a job of four nodes of `benchmarks/recovery.py`
+#: Micro-batches of each rank per step, and their samples, as in a job of four nodes of `benchmarks/recovery.py`.
 MICRO_BATCHES, MICRO_BATCH = 2, 4
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told as it starts.
+    """The start parameters of a worker.
 
-    file: where its state is mapped. copy_of: a file that is copied to there first. sender: the rank that sends the
-    state. Neither: it is there already, or, where fresh, is made.
+    Without `copy_of` and `sender`, the state is already in the file, or it is initialized if `fresh`.
     """
 
     folder: str
     port: int
     rank: int
     generation: int
+    #: The file to which its state is mapped.
     file: str
+    #: A file that is first copied to `file`.
     copy_of: str = ""
+    #: The rank that sends the state.
     sender: int | None = None
     fresh: bool = False
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the job at the end of a step.
+    """A change of the job at the end of a step."""
 
-    saved: a file that rank 0 writes the state to, "" for none. leaver: the one rank that ends; None: all of them do.
-    """
-
+    #: The file to which rank 0 writes the state, or "".
     saved: str = ""
+    #: The only rank that ends, or None if all ranks end.
     leaver: int | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that rank 0 has done."""
+    """A step completed by rank 0."""
 
     step: int
     time: float
@@ -57,15 +58,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def change_file(folder: str, generation: int) -> Path:
-    """Return where a generation's ranks find what is to become of them."""
+    """Return the file from which a generation's ranks read their change."""
     return Path(folder) / f"change-{generation}"
 
 
 class Training:
-    """A model and its optimizer, whose state is one tensor in a file that is mapped: parameters, moments, the step."""
+    """A model and its optimizer; their state is one mapped tensor: parameters, moments, and the step."""
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
-        """Take up what the file has, or begin."""
+        """Use the state in the file, or initialize it if `fresh`."""
         from dense_gpt import GPT, Bytes, read_text
 
         with torch.device("meta"):
@@ -79,7 +80,7 @@ class Training:
             torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
             self.model.load_state_dict(GPT(LAYERS, DIM, HEADS, CONTEXT).state_dict())
             self.state[count:] = 0.0
-        #: of all parameters, and one number more: whether any rank wants to end the generation
+        #: The gradients of all parameters, and one more number: whether any rank ends the generation.
         self.reduced = torch.zeros(count + 1)
         self.optimizer = plain_torch.adamw(self.model.parameters())
         gradients = views(self.reduced[:-1], shapes.values())
@@ -90,16 +91,16 @@ class Training:
 
     @property
     def number(self) -> int:
-        """The step whose state this is."""
+        """The step of the current state."""
         return int(self.state[-1])
 
     def take_up(self) -> None:
-        """Have the optimizer count from the step whose state this is."""
+        """Set the optimizer's step counts to the step of the current state."""
         for moments in self.optimizer.state.values():
             moments["step"].fill_(float(self.number))
 
     def step(self, rank: int, *, ends: bool) -> bool:
-        """Do a step; return whether any rank wants it to be the generation's last."""
+        """Run a step; return whether any rank ends the generation after it."""
         from dense_gpt import loss_of
 
         self.reduced.zero_()
@@ -118,7 +119,7 @@ class Training:
 
 
 def views(flat: torch.Tensor, shapes: Iterable[torch.Size]) -> list[torch.Tensor]:
-    """Return a flat tensor's parts, one after the other, in these shapes."""
+    """Return consecutive parts of a flat tensor in these shapes."""
     found: list[torch.Tensor] = []
     place = 0
     for shape in shapes:
@@ -128,7 +129,7 @@ def views(flat: torch.Tensor, shapes: Iterable[torch.Size]) -> list[torch.Tensor
 
 
 def work(role: Role) -> None:
-    """Train until this rank's part is over; leaves without cleaning up, which would take its time."""
+    """Train until this rank ends; exit without cleaning up, which would cost time."""
     file = Path(role.file)
     if role.copy_of:
         shutil.copyfile(role.copy_of, file)
@@ -155,7 +156,7 @@ def work(role: Role) -> None:
 
 
 def _hand_over(role: Role, generation: int) -> Change | None:
-    """Return what has ended the generation before, where this rank has lived through it."""
+    """Return the change that ended the previous generation, or None if this rank was not part of it."""
     if generation == role.generation:
         return None
     return _read(role.folder, generation - 1)
@@ -166,7 +167,7 @@ def _read(folder: str, generation: int) -> Change:
 
 
 def _train(training: Training, role: Role, generation: int) -> Change:
-    """Do steps until something is to become of the job; return what."""
+    """Run steps until there is a change of the job; return it."""
     change = change_file(role.folder, generation)
     with (Path(role.folder) / "rows").open("ab", buffering=0) as rows:
         while True:
@@ -179,9 +180,9 @@ def _train(training: Training, role: Role, generation: int) -> Change:
 
 
 def main() -> None:
-    """Be one, as a role in JSON says."""
+    """Run the worker of a role given in JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", help="what to be, in JSON; benchmarks/plain_job.py makes it")
+    parser.add_argument("role", help="the role in JSON, written by benchmarks/plain_job.py")
     work(msgspec.json.decode(parser.parse_args().role, type=Role))
 
 

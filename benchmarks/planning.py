@@ -1,13 +1,13 @@
-"""How long planning takes, on one core.
+"""Measure how long planning takes on one core.
 
 1. From loads to a migration (allocation, placement, recovery, migration after a loss of nodes): 58 layers with 256
    experts on 128 and on 10 nodes of 32 slots; 12 layers with 16 experts on 10 nodes of 6 slots.
 2. One rank's share of a token dispatch, row and column, for 1,024 ranks and 256 experts.
-3. The dispatch schemes: how long a rank's share takes, and how evenly the ranks are loaded.
-4. The assignment of roles to nodes: optimal against greedy, and which is used.
+3. The dispatch schemes: time to compute a rank's share, and load balance over the ranks.
+4. The assignment of roles to nodes: optimal compared with greedy, and which one is used.
 
-Times are processor time of this process: on a shared machine the wall clock measures the neighbours. The calibration
-that comes first never changes: figures of different machines, or of one machine's good and bad hours, compare by it.
+Times are processor time of this process: on a shared machine, wall time includes other processes. The calibration at
+the start never changes, so that figures of different machines and times can be compared relative to it.
 
     OMP_NUM_THREADS=1 python benchmarks/planning.py [--runs 11] [--json FILE]
 """
@@ -43,7 +43,7 @@ from holdfast.planning.solvers import best_assignment
 
 
 def time_runs(run: Callable[[], object], runs: int) -> list[float]:
-    """Return milliseconds of processor time of *runs* runs, after one that is not counted."""
+    """Return milliseconds of processor time of *runs* runs, after one uncounted run."""
     run()
     times: list[float] = []
     for _ in range(runs):
@@ -62,7 +62,7 @@ def line(name: str, times: list[float], asked: float | None, notes: str = "") ->
 
 
 def calibration(runs: int) -> list[dict[str, Any]]:
-    """Time work that has nothing to do with planning: what this machine gives just now."""
+    """Time fixed work that is unrelated to planning, as a reference for the current speed of this machine."""
     numbers = np.random.default_rng(0).integers(0, 1 << 40, (1024, 1024))
     rows = numbers[:64]
 
@@ -85,7 +85,7 @@ def calibration(runs: int) -> list[dict[str, Any]]:
 
 
 def skewed_loads(layers: int, experts: int, seed: int) -> np.ndarray:
-    """Return token counts as skewed as the recorded ones: a few hot experts, many cold."""
+    """Return token counts as skewed as the recorded ones: a few hot experts, many cold ones."""
     rng = np.random.default_rng(seed)
     return (rng.pareto(1.2, (layers, experts)) * 1000).astype(np.int64)
 
@@ -105,7 +105,7 @@ def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, r
         return allocation
 
     def place(allocation: Allocation, held: np.ndarray | None) -> np.ndarray:
-        # As `make_plan` asks for it.
+        # the same call as in `make_plan`
         problem = PlacementProblem(
             replicas=allocation.replicas,
             slots=per_node,
@@ -140,7 +140,7 @@ def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, r
 
 
 def row_and_column(tokens: np.ndarray, replicas: np.ndarray, scheme: DispatchScheme, rank: int) -> None:
-    """Compute what one rank needs of a dispatch."""
+    """Compute the parts of a dispatch that one rank needs."""
     schedule = dispatch_schedule(tokens, replicas, scheme)
     schedule.send_row(rank)
     schedule.receive_column(rank)
@@ -169,9 +169,9 @@ def dispatch(runs: int) -> list[dict[str, Any]]:
 
 
 def balance(runs: int) -> list[dict[str, Any]]:
-    """Compare the schemes: the time of one rank's row and column, and the busiest rank over the mean.
+    """Compare the schemes: time of one rank's row and column, and load of the busiest rank relative to the mean.
 
-    The placement follows loads that the tokens have drifted away from, as between two rebalances.
+    The placement follows loads from which the tokens have drifted, as between two rebalances.
     """
     print("Dispatch schemes, one rank's row and column; the busiest rank's tokens over the mean:")
     results: list[dict[str, Any]] = []

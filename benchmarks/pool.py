@@ -1,21 +1,22 @@
-"""Several jobs on a pool of this machine's nodes: what moves, losses and absences cost, and that nothing is lost.
+"""Measure moves, losses and outages of several jobs on a pool of local nodes, and check that nothing is lost.
 
     make bench-pool                                       everything
     python benchmarks/pool.py --only moves --rounds 3     one section
 
-  faults   eight nodes, two dense jobs and one with experts, for --minutes: nodes' and jobs' agents and the server are
-           killed at random, a fourth job comes and is stopped, the first is suspended and goes on
-  moves    six nodes: jobs come and end, so that a healthy job gives two nodes and gets two; what that holds it up, and
-           a job beside it that keeps its own
-  hit      four nodes, one job: a node is killed; how long the job is down, until its last node is in place, and the
-           same without a pool
-  reserve  four nodes, one of them the reserve, one job: a node is killed and the warm one takes its place; how long the
-           job is down, and the same without a pool, with a standby of its own
-  servers  the server is killed --servers times, every other time amid a move: who has how many nodes after it
-  etcd     the store, an etcd of this benchmark's own, is away for --away seconds
-Held up: the longest step around a change, less the median step of before or after it, whichever is longer. Down: as of
-the event `recovered`, less the median step. All figures come from the journals. In each section every job's samples are
-audited, the pool's journal says whether a node ever had two owners, and no process may be left.
+  faults   Eight nodes, two dense jobs and one with experts, for --minutes: agents of nodes and jobs and the server are
+           killed at random, a fourth job is submitted and stopped, the first job is suspended and resumed.
+  moves    Six nodes: jobs are submitted and end, so that a healthy job gives up two nodes and gets two. Measures its
+           delay, and the delay of another job that keeps its nodes.
+  hit      Four nodes, one job: a node is killed. Measures the downtime and the time until the last node is in place,
+           and the same without a pool.
+  reserve  Four nodes, one of them the reserve, one job: a node is killed and the warm reserve replaces it. Measures the
+           downtime, and the same without a pool but with a standby.
+  servers  The server is killed --servers times, every second time during a move. Compares the nodes of each job.
+  etcd     The store, an etcd started by this benchmark, is unavailable for --away seconds.
+
+Delay: the longest step around a change, less the median step before or after it, whichever is longer. Down: as in the
+event `recovered`, less the median step. All figures come from the journals. In each section the samples of every job
+are audited, the pool's journal is checked for nodes with two owners, and no process may be left.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from tests.harness.local_pool import LocalPool
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
 TINY = SCRIPTS / "tiny.py"
-#: (a step of four nodes takes 0.1 s)
+#: A step on four nodes takes 0.1 s.
 ARGS = ("--steps", "100000000", "--step-seconds", "0.4")
 SETTLE_STEPS = 10
 MAX_MORE_S = 0.02
 MAX_IN_PLACE_S = 5.0
 MAX_MORE_WITH_RESERVE_S = 0.1
-#: of the steps that there is time for, so many are made without the store
+#: Share of the possible steps that must be trained without the store.
 MIN_SHARE = 0.8
-#: so long after the store is back all of them are told at the latest
+#: Seconds after the return of the store within which all these steps must be reported.
 TOLD_S = 5.0
 
 
 def main() -> int:
-    """Run the sections and print their tables; 1 if one of them found something."""
+    """Run the sections and print their tables; return 1 if one of them failed."""
     options = _options()
     end_in_order()
     wrong: list[str] = []
@@ -71,10 +72,12 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; again for more")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of faults (default: 10)")
-    parser.add_argument("--rounds", type=int, default=20, help="of moves, and of hits (default: 20)")
-    parser.add_argument("--servers", type=int, default=20, help="how many are killed (default: 20)")
+    parser.add_argument(
+        "--only", action="append", choices=list(SECTIONS), help="run only this section; may be repeated"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of faults (default: 10)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of moves, hits and reserve (default: 20)")
+    parser.add_argument("--servers", type=int, default=20, help="number of servers to kill (default: 20)")
     parser.add_argument("--away", type=float, default=60.0, help="seconds without the store (default: 60)")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -82,7 +85,7 @@ def _options() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def a_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
-    """Have a pool, of which nothing is left."""
+    """Run a pool, and end all its processes afterwards."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         pool = LocalPool(Path(folder), nodes, *options, store=store)
         try:
@@ -96,7 +99,7 @@ def a_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
 
 
 def end(pool: LocalPool, *names: str) -> list[str]:
-    """Stop these jobs, and the pool; return what is wrong with what they leave."""
+    """Stop these jobs and the pool; return errors in their journals."""
     wrong: list[str] = []
     for name in names:
         pool.call("stop", "-j", name)
@@ -108,7 +111,7 @@ def end(pool: LocalPool, *names: str) -> list[str]:
     pool.check_owners()
     pool.end()
     if not wrong:
-        print("every step of every job once, with all its samples; no node ever of two jobs; no process left")
+        print("every step of every job once, with all its samples; no node ever owned by two jobs; no process left")
     return wrong
 
 
@@ -116,7 +119,7 @@ def end(pool: LocalPool, *names: str) -> list[str]:
 
 
 def faults(options: argparse.Namespace) -> list[str]:
-    """Everything goes wrong, for a while."""
+    """Inject all kinds of faults for some minutes."""
     with a_pool(pool_faults.NODES) as pool:
         found = pool_faults.run(pool, options.minutes, Random(options.seed))
         wrong = end(pool, *pool_faults.JOBS)
@@ -125,7 +128,7 @@ def faults(options: argparse.Namespace) -> list[str]:
 
 
 def moves(options: argparse.Namespace) -> list[str]:
-    """Healthy jobs give nodes, and get some."""
+    """Submit and stop jobs, so that healthy jobs give up nodes and get nodes."""
     with a_pool(6) as pool:
         pool.submit("steady", "2:2", TINY, *ARGS)
         pool.submit("first", "1:4", TINY, *ARGS)
@@ -148,8 +151,8 @@ def moves(options: argparse.Namespace) -> list[str]:
             if event["time"] > since and event.get("micro_batches_redone")
         ]
         wrong = end(pool, "first", "steady")
-    join, leave = Figures("a node joins (held up, s)", joins), Figures("a node leaves (held up, s)", leaves)
-    other = Figures("a job beside it that keeps its own (s)", [*beside[0], *beside[1]])
+    join, leave = Figures("a node joins (delay, s)", joins), Figures("a node leaves (delay, s)", leaves)
+    other = Figures("another job that keeps its nodes (delay, s)", [*beside[0], *beside[1]])
     for figures in (join, leave, other):
         print(figures)
     print(f"micro-batches computed again: {sum(redone)}")
@@ -162,7 +165,7 @@ def moves(options: argparse.Namespace) -> list[str]:
 
 
 def hit(options: argparse.Namespace) -> list[str]:
-    """A node is killed, in a pool and without one."""
+    """Kill a node, in a pool and without one."""
     rng = Random(options.seed)
     with a_pool(4) as pool:
         pool.submit("one", "1:4", TINY, *ARGS)
@@ -180,19 +183,19 @@ def hit(options: argparse.Namespace) -> list[str]:
         places = [found - at for at in killed if (found := world_again(events, at, 4)) is not None]
         wrong = end(pool, "one")
     pooled = Figures("down less a step, in a pool (s)", [down - usual for down in downs])
-    alone = Figures("down less a step, by itself (s)", _hit_alone(rng, options.rounds))
+    alone = Figures("down less a step, without a pool (s)", _hit_alone(rng, options.rounds))
     place = Figures("killed, to its last node in place (s)", places)
     for figures in (pooled, alone, place):
         print(figures)
     if place.median > MAX_IN_PLACE_S:
         wrong.append(f"the last node is in place after {place.median:.1f} s")
     if pooled.median > alone.median + MAX_MORE_S:
-        wrong.append(f"a job is down for {pooled.median:.3f} s in a pool, {alone.median:.3f} s by itself")
+        wrong.append(f"a job is down for {pooled.median:.3f} s in a pool, {alone.median:.3f} s without one")
     return wrong
 
 
 def _hit_alone(rng: Random, rounds: int) -> list[float]:
-    """The same to a job without a pool."""
+    """Kill nodes of a job without a pool; return its downtimes."""
     with LocalJob(TINY, ARGS, options=("--nodes", "1:4")) as job:
         job.wait(GenerationStarted, world_size=4)
         for _ in range(rounds):
@@ -209,7 +212,7 @@ def _hit_alone(rng: Random, rounds: int) -> list[float]:
 
 
 def reserve(options: argparse.Namespace) -> list[str]:
-    """A node is killed where a warm one waits, in a pool and without one."""
+    """Kill a node that has a warm replacement, in a pool and without one."""
     rng = Random(options.seed)
     with a_pool(4, "--reserve", "1") as pool:
         pool.submit("one", "2:4", TINY, *ARGS)
@@ -232,7 +235,7 @@ def reserve(options: argparse.Namespace) -> list[str]:
     alone = Figures("down less a step, with a standby (s)", _hit_with_a_standby(rng, options.rounds))
     print(reserved, alone, sep="\n")
     after = [f"{when - max(kill for kill in kills if kill < when):.2f} s" for when in smaller]
-    wrong += [f"steps in another world than of three, after a kill: {', '.join(after)}"] if after else []
+    wrong += [f"steps with fewer or more than three nodes, after a kill: {', '.join(after)}"] if after else []
     if reserved.median > alone.median + MAX_MORE_WITH_RESERVE_S:
         wrong.append(f"a job is down for {reserved.median:.3f} s with the reserve, {alone.median:.3f} s with a standby")
     return wrong
@@ -243,7 +246,7 @@ def _replaced(events: Events) -> Events:
 
 
 def _waits_warm(pool: LocalPool, name: str, killed: float) -> bool:
-    """Tell whether a job has three nodes and a standby again, which was granted after the last kill and is warm."""
+    """Return whether a job has three nodes and a warm standby that was granted after the last kill."""
     granted = [event for event in pool.events("node_granted") if event["standby"] and event["time"] > killed]
     ready = {event["node"]: event["time"] for event in pool.events_of(name, "standby_ready")}
     warm = any(ready.get(event["node"], 0.0) > event["time"] for event in granted)
@@ -251,7 +254,7 @@ def _waits_warm(pool: LocalPool, name: str, killed: float) -> bool:
 
 
 def _hit_with_a_standby(rng: Random, rounds: int) -> list[float]:
-    """The same to a job without a pool: another standby comes after each."""
+    """Kill nodes of a job without a pool, with a new standby each time; return its downtimes."""
     agents: list[subprocess.Popen[bytes]] = []
     with LocalJob(TINY, ARGS, options=("--nodes", "3")) as job:
         job.wait(GenerationStarted, world_size=3)
@@ -275,7 +278,7 @@ def _hit_with_a_standby(rng: Random, rounds: int) -> list[float]:
 
 
 def servers(options: argparse.Namespace) -> list[str]:
-    """The server is killed, every other time amid a move."""
+    """Kill the server, every second time during a move."""
     rng, wrong = Random(options.seed), list[str]()
     with a_pool(6) as pool:
         for name in ("first", "second"):
@@ -292,7 +295,7 @@ def servers(options: argparse.Namespace) -> list[str]:
             pool.wait(lambda: len(pool.events("pool_started")) == number + 2, "another server")  # noqa: B023
             if number % 2:
                 pool.wait(pool.has(f"guest-{number}", 2), "the guest's nodes")
-                pool.wait(pool.has("first", 2), "two of the first's")
+                pool.wait(pool.has("first", 2), "two nodes of the first job")
                 pool.goes_on(f"guest-{number}")
                 pool.call("stop", "-j", f"guest-{number}")
                 for name in ("first", "second"):
@@ -312,7 +315,7 @@ def servers(options: argparse.Namespace) -> list[str]:
 
 
 def etcd(options: argparse.Namespace) -> list[str]:
-    """The store is away: no decision, training goes on, it is said."""
+    """Stop the store: no decision may be made, training must continue, and users must be informed."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-etcd-") as folder:
         try:
@@ -339,26 +342,26 @@ def etcd(options: argparse.Namespace) -> list[str]:
                 pool.goes_on("first", "second", "third")
                 wrong += end(pool, "first", "second", "third")
                 said = [line for line in pool.log.read_text().splitlines() if "the store answers again" in line]
-                print(f"  {said[0]}" if said else "  nobody said that the store was there again")
-                wrong += [] if said else ["the end of it was not said"]
+                print(f"  {said[0]}" if said else "  no log line reports that the store answers again")
+                wrong += [] if said else ["the return of the store was not logged"]
         finally:
             store.kill()
     return wrong
 
 
 def _without_the_store(pool: LocalPool, away_s: float) -> list[str]:
-    """Look at what is done meanwhile."""
+    """Check the answers to users and the absence of decisions while the store is unavailable."""
     wrong: list[str] = []
     events = len(pool.events())
     until = time.monotonic() + away_s
-    for number in (1, 2):  # (the first finds it out)
+    for number in (1, 2):  # the first request detects the outage
         try:
             said = pool.call("update", "-j", "first", "--weight", "2", code=4).strip()
         except AssertionError as error:
             said = str(error)
-        print(f"  user {number} is told: {said.splitlines()[-1][:240]}")
+        print(f"  answer to user {number}: {said.splitlines()[-1][:240]}")
         if "training goes on" not in said:
-            wrong.append(f"user {number} is told {said!r}")
+            wrong.append(f"user {number} got the answer {said!r}")
     while time.monotonic() < until:
         time.sleep(min(1.0, max(0.0, until - time.monotonic())))
     if len(pool.events()) != events:
@@ -367,9 +370,9 @@ def _without_the_store(pool: LocalPool, away_s: float) -> list[str]:
 
 
 def _trained_on(pool: LocalPool, before: Mapping[str, Events], elapsed_s: float) -> list[str]:
-    """Look, once the store is back, at the steps since it went: a coordinator that waited for it tells them now."""
+    """Check the steps trained during the outage: coordinators report them once the store is back."""
     wrong: list[str] = []
-    for name, steps in before.items():  # (of those told later nobody knows how long each took)
+    for name, steps in before.items():  # steps reported later have no individual durations
         usual, until = median_step(steps), time.monotonic() + TOLD_S
         while (done := len(pool.steps(name)) - len(steps)) < elapsed_s / usual and time.monotonic() < until:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Three jobs on a pool of eight local nodes, and all that goes wrong: the section `faults` of benchmarks/pool.py."""
+"""Three jobs on a pool of eight local nodes with random faults: the section `faults` of benchmarks/pool.py."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ UNSAVED = ("second", "experts")
 SCRIPTS = Path(__file__).parents[1] / "tests" / "integration" / "scripts"
 TINY, TINY_MOE = SCRIPTS / "tiny.py", SCRIPTS / "tiny_moe.py"
 FOREVER = ("--steps", "100000000", "--step-seconds", "0.5")
-#: faults come about so often, in seconds
+#: Range of seconds between faults.
 APART_S = (4.0, 10.0)
-#: when users do something, as shares of the time (`ask`)
+#: Moments of user actions, as shares of the time; see `ask`.
 ASKS = (0.25, 0.5, 0.6, 0.75)
 
 
 def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, str]]:
-    """Let everything happen; return (time, what, whom) of each fault."""
+    """Inject faults and user actions; return (time, kind, victim) of each fault."""
     saved = ("--checkpoint-dir", str(pool.folder / "saved"))
     pool.submit("first", "1:4", TINY, *FOREVER, options=saved)
     pool.submit("second", "1:4", TINY, *FOREVER)
-    # (with room for all eight on each node: with two nodes of six slots some have one copy, and a loss may be the end)
+    # Each node can hold all eight experts. With six slots per node, some experts have one copy on two nodes, and a loss
+    # of a node may end the job.
     pool.submit("experts", "2:3", TINY_MOE, *FOREVER, options=("--expert-slots", "8"))
     pool.goes_on(*JOBS)
     faults: list[tuple[float, str, str]] = []
@@ -44,14 +45,14 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
         faults += [struck] if struck is not None else []
         if asks and (time.time() - begin) / (until - begin) > asks[0]:
             ask(pool, asks.pop(0))
-    for share in asks:  # (on a slow machine there was no time: a job that nobody resumes would be waited for in vain)
+    for share in asks:  # those skipped on a slow machine; without them, a suspended job would never continue
         ask(pool, share)
     pool.goes_on(*JOBS, steps=5)
     return faults
 
 
 def _wait_for_copies(pool: LocalPool) -> None:
-    """Wait until those that save nothing train on two nodes each: whoever loses both at once has lost all."""
+    """Wait until jobs without checkpoints train on two nodes each: losing both at once would lose all state."""
 
     def members(name: str) -> int:
         begun = pool.events_of(name, "generation_started")
@@ -63,7 +64,7 @@ def _wait_for_copies(pool: LocalPool) -> None:
 
 
 def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
-    """Kill somebody; return when, what and whom, None where it is not there now."""
+    """Kill a random victim; return (time, kind, victim), or None if it is not running now."""
     what = rng.choice(("node", "node", "worker", "server"))
     if what == "server":
         whom, pids = "server", [pid for pid, line in pool.processes() if "local_pool server" in line]
@@ -79,10 +80,10 @@ def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
 
 
 def ask(pool: LocalPool, share: float) -> None:
-    """Do what users do, at this share of the time."""
-    pool.until_answered()  # (the server may have been killed just now)
+    """Perform the user action of this share of the time."""
+    pool.until_answered()  # the server may have been killed just now
     if share == 0.25:
-        # (it is left with one node again and again, whose loss would be the end of one that saves nothing)
+        # This job often has only one node. Without checkpoints, losing that node would end it.
         pool.submit("fourth", "1:2", TINY, *FOREVER, options=("--checkpoint-dir", str(pool.folder / "fourth")))
     elif share == 0.5:
         pool.call("suspend", "-j", "first")
@@ -92,11 +93,11 @@ def ask(pool: LocalPool, share: float) -> None:
         pool.call("stop", "-j", "fourth")
 
 
-# ---- what is told ----
+# ---- the result ----
 
 
 def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
-    """Print what it came to."""
+    """Print the results."""
     kinds = sorted({what for _, what, _ in faults})
     print("killed: " + ", ".join(f"{sum(what == kind for _, what, _ in faults)} x {kind}" for kind in kinds))
     print(f"servers: {len(pool.events('pool_started'))}; grants: {len(pool.events('node_granted'))}")
@@ -110,11 +111,11 @@ def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
         print(f"{name:10}{len(steps):7}{generations:13}{spread([down - usual for down in downs]):>36}")
     print()
     print(f"a node killed: to its next grant, s                {spread(back_after(pool, faults))}")
-    print(f"the server killed: to the next one's first word, s {spread(server_back_after(pool, faults))}")
+    print(f"the server killed: to the start of the next one, s {spread(server_back_after(pool, faults))}")
 
 
 def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
-    """Return how long after its agent's death each node was granted anew."""
+    """Return the seconds from each node agent's death until the node was granted again."""
     grants = pool.events("node_granted")
     found = [
         min((event["time"] - at for event in grants if event["node"] == whom and event["time"] > at), default=None)
@@ -125,7 +126,7 @@ def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> lis
 
 
 def server_back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
-    """Return how long after a server's death the next one began."""
+    """Return the seconds from each server's death until the next one started."""
     starts = [event["time"] for event in pool.events("pool_started")]
     found = [
         min((start - at for start in starts if start > at), default=None) for at, what, _ in faults if what == "server"

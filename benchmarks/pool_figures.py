@@ -1,4 +1,4 @@
-"""What the journals of a pool and its jobs come to, in seconds."""
+"""Figures from the journals of a pool and its jobs, in seconds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 Events = Sequence[dict[str, Any]]
-#: steps around a change that count as held up by it, and on either side of those that are the usual ones
+#: Steps before and after a change that count as delayed by it, and number of undisturbed steps on either side of them.
 _BEFORE, _AFTER, _USUAL = 1, 3, 8
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Some measured values of one thing."""
+    """Measured values of one kind."""
 
     what: str
     values: Sequence[float]
 
     @property
     def median(self) -> float:
-        """The median, 0 where nothing was measured."""
+        """The median, or 0 without values."""
         return statistics.median(self.values) if self.values else 0.0
 
     def __str__(self) -> str:
@@ -29,22 +29,23 @@ class Figures:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return median, range and number."""
+    """Format median, range and count."""
     if not values:
         return "none"
     return f"{statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f}; {len(values)})"
 
 
 def median_step(events: Events) -> float:
-    """Return how long a step takes usually."""
+    """Return the median seconds of a step."""
     return statistics.median(event["step_s"] for event in events if event["event"] == "step_committed")
 
 
 def held_up(events: Events, since: float, steps_of: Events | None = None) -> tuple[list[float], list[float]]:
-    """Return what each change of a job's world to fewer, and to more workers has held up.
+    """Return the delays of each change of a job to fewer workers, and to more workers.
 
     Args:
-        since: unix seconds; earlier ones do not count. steps_of: another job, whose steps are looked at instead.
+        since: Unix seconds; earlier changes do not count.
+        steps_of: another job to use the steps of instead.
     """
     steps = [event for event in steps_of or events if event["event"] == "step_committed"]
     fewer, more, world = list[float](), list[float](), 0
@@ -66,7 +67,7 @@ def _longer(steps: Events, at: float) -> float:
 
 
 def world_again(events: Events, at: float, size: int) -> float | None:
-    """Return when a job first had so many workers after it had had fewer since `at`; None where it had not."""
+    """Return when a job first regained this many workers after a loss since `at`, or None."""
     fewer = False
     for event in events:
         if event["event"] != "generation_started" or event["time"] <= at:

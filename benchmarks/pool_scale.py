@@ -1,13 +1,13 @@
-"""What does a pool's server cost with a thousand nodes and dozens of jobs?
+"""Measure the cost of a pool's server with a thousand nodes and dozens of jobs.
 
     make bench-pool-scale
 
-A server in a process of its own, as users run it, with the coordinators of all jobs in it, and fake nodes: real fences
-and real agents of jobs over real connections, whose workers do not train (`tests.simulation.fakes.fake_pool_nodes`).
-They share this machine with the server, so its *processor time* counts. All jobs have the same number of nodes. Then
-one more job is submitted, for which others give up some of theirs. That is decided, written and reported within the
-request; the jobs' coordinators hear of it afterwards. As no job trains, no node leaves: benchmarks/pool.py measures
-moves.
+The server runs in its own process, as users run it, with the coordinators of all jobs. The nodes are fakes: real pool
+fences and real agents of jobs over real connections, with workers that do not train
+(`tests.simulation.fakes.fake_pool_nodes`). They share this machine with the server, so its *processor time* is the
+figure that counts. All jobs have the same number of nodes. Then one more job is submitted, for which others give up
+some nodes. The decision is made, written and reported within the request; the jobs' coordinators receive it afterwards.
+As no job trains, no node leaves: benchmarks/pool.py measures moves.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from holdfast.protocol.job_spec import JobSpec
 from tests.simulation.fakes.fake_pool_nodes import FakePoolNodes, FakePoolPlace
 
 PATIENCE_S = 240.0
-#: what is decided is heard by all within so long
+#: Seconds within which all coordinators receive a decision.
 HEARD_S = 3.0
 MAX_ARRIVAL_S, MAX_IDLE = 1.0, 0.10
-#: what no node has; nothing of it is ever run
+#: A script that does not exist on any node; it is never run.
 SCRIPT = "/nowhere/train.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A pool's server, and a way to it."""
+    """A pool's server with a client."""
 
     process: subprocess.Popen[bytes]
     client: PoolClient
@@ -53,18 +53,18 @@ class Server:
 
     @property
     def processor_s(self) -> float:
-        """Processor time that all threads of the process have taken."""
+        """Processor time that all threads of the process have used."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     @property
     def most_memory(self) -> int:
-        """The most resident memory that the process had so far, in bytes."""
+        """Peak resident memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def main() -> int:
-    """Run the benchmark and print its figures; 1 if one of them is not what it has to be."""
+    """Run the benchmark and print its figures; return 1 if a limit is exceeded."""
     options = _options()
     end_in_order()
     names = [f"n{number}" for number in range(options.nodes)]
@@ -78,53 +78,53 @@ def main() -> int:
         wrong = _measure(server, options)
         wrong += _sizes(Path(folder))
         again = fakes.look().connections - options.nodes
-        show("connections that ended, and were made again", again, "")
-        wrong += [f"{again} nodes were out of touch: this machine is too slow for these figures"] if again else []
-        show("server's memory, at the most", server.most_memory / (1 << 20), "MiB")
+        show("connections that were lost and made again", again, "")
+        wrong += [f"{again} nodes lost their connection: this machine is too slow for these figures"] if again else []
+        show("server's memory, peak", server.most_memory / (1 << 20), "MiB")
     print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
     return 1 if wrong else 0
 
 
 def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) -> None:
-    """Have all nodes, and all jobs with as many of them each."""
+    """Start all nodes, and all jobs with equal numbers of nodes."""
     each = options.nodes // options.jobs
     begun = server.processor_s
     fakes.start()
     fakes.until("all nodes", lambda look: look.here == options.nodes, timeout_s=PATIENCE_S)
-    while len(server.client.status()["nodes"]) < options.nodes:  # (each is written down, one after the other)
+    while len(server.client.status()["nodes"]) < options.nodes:  # each node is stored, one after the other
         time.sleep(0.1)
-    show("all nodes come, processor", server.processor_s - begun, "s")
+    show("all nodes join, processor", server.processor_s - begun, "s")
     begun = server.processor_s
     for number in range(options.jobs):
         server.client.submit(a_job(f"j{number}", each, each))
     wanted = each * options.jobs
     fakes.until("all jobs", lambda look: sum(look.welcomed.values()) == wanted, timeout_s=PATIENCE_S)
-    show("all jobs begin, their nodes join, processor", server.processor_s - begun, "s")
+    show("all jobs start, their nodes join, processor", server.processor_s - begun, "s")
     for number in range(options.jobs):
         server.client.update(f"j{number}", {"min_nodes": max(1, each // 4)})
     time.sleep(HEARD_S)
 
 
 def _measure(server: Server, options: argparse.Namespace) -> list[str]:
-    """Look at idle seconds and an arrival; return what is wrong."""
+    """Measure idle seconds and the submission of a job; return the exceeded limits."""
     idle = _idle(server, options.seconds)
     show("idle, of a core", 100 * idle, f"% (<= {100 * MAX_IDLE:g})")
     decided, heard = _arrival(server, idle, options.nodes // options.jobs)
-    show("an arrival is decided, written and told, processor", decided, f"s (<= {MAX_ARRIVAL_S:g})")
-    show("  and heard by all jobs' coordinators", heard, "s")
+    show("a new job is decided, written and reported, processor", decided, f"s (<= {MAX_ARRIVAL_S:g})")
+    show("  and received by all jobs' coordinators", heard, "s")
     leaving = sum(node["leaving"] for node in server.client.status()["nodes"])
-    show("  nodes that are to leave their jobs for it", leaving, "")
+    show("  nodes that must leave their jobs for it", leaving, "")
     wrong = ["idle"] if idle > MAX_IDLE else []
     wrong += ["arrival"] if heard > MAX_ARRIVAL_S else []
-    return wrong if leaving else [*wrong, "nobody is to leave: nothing was decided"]
+    return wrong if leaving else [*wrong, "no node must leave: nothing was decided"]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1024)
     parser.add_argument("--jobs", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=20.0, help="that are looked at when idle (default: 20)")
-    parser.add_argument("--processes", type=int, default=2, help="that have the fake nodes (default: 2)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds without activity (default: 20)")
+    parser.add_argument("--processes", type=int, default=2, help="processes that run the fake nodes (default: 2)")
     options = parser.parse_args()
     if not 2 <= options.jobs <= options.nodes // 4:
         parser.error(f"--jobs is {options.jobs}: give 2 at least, and a fourth of the nodes ({options.nodes}) at most")
@@ -137,13 +137,13 @@ def show(what: str, value: float, unit: str) -> None:
 
 
 def a_job(name: str, least: int, most: int) -> JobSpec:
-    """Return a job."""
+    """Return the specification of a job."""
     return JobSpec(name=name, script=SCRIPT, min_nodes=least, max_nodes=most)
 
 
 @contextmanager
 def served(folder: Path) -> Generator[Server]:
-    """Have a pool's server."""
+    """Run a pool's server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -169,14 +169,14 @@ def served(folder: Path) -> Generator[Server]:
 
 
 def _idle(server: Server, seconds: float) -> float:
-    """Return the share of a core that the server takes while nothing happens."""
+    """Return the share of a core that the idle server uses."""
     begun, at = server.processor_s, time.monotonic()
     time.sleep(seconds)
     return (server.processor_s - begun) / (time.monotonic() - at)
 
 
 def _arrival(server: Server, idle: float, each: int) -> tuple[float, float]:
-    """Hand in a job; return the processor time until it is answered, and until all have heard, less the idle share."""
+    """Submit a job; return the processor time until the answer, and until all received it, less the idle share."""
     begun, at = server.processor_s, time.monotonic()
     server.client.submit(a_job("late", max(1, each // 4), each))
     decided, took = server.processor_s - begun, time.monotonic() - at
@@ -185,7 +185,7 @@ def _arrival(server: Server, idle: float, each: int) -> tuple[float, float]:
 
 
 def _sizes(folder: Path) -> list[str]:
-    """Say how much the records weigh; return what is wrong with that."""
+    """Print the sizes of the records; return the exceeded limits."""
     with closing(open_store(f"sqlite:{folder}/pool.db")) as store:
         entry = store.get("pool/record")
         assert entry is not None

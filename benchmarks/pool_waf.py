@@ -1,19 +1,19 @@
-"""What three jobs on eight nodes achieve while nodes fail and come back: the pool's plan against shrinking the hit job.
+"""Compare the pool's plan with shrinking only the hit job: three jobs on eight nodes that fail and return.
 
     make bench-waf                                          three seeds, both policies: about 20 minutes
     python benchmarks/pool_waf.py --seeds 1 --seconds 90
-    python benchmarks/pool_waf.py --record FILE             also write what was recorded of each run
+    python benchmarks/pool_waf.py --record FILE             also write a recording of each run
 
-Both are really run, on the same seeded trace: `waf` shares the nodes out by what jobs have measured. With `sized` each
-job has the nodes that plan gave it at the begin, only the one that is hit has fewer, and a node that is back goes to
-whoever came first of those that have fewer (Unicron, section 7.5, but for the order of those hit). Each micro-batch
-takes a stated time (`--emulate-compute`), so that a smaller world shows on two cores; the jobs differ in weight and in
-how many micro-batches a step has, by which they grow better or worse.
+Both policies really run on the same seeded trace. `waf` divides the nodes by the measurements of the jobs. With `sized`
+each job starts with the nodes that `waf` gave it, only the hit job shrinks, and a returning node goes to the job with
+the earliest submission that misses a node (Unicron, section 7.5, except for the order of the hit jobs). Each
+micro-batch takes a stated time (`--emulate-compute`), so that a smaller world is slower even on two cores. The jobs
+differ in weight and in micro-batches per step, and therefore in how well they scale.
 
-WAF = weight x FLOP of the samples that a job has committed, less what roll-backs undid, of all jobs (a sample is said
-to take `FLOP`). All figures come from the jobs' own event files. Beside each stands what the simulator says of the same
-trace, given what was measured of that run (`benchmarks/real_run.py`): steps by number of nodes, and how long
-losses, planned changes and arrivals take; and what it says of policies that were not run.
+WAF = weight x FLOP of the samples that a job has committed, less undone ones, summed over all jobs. A sample counts as
+`FLOP`. All figures come from the jobs' event files. They are printed with the simulator's prediction for the same
+trace, which uses the measurements of that run (`benchmarks/real_run.py`): steps by number of nodes, and durations of
+losses, planned changes and arrivals. Predictions for policies that did not run are printed too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FLOP = 1e9
 
 @dataclass(frozen=True)
 class Job:
-    """A job: samples of a step, of which four are a micro-batch that takes so many seconds."""
+    """A job: `samples` per step; a micro-batch of four samples takes `micro_batch_s` seconds."""
 
     name: str
     weight: float
@@ -55,20 +55,20 @@ class Job:
     micro_batch_s: float
 
 
-#: eight micro-batches on four nodes take two rounds, on three nodes three; twelve grow evenly; two have no use for more
+#: Eight micro-batches take two rounds on four nodes, three on three nodes. Twelve scale evenly. Two need two nodes.
 JOBS = (Job("heavy", 3.0, 32, 0.5), Job("long", 1.0, 48, 0.4), Job("short", 1.25, 8, 0.35))
-#: so long after one another nodes fail, on average; so long they are away; so many at the most at one time
+#: Mean seconds between failures, range of seconds until a node returns, and largest number of missing nodes.
 APART_S, AWAY_S, MOST_AWAY = 18.0, (60.0, 90.0), 2
-#: a pool has settled once nothing was planned, and no generation begun, for so long
+#: A pool is stable after this many seconds without a plan or a new generation.
 QUIET_S = 10.0
-#: how far the simulator may be off
+#: Allowed relative error of the simulator.
 WITHIN = 0.1
-#: policies that are simulated only
+#: Policies that are only simulated.
 SIMULATED = ("hit-only", "equal", "weighted")
 
 
 def trace(seed: int, seconds: float) -> list[Struck]:
-    """Return what happens: each node but the pool's own fails as often as any other."""
+    """Return the failures and returns of nodes; each node except the pool's own fails equally often."""
     rng = Random(seed)
     struck: list[Struck] = []
     away: dict[str, float] = {}
@@ -88,14 +88,14 @@ def _others() -> list[str]:
 
 
 class Nodes:
-    """The nodes' agents, killed and started as the trace has it."""
+    """The nodes' agents, killed and started according to the trace."""
 
     def __init__(self, pool: LocalPool) -> None:
         self._pool = pool
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def come(self, nodes: Sequence[str]) -> None:
-        """Start nodes, and wait until the pool has them. (Its own is one of all, and never fails.)"""
+        """Start nodes, and wait until the pool has them. The pool's own node always exists and never fails."""
         before = len(self._pool.events("node_added"))
         for node in nodes:
             self.start(node)
@@ -110,12 +110,12 @@ class Nodes:
             )
 
     def kill(self, node: str) -> None:
-        """Kill a node's agent; whatever it has started dies with it."""
+        """Kill a node's agent; its child processes die with it."""
         self._agents[node].kill()
         self._agents[node].wait()
 
     def end(self) -> None:
-        """End all."""
+        """End all agents."""
         for agent in self._agents.values():
             agent.send_signal(signal.SIGINT)
         for agent in self._agents.values():
@@ -124,13 +124,17 @@ class Nodes:
 
 
 def main() -> int:
-    """Run the benchmark and print its tables; 1 where ours is below, or the simulator off."""
+    """Run the benchmark and print its tables.
+
+    Returns:
+        1 if the pool's plan achieved less than shrinking the hit job, or if the simulator is inaccurate, else 0.
+    """
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write what was recorded of all runs there")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the recordings of all runs to this file")
     given = parser.parse_args()
     wrong: list[str] = []
     runs: list[RealRun] = []
@@ -144,15 +148,15 @@ def main() -> int:
                 runs += [ours, beside]
                 given.record.write_bytes(msgspec.json.encode(runs))
         print(watch.report())
-    print("\n".join(wrong) or "ours was never below; the simulator was never off by more than a tenth")
+    print("\n".join(wrong) or "our policy was never below the other one; the simulator's error was never above a tenth")
     return int(bool(wrong))
 
 
 def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, str] | None = None) -> RealRun:
-    """Return what a pool and its jobs do in so many seconds.
+    """Run a pool and its jobs for some seconds, and return the recording.
 
     Args:
-        first: the job of each node at the begin, which has no more nodes later; None: all jobs may have all nodes.
+        first: the job of each node at the start, which later has no more nodes; None lets all jobs use all nodes.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         Path(folder).chmod(0o700)
@@ -171,7 +175,7 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
             most = Counter(first.values()) if first is not None else {job.name: NODES for job in JOBS}
             begin = Begin(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
             found = recorded(pool, begin)
-            assert first is None or found.first == first, f"jobs have {found.first} at the begin, not {first}"
+            assert first is None or found.first == first, f"jobs have {found.first} at the start, not {first}"
             return found
         finally:
             nodes.end()
@@ -183,7 +187,7 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
 
 
 def begin_as(pool: LocalPool, nodes: Nodes, first: Mapping[str, str]) -> None:
-    """Have each job begin with the nodes that it is to have: the others come after it. The pool's own is there."""
+    """Start each job with its assigned nodes by starting these after the job; the pool's own node exists already."""
     own = next(node for node in first if node not in _others())
     for job in sorted(JOBS, key=lambda job: job.name != first[own]):
         mine = [node for node in first if first[node] == job.name]
@@ -193,7 +197,7 @@ def begin_as(pool: LocalPool, nodes: Nodes, first: Mapping[str, str]) -> None:
 
 
 def submit(pool: LocalPool, job: Job, most: int) -> None:
-    """Hand in a job; it saves, so that one that loses its last node has not done all in vain."""
+    """Submit a job with checkpoints, so that it does not lose all progress with its last node."""
     options = (
         *("--set", f"weight={job.weight}", "--flop-per-sample", str(FLOP)),
         *("--emulate-compute", f"{job.micro_batch_s}/micro-batch"),
@@ -205,7 +209,7 @@ def submit(pool: LocalPool, job: Job, most: int) -> None:
 
 
 def settle(pool: LocalPool) -> None:
-    """Wait until all jobs train, and nothing has been planned or begun for a while: paces are measured by then."""
+    """Wait until all jobs train and the plan is stable, so that step times have been measured."""
     names = [job.name for job in JOBS]
     pool.goes_on(*names, steps=6)
 
@@ -214,25 +218,25 @@ def settle(pool: LocalPool) -> None:
         last += [event["time"] for name in names for event in pool.events_of(name, "generation_started")]
         return time.time() - max(last) > QUIET_S
 
-    pool.wait(quiet, "a plan that stands")
+    pool.wait(quiet, "a stable plan")
 
 
 def play(nodes: Nodes, struck: list[Struck], begun: float, seconds: float) -> None:
-    """Have everything happen in its time."""
+    """Run the trace in real time."""
     for one in struck:
         time.sleep(max(0.0, begun + one.at - time.time()))
         (nodes.start if one.what == "back" else nodes.kill)(one.node)
-    # (the steps that lie across the end are to be over)
+    # Wait for steps that cross the end.
     time.sleep(max(0.0, begun + seconds + max(job.samples / 4 * job.micro_batch_s for job in JOBS) - time.time()))
 
 
 def show(seed: int, runs: list[RealRun]) -> list[str]:
-    """Print what came of one trace; return what is not as wanted."""
+    """Print the results of one trace; return violated requirements."""
     wrong: list[str] = []
     lost = sum(one.what == "lost" for one in runs[0].struck)
     sizes = ", ".join(f"{name} {nodes}" for name, nodes in sorted(Counter(runs[0].first.values()).items()))
-    print(f"seed {seed}: {lost} nodes lost in {runs[0].seconds:.0f} s; nodes at the begin: {sizes}")
-    print(f"  {'':8}{'TFLOP':>9}{'simulated':>11}{'error':>8}   by job, really and simulated; what was measured, s")
+    print(f"seed {seed}: {lost} nodes lost in {runs[0].seconds:.0f} s; nodes at the start: {sizes}")
+    print(f"  {'':8}{'TFLOP':>9}{'simulated':>11}{'error':>8}   by job, real and simulated; measured durations, s")
     for real in runs:
         found, measured = predicted(real), durations(real)
         error = found.total / real.total - 1
@@ -240,7 +244,7 @@ def show(seed: int, runs: list[RealRun]) -> list[str]:
         print(f"  {real.policy:8}{real.total / 1e12:9.3f}{found.total / 1e12:11.3f}{error:+8.1%}   {by_job}")
         print(f"  {'':36}   {_told(measured)}")
         if abs(error) > WITHIN:
-            wrong.append(f"seed {seed}: the simulator is off by {error:+.1%} for {real.policy}")
+            wrong.append(f"seed {seed}: the simulator's error is {error:+.1%} for {real.policy}")
     ours, beside = (real.total for real in runs)
     simulated = predicted(runs[0]).total / predicted(runs[1]).total
     print(f"  ours is {ours / beside:.3f} times as much, simulated {simulated:.3f}", flush=True)

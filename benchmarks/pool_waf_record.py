@@ -1,4 +1,4 @@
-"""What a pool and its jobs have written down, as `benchmarks/real_run.py` has it."""
+"""Converts the journals of a pool and its jobs to a recording of `benchmarks/real_run.py`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 from benchmarks.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
 from tests.harness.local_pool import LocalPool
 
-#: times are kept so exactly
+#: Decimals of recorded times.
 _DIGITS = 2
 
 
 @dataclass(frozen=True)
 class Begin:
-    """What a run was. at: unix seconds. most: nodes of each job at the most."""
+    """The start and the settings of a run."""
 
+    #: The start in Unix seconds.
     at: float
     policy: str
     seconds: float
     struck: tuple[Struck, ...]
+    #: The largest number of nodes of each job.
     most: Mapping[str, int]
     weights: Mapping[str, float]
     flop: float
 
 
 def recorded(pool: LocalPool, begin: Begin) -> RealRun:
-    """Return what is to be known of a run that is over."""
+    """Return the recording of a finished run."""
     words: list[NodeWord] = []
     for event in pool.events("node_granted", "node_released"):
         what = "granted" if event["event"] == "node_granted" else "released"

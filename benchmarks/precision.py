@@ -1,10 +1,11 @@
-"""Does a job that was harmed compute the same? Loss per step against the undisturbed run, and replicas bit for bit.
+"""Check that a job with faults computes the same: losses against an undisturbed run, and replicas bit for bit.
 
     make bench-precision
 
-With 10 faults and changing world sizes, relative at every step: float64 <= 1e-9, fp32 at lr 1e-3 <= 1e-5, 200 steps of
-a dense model and of a Mixture-of-Experts model with a fixed routing; with its learned gate, and of a DeepSeek-V3 of
-transformers with a bias that balances it, float64 <= 1e-9, 100 steps.
+With 10 faults and changing world sizes, relative errors are bounded at every step. A dense model and a
+Mixture-of-Experts model with fixed routing train 200 steps: float64 <= 1e-9, fp32 at lr 1e-3 <= 1e-5. The MoE model
+with its learned gate, and a DeepSeek-V3 of transformers with a balancing bias, train 100 steps: float64 <= 1e-9.
+
 In `--verify-state` mode the coordinator compares a hash of all replicated state after every step, and the ranks compare
 all copies of each expert.
 """
@@ -34,7 +35,7 @@ BOUNDS = {"float64": 1e-9, "float32": 1e-5}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model, and what is asked of it. `workload`: script and arguments."""
+    """A model with its precisions and number of steps. `workload`: script and arguments."""
 
     name: str
     workload: tuple[str, ...]
@@ -43,12 +44,12 @@ class Case:
 
 
 def main() -> int:
-    """Compare disturbed with undisturbed runs; 1 if a bound is broken."""
+    """Compare disturbed with undisturbed runs; return 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="instead of 200 and 100")
+    parser.add_argument("--steps", type=int, help="steps of each run (default: 200 or 100)")
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help="a part of the cases' names")
+    parser.add_argument("--only", help="run only cases with this text in their names")
     options = parser.parse_args()
     broken = 0
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
@@ -59,7 +60,7 @@ def main() -> int:
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return all cases; the assignments for the fixed routing are recorded first."""
+    """Return all cases, after recording the assignments for the fixed routing."""
     routing = str(folder / "routing.npz")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(FIXED), "--record", routing, *MOE_SIZES], check=True, env=environment)
@@ -76,7 +77,7 @@ def cases(folder: Path) -> list[Case]:
 
 
 def compare(case: Case, dtype: str, options: argparse.Namespace) -> float:
-    """Run a case calmly and with faults; print and return the largest relative difference of a loss."""
+    """Run a case without and with faults; print and return the largest relative difference of a loss."""
     script, *args = case.workload
     steps = options.steps or case.steps
     args += ["--steps", str(steps), "--dtype", dtype]
@@ -92,14 +93,18 @@ def compare(case: Case, dtype: str, options: argparse.Namespace) -> float:
 
 
 def run(script: Path, args: list[str], steps: int, *, faults: int, seed: int) -> tuple[list[float], list[int]]:
-    """Return the loss of every step and the world sizes that occurred; faults are kills and arrivals in turn."""
+    """Return the loss of every step and the world sizes that occurred.
+
+    The faults are kills; after every second one, two nodes are added.
+    """
     rng = random.Random(seed)
     with LocalJob(script, args, options=("--nodes", "4", "--verify-state", "1", "--allow-faults")) as job:
         since = 0
         for number in range(faults):
             job.wait(StepCommitted, step=(number + 1) * steps // (faults + 2))
-            if number:  # one after the other, and never one of two: those have no room for two copies of each expert,
-                # nor one of three while the third is only about to get them
+            if number:
+                # Wait for the previous recovery. Never kill one of two nodes, which cannot hold two copies of each
+                # expert, or one of three while the third is still receiving them.
                 place = job.events.index(job.wait(Recovered, since=since))
                 job.wait(StepCommitted, lambda e: e.world_size > 2, since=place)
             since = len(job.events)

@@ -1,9 +1,9 @@
-"""A pool that really ran, as far as a simulation asks; and what that says would come of it.
+"""A recording of a pool's real run, and the simulator's prediction for the same trace.
 
-Recorded is what befell the nodes, who had them at the begin, and the jobs' steps and generations. From these the
-simulation is given how long a step takes with each number of nodes, how long a loss and a planned change hold a job up
-(by how much the first step after it takes longer than a usual one), and how long a node takes to be seen lost, to be
-back, and to train once it is given to a job. Who has which node after each change, it has to say itself.
+The recording contains the failures of the nodes, their jobs at the start, and the jobs' steps and generations. From
+these the simulation gets the time of a step with each number of nodes, the delay of a loss and of a planned change (the
+first step after it, less a usual one), and the time until a node is detected as lost, has returned, and trains once it
+is granted to a job. It computes the assignment of nodes after each change itself.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.planner.fleet.pool.systems import FixedTimes, LostTime, System
 from holdfast.planner.fleet.pool.tasks import FleetTask
 from holdfast.planning.waf.pace import StepTimes
 
-#: a node that nobody is given within so many seconds after it is back was not needed
+#: A node that is not granted to a job within this many seconds after its return was not needed.
 _NEEDED_S = 20.0
 
 
 class RealStep(Struct, frozen=True, array_like=True):
-    """A committed step; or what a roll-back undid, then with samples below zero. Times are seconds from the begin."""
+    """A committed step, or with negative samples a roll-back. Times are seconds from the start."""
 
     at: float
     step_s: float
@@ -37,7 +37,7 @@ class RealStep(Struct, frozen=True, array_like=True):
 
 
 class RealGeneration(Struct, frozen=True, array_like=True):
-    """A configuration of a job, as its `generation_started` has it."""
+    """A configuration of a job, from its event `generation_started`."""
 
     number: int
     at: float
@@ -46,23 +46,26 @@ class RealGeneration(Struct, frozen=True, array_like=True):
 
 
 class RealJob(Struct, frozen=True, kw_only=True):
-    """A job of the pool. micro_batches, samples: of a step. most: nodes that it may have."""
+    """A job of the pool."""
 
     name: str
     weight: float
+    #: Largest number of nodes.
     most: int
+    #: Micro-batches per step.
     micro_batches: int
+    #: Samples per step.
     samples: int
     flop_per_sample: float
     steps: tuple[RealStep, ...]
     generations: tuple[RealGeneration, ...]
 
     def done(self, seconds: float) -> float:
-        """Return the samples that it has got done from the begin on; a step that lies across an end counts in part."""
+        """Return the samples trained since the start; a step that crosses an end counts in part."""
         return sum(_inside(step, seconds) * step.samples for step in self.steps)
 
     def usual_s(self) -> dict[int, float]:
-        """Return the median step by number of nodes, of those before which nothing changed."""
+        """Return the median step by number of nodes, without the first step of each generation."""
         found: dict[int, list[float]] = {}
         for before, step in zip(self.steps, self.steps[1:], strict=False):
             if before.generation == step.generation and step.samples > 0:
@@ -71,7 +74,7 @@ class RealJob(Struct, frozen=True, kw_only=True):
 
 
 class NodeWord(Struct, frozen=True, array_like=True):
-    """A node is granted to a job, or released by it, as the pool has it."""
+    """A node is granted to a job or released by it, according to the pool."""
 
     at: float
     node: str
@@ -80,7 +83,7 @@ class NodeWord(Struct, frozen=True, array_like=True):
 
 
 class Struck(Struct, frozen=True, array_like=True):
-    """A node is killed, or started again."""
+    """A node is killed or started again."""
 
     at: float
     node: str
@@ -88,11 +91,13 @@ class Struck(Struct, frozen=True, array_like=True):
 
 
 class RealRun(Struct, frozen=True, kw_only=True):
-    """What a pool did in so many seconds under a policy. first: whose each node was at the begin; not: nobody's."""
+    """The results of a pool under a policy."""
 
     policy: str
+    #: Duration of the run.
     seconds: float
     nodes: tuple[str, ...]
+    #: The job of each node at the start; nodes without a job are missing.
     first: dict[str, str]
     struck: tuple[Struck, ...]
     words: tuple[NodeWord, ...]
@@ -105,28 +110,28 @@ class RealRun(Struct, frozen=True, kw_only=True):
 
 
 class Durations(Struct, frozen=True, kw_only=True):
-    """What was measured of a run, seconds.
+    """Measured durations of a run, in seconds."""
 
-    seen: from a node's loss until its job has said so. stop: for how long that holds its job up, `seen` among it.
-    change: likewise a planned change. back: from a node's start until somebody is given it; arrives: from then until it
-    trains.
-    """
-
+    #: From a node's loss until its job reports it.
     seen: float
+    #: The delay of the job by the loss, including `seen`.
     stop: float
+    #: The delay of the job by a planned change.
     change: float
+    #: From a node's start until it is granted to a job.
     back: float
+    #: From the grant of a node until it trains.
     arrives: float
 
     @property
     def times(self) -> FixedTimes:
-        """As a simulation takes them."""
+        """The durations in the form that the simulation needs."""
         loss = LostTime(self.seen, max(0.0, self.stop - self.seen))
         return FixedTimes(loss=loss, process=loss, changed_s=self.change, arrives_s=self.arrives)
 
 
 def durations(run: RealRun) -> Durations:
-    """Return what a run's changes took."""
+    """Return the durations of a run's changes."""
     stops: dict[bool, list[float]] = {True: [], False: []}
     for job in run.jobs:
         usual, started = job.usual_s(), {one.number: one for one in job.generations}
@@ -148,10 +153,10 @@ def durations(run: RealRun) -> Durations:
 
 
 def predicted(run: RealRun, policy: str = "", measured: Durations | None = None) -> Lived:
-    """Return what a simulation says would come of a run's trace.
+    """Return the simulator's prediction for a run's trace.
 
     Args:
-        policy: one of the pool's, or `hit-only`; the run's own where none is given.
+        policy: one of the pool's policies or `hit-only`; "" for the policy of the run.
     """
     found = measured or durations(run)
     name = policy or run.policy
@@ -180,7 +185,7 @@ def _trace(run: RealRun, back_s: float) -> FleetTrace:
 
 
 def _inside(step: RealStep, seconds: float) -> float:
-    """Return the share of a step that lies between the begin and the end."""
+    """Return the share of a step between the start and the end of the run."""
     if not step.step_s:
         return float(0 <= step.at < seconds)
     begun = step.at - step.step_s
@@ -193,7 +198,7 @@ def _first_after(words: Sequence[NodeWord], struck: Struck, what: str) -> float 
 
 
 def _trains_after(run: RealRun, granted: NodeWord) -> float | None:
-    """Return how long after it was granted a node trains in its job."""
+    """Return the seconds from a node's grant until it trains in its job."""
     job = next((job for job in run.jobs if job.name == granted.job), None)
     later = (one.at - granted.at for one in (job.generations if job else ()) if granted.node in one.members)
     return min((after for after in later if 0 <= after <= _NEEDED_S), default=None)

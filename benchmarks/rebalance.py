@@ -1,13 +1,14 @@
-"""What a rebalance costs the steps around it: a job of four nodes whose loads shift again and again.
+"""Measure the delay that a rebalance adds to the steps around it, in a job of four nodes with shifting loads.
 
     make bench-rebalance
     python benchmarks/rebalance.py --rebalances 10
 
-Every layer's tokens follow a table in which another pair of experts is hot every so many steps; the coordinator looks
-as often, and moves replicas (weights and optimizer state) to where the tokens are. An emulated accelerator makes that
-pay: on two cores no imbalance shows otherwise.
-Pause = the longest of the step on whose boundary a rebalance took effect and the two after it, less the median of the
-steps before, since the rebalance before it. All figures come from the job's own event file.
+Every layer's tokens follow a table in which a different pair of experts becomes hot at regular steps. The coordinator
+checks the loads equally often, and moves replicas (weights and optimizer state) to match them. An emulated accelerator
+makes the rebalance pay off: on two cores, imbalance has no visible effect otherwise.
+
+Pause = the longest of the step before the rebalance and the two after it, less the median of the steps between this
+rebalance and the previous one. All figures come from the job's event file.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from tests.harness.local_job import LocalJob
 
 MOE = ROOT / "examples" / "moe_gpt.py"
 LAYERS, EXPERTS = 4, 8
-#: with Adam's two moments, an expert of a layer has 1.6 MB
+#: With Adam's two moments, an expert of a layer has 1.6 MB.
 MODEL = ("--layers", str(LAYERS), "--experts", str(EXPERTS), "--dim", "128", "--hidden", "512", "--context", "16")
 ARGS = ("--steps", "1000000", "--aux-loss", "0", "--global-batch", "16", "--micro-batch", "4", *MODEL)
 OPTIONS = ("--nodes", "4", "--expert-slots", "6", "--emulate-compute", "0.0001/token")
-#: steps from one look at the loads to the next
+#: Steps between two checks of the loads.
 EVERY = 20
-#: how many times the tokens of others a hot expert has
+#: Tokens of a hot expert relative to the others.
 HOT = 6.0
-#: steps that count as the usual ones, at the most
+#: Largest number of undisturbed steps to compare with.
 USUAL = 12
-#: and at the least
+#: Smallest number of undisturbed steps to compare with.
 LEAST_USUAL = 4
 
 
 def main() -> int:
-    """Run the benchmark and print its table; 1 if anything was lost."""
+    """Run the benchmark and print its table; return 1 if anything was lost."""
     end_in_order()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rebalances", type=int, default=30)
@@ -60,17 +61,17 @@ def main() -> int:
 
 
 def write_trace(file: Path, *, shifts: int) -> None:
-    """Write loads that change half-way between two looks, so that they stay as they are around each rebalance."""
+    """Write loads that change half-way between two checks, so that they are constant around each rebalance."""
     tokens = np.ones((shifts, LAYERS, EXPERTS))
     for shift in range(shifts):
         for layer in range(LAYERS):
             tokens[shift, layer, [(3 * shift + layer) % EXPERTS, (3 * shift + layer + 1) % EXPERTS]] = HOT
-    # (the nearest iteration counts: that of a whole multiple from half a period before it to half a period after it)
+    # The nearest iteration counts, so each row applies from half a period before its iteration to half a period after.
     np.savez(file, tokens=tokens, iterations=np.arange(shifts) * EVERY)
 
 
 class RebalanceBench(Bench):
-    """One job whose experts move again and again."""
+    """One job with repeated rebalances."""
 
     def __init__(self, job: LocalJob, watch: Watch) -> None:
         super().__init__(job, watch, rng=np.random.default_rng(0))  # pyright: ignore[reportArgumentType] - never drawn
@@ -79,7 +80,7 @@ class RebalanceBench(Bench):
         self._seen = 0
 
     def rebalance(self) -> None:
-        """Wait for the next one, and note its pause."""
+        """Wait for the next rebalance, and record its pause."""
         done = self.job.wait(Rebalanced, since=self._seen)
         self.settle(since=self.job.events.index(done), steps=3)
         before, self._seen = self._seen, self.job.events.index(done) + 1
@@ -87,7 +88,7 @@ class RebalanceBench(Bench):
         first = max([event.step for event in self.job.events[:before] if isinstance(event, StepCommitted)], default=3)
         usual = [steps[step] for step in range(max(first + 3, done.step - 1 - USUAL), done.step - 1)]
         around = {step: steps[step] for step in range(done.step - 1, done.step + 2)}
-        if len(usual) < LEAST_USUAL:  # (the first look is as soon as there are loads)
+        if len(usual) < LEAST_USUAL:  # the first check is made as soon as there are loads
             self.rebalance()
             return
         pause = max(around.values()) - statistics.median(usual)

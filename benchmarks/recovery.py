@@ -1,10 +1,10 @@
-"""What the loss and the arrival of a node cost: real processes, really killed, at random moments and phase boundaries.
+"""Measure the cost of losing and adding a node: real processes, killed at random moments and phase boundaries.
 
-    make bench-recovery            everything, and torchrun (benchmarks/peers.py) beside it
+    make bench-recovery            everything, and torchrun (benchmarks/peers.py) for comparison
     python benchmarks/recovery.py --kills 5 --no-phases
 
 Down = from the kill to the first step committed in the generation after it, less the median undisturbed step. A node is
-added after each kill, so each one hits a job of four. All figures come from the job's own event file.
+added after each kill, so each kill hits a job of four nodes. All figures come from the job's event file.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from tests.harness.local_job import LocalJob
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
-#: about 4.6 M parameters: a step of 150-200 ms on 4 workers that share 2 cores
+#: About 4.6 M parameters: a step of 150-200 ms on 4 workers that share 2 cores.
 DENSE_ARGS = ("--steps", "1000000", "--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
 PHASES = ("compute", "reducing", "ready", "voted", "passed", "applying")
 SETTLE_STEPS = 4
-#: so many steps are what a disturbed one is compared with: most of them are undisturbed
+#: Number of last steps with which a disturbed step is compared. Most of them are undisturbed.
 NEIGHBOURS = 40
-#: Steps until a fault that several nodes must have been told of.
+#: Steps until a fault, so that several nodes receive the command before it.
 FORWARD_AHEAD = 10
-#: a joiner that holds the others up for longer, in seconds, is shown with the job's last events
+#: If a joining node delays the others for more seconds than this, the job's last events are printed.
 LONG_STALL_S = 2.0
 
 
 @dataclass
 class Tally:
-    """What the kills of one kind have cost, in seconds, and what went wrong."""
+    """Costs of one kind of kill, in seconds, and errors."""
 
     down: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
 
 def main() -> int:
-    """Run the benchmark and print its tables; 1 if anything was lost."""
+    """Run the benchmark and print its tables; return 1 if anything was lost."""
     end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults"))
@@ -85,7 +85,7 @@ def _options() -> argparse.Namespace:
 
 
 class Bench:
-    """One job, harmed and healed again and again."""
+    """One job that is harmed and restored repeatedly."""
 
     def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
         self.job = job
@@ -93,14 +93,14 @@ class Bench:
         self.rng = rng
         self.tallies: dict[str, Tally] = {}
         self.stalls: list[float] = []
-        #: from a kill at a random moment to the coordinator's word of it
+        #: Seconds from a kill at a random moment until the coordinator reported it.
         self.seen: list[float] = []
         self.killed: set[str] = set()
 
     # ---- the kinds of harm ----
 
     def kill_at_random(self, number: int) -> None:
-        """SIGKILL one node at a moment drawn evenly from a step."""
+        """Kill one node with SIGKILL at a uniformly random moment of a step."""
         time.sleep(self.rng.random() * self.median_step())
         victim = self.rng.choice(self.job.nodes())
         since, at = len(self.job.events), self.kill(victim)
@@ -108,7 +108,7 @@ class Bench:
         self.measure("random moment", at, since, lost=1)
 
     def kill_at_phase(self, phase: str) -> None:
-        """Let a node die where its step reaches the phase."""
+        """Kill a node when its step reaches the phase."""
         victim = self.rng.choice(self.job.nodes())
         since = len(self.job.events)
         step = self._last_step() + 3
@@ -118,7 +118,7 @@ class Bench:
         self.measure(f"phase {phase}", failure.time - failure.after_s, since, lost=1)
 
     def kill_two(self) -> None:
-        """Two nodes at once."""
+        """Kill two nodes at once."""
         since = len(self.job.events)
         victims = self._two_nodes()
         at = self.kill(victims[0])
@@ -126,7 +126,7 @@ class Bench:
         self.measure("two nodes at once", at, since, lost=2)
 
     def kill_while_recovering(self) -> None:
-        """A second node as soon as the first one's failure is known."""
+        """Kill a second node as soon as the failure of the first one is detected."""
         since = len(self.job.events)
         first, second = self._two_nodes()
         at = self.kill(first)
@@ -135,9 +135,9 @@ class Bench:
         self.measure("during a recovery", at, since, lost=2)
 
     def kill_in_forward(self) -> None:
-        """One node once its commit operation has passed, a second one as it carries out the FORWARD that follows.
+        """Kill a node after its commit operation has passed, and a second one during the FORWARD that follows.
 
-        The others have passed too, but do not apply before they are stopped: else no FORWARD would be needed.
+        The other nodes have passed too, but are stopped before they apply: otherwise no FORWARD would be needed.
         """
         since = len(self.job.events)
         first, second = self._two_nodes()
@@ -154,7 +154,7 @@ class Bench:
         self.measure("during FORWARD", failure.time - failure.after_s, since, lost=2)
 
     def kill_while_joining(self) -> None:
-        """One of the old members, while it sends its state to a joiner."""
+        """Kill an old member while it sends its state to a joining node."""
         since = len(self.job.events)
         victim = self.job.nodes()[0]
         self.killed.add(victim)
@@ -164,9 +164,9 @@ class Bench:
         self.measure("during a transfer", failure.time - failure.after_s, since, lost=0)
 
     def _two_nodes(self) -> list[str]:
-        """Return two random nodes; of a model with experts two whose loss leaves a copy of each.
+        """Return two random nodes such that, in a model with experts, a copy of each expert remains.
 
-        f = 2 promises that for one lost node; whether for two depends on the pair.
+        f = 2 guarantees this for one lost node; for two it depends on the pair.
         """
         pairs = [list(pair) for pair in itertools.combinations(self.job.nodes(), 2)]
         with self.job.client() as client:
@@ -181,11 +181,11 @@ class Bench:
         return self.job.signal_node(victim)
 
     def measure(self, kind: str, at: float, since: int, *, lost: int) -> None:
-        """Wait for the recovery, note its cost, and bring the job back to four nodes."""
+        """Wait for the recovery, record its cost, and restore the job to four nodes."""
         gone = [name for name in self.killed if name in self._members_before(since)]
 
         generation = self.job.wait(GenerationStarted, lambda e: not set(e.members) & set(gone), since=since)
-        # (One that was done before the failure may be announced after it: that one does not count.)
+        # A step completed before the failure may be announced after it. It does not count.
         place = self.job.events.index(generation)
         first = self.job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
         tally = self.tallies.setdefault(kind, Tally())
@@ -206,16 +206,16 @@ class Bench:
         self.stalls.append(max(e.step_s for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
             still = self.watch.gaps(since=joined.time)
-            print(f"{node} held the others up for {self.stalls[-1]:.3f} s; the machine stood still for {still} s")
+            print(f"{node} delayed the others for {self.stalls[-1]:.3f} s; the machine was suspended for {still} s")
             print(self.job.story(), flush=True)
 
     def settle(self, *, since: int, steps: int) -> None:
-        """Wait for so many steps."""
+        """Wait for this many steps."""
         wanted = self._last_step() + steps
         self.job.wait(StepCommitted, lambda e: e.step >= wanted, since=since)
 
     def median_step(self) -> float:
-        """The median seconds of the last steps: a machine that others use too grows faster and slower in minutes."""
+        """Return the median seconds of the last steps: the speed of a shared machine changes within minutes."""
         steps = [e.step_s for e in self.job.all(StepCommitted)[3:]]
         return statistics.median(steps[-NEIGHBOURS:])
 
@@ -239,7 +239,7 @@ class Bench:
         print(f"  joiner's stall       {spread(self.stalls)}")
         recoveries = [e for e in self.job.all(Recovered) if e.action == "shrink"]
         print("parts of a recovery, seconds:")
-        print(f"  seen after           {spread(self.seen)}")
+        print(f"  detected after       {spread(self.seen)}")
         for part in ("decide_s", "regroup_s", "redo_s"):
             print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in recoveries])}")
         print(self.watch.report())
@@ -248,7 +248,7 @@ class Bench:
         return 1 if wrong else 0
 
     def losses(self) -> list[str]:
-        """Check that no step, no sample and no survivor was lost."""
+        """Check that no step, sample or survivor was lost."""
         steps = self.job.all(StepCommitted)
         wrong = [f"steps {a.step} -> {b.step}" for a, b in itertools.pairwise(steps) if b.step != a.step + 1]
         wrong += [f"step {e.step} has {e.samples} samples" for e in steps if e.samples != steps[0].samples]
@@ -262,13 +262,13 @@ class Bench:
 
 
 def leaves_all(layer: dict[str, list[int]], lost: list[str]) -> bool:
-    """Say whether every expert of a layer has a copy on a node that is not lost."""
+    """Return whether every expert of a layer has a copy on a remaining node."""
     everywhere = {expert for held in layer.values() for expert in held}
     return everywhere == {expert for node, held in layer.items() if node not in lost for expert in held}
 
 
 def spread(values: list[float]) -> str:
-    """Return median, extremes and count as one text."""
+    """Format median, extremes and count."""
     if not values:
         return "not measured"
     return f"median {statistics.median(values):.3f} (min {min(values):.3f}..max {max(values):.3f}), {len(values)} runs"

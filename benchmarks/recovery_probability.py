@@ -1,8 +1,8 @@
-"""Recovery probability of all placement strategies, side by side.
+"""Compare the recovery probability of all placement strategies.
 
 1. Recorded loads (SmartMoE): joint recovery over all layers at two iterations, and along the trace.
-2. All small clusters: the best placement against MRO, spread and every placement there is.
-3. Random clusters of 4 to 7 nodes, against branch and bound.
+2. All small clusters: the best placement compared with MRO, spread and every possible placement.
+3. Random clusters of 4 to 7 nodes, compared with branch and bound.
 
     python benchmarks/recovery_probability.py [--routing DIR] [--json FILE]
 """
@@ -47,7 +47,7 @@ def plan_for(loads: np.ndarray, name: str, held: np.ndarray | None = None) -> Pl
 
 
 def at_iterations(trace: dict[str, np.ndarray], model: str) -> list[dict[str, Any]]:
-    """Recovery with LOST nodes lost, per strategy, at iterations 201 and 4001."""
+    """Return the recovery probability with LOST nodes lost, per strategy, at iterations 201 and 4001."""
     rows: list[dict[str, Any]] = []
     for iteration in (201, 4001):
         tokens = trace["tokens"][np.flatnonzero(trace["iterations"] == iteration)[0]]
@@ -62,7 +62,7 @@ def at_iterations(trace: dict[str, np.ndarray], model: str) -> list[dict[str, An
 
 
 def along_the_trace(trace: dict[str, np.ndarray], model: str) -> dict[str, Any]:
-    """Rebalance every 200 iterations, loads summed over the last 200, and compare with placing anew."""
+    """Rebalance every 200 iterations by the summed loads of the last 200, and compare with a new placement."""
     step = int(trace["iterations"][1] - trace["iterations"][0])
     window = EVERY // step
     at = int(np.flatnonzero(trace["iterations"] == FIRST)[0])
@@ -76,7 +76,7 @@ def along_the_trace(trace: dict[str, np.ndarray], model: str) -> dict[str, Any]:
         plan = plan_for(loads, "best", held)
         anew = recovery_curve(plan_for(loads, "best").counts).probability
         if plan.migration is not None and held is not None:
-            # Slots that hold another expert than before, and how many must, since the allocation changed.
+            # Slots with a changed expert, and the smallest number of such slots that the new allocation requires.
             changed.append(float(np.maximum(plan.counts - held, 0).sum() / held.sum()))
             needed.append(float(np.maximum(plan.replicas - held.sum(axis=2), 0).sum() / held.sum()))
             moved.append(plan.migration.expert_moves / (NODES * SLOTS * len(loads)))
@@ -95,7 +95,7 @@ def along_the_trace(trace: dict[str, np.ndarray], model: str) -> dict[str, Any]:
 
 
 def small_clusters() -> dict[str, Any]:
-    """Every allocation with N <= 5, c <= 3, E <= 6, r_e >= f, against all placements."""
+    """Compare every allocation with N <= 5, c <= 3, E <= 6, r_e >= f with all placements."""
     total = below = optimal = 0
     slowest = 0.0
     cases = [(n, c, e) for n in range(1, 6) for c in range(1, 4) for e in range(1, 7) if e <= n * c]
@@ -119,7 +119,7 @@ def small_clusters() -> dict[str, Any]:
 
 
 def random_clusters(number: int) -> dict[str, Any]:
-    """Random cases of 4 to 7 nodes, against the best of all placements (branch and bound, as far as it is done)."""
+    """Compare random cases of 4 to 7 nodes with the best of all placements (branch and bound with a limit)."""
     rng = np.random.default_rng(0)
     total = optimal = proven = 0
     gaps: list[float] = []
@@ -167,9 +167,9 @@ def main() -> None:
         results["trace"].append(row)
         print(
             f"  {model:9s} {row['rebalances']} rebalances: {row['moved_mean']:.2%} of the slots moved on average (most "
-            f"{row['moved_max']:.2%}), at most {row['worst_gap_any_count']:.4f} below placing anew (asked 10 %, 0.01)\n"
+            f"{row['moved_max']:.2%}), at most {row['worst_gap_any_count']:.4f} below a new one (asked 10 %, 0.01)\n"
             f"            {row['slots_changed_mean']:.2%} of the slots changed their expert (the new loads demand "
-            f"{row['slots_changed_at_least']:.2%}; a replica beside another of its expert moves nothing)"
+            f"{row['slots_changed_at_least']:.2%}; a replica on a node that already has its expert moves nothing)"
         )
     small = results["small"] = small_clusters()
     print(
@@ -179,8 +179,8 @@ def main() -> None:
     drawn = results["random"] = random_clusters(options.cases)
     print(
         f"Random clusters of 4 to 7 nodes: {drawn['cases']} cases, in {drawn['cases'] - drawn['optimal']} "
-        f"({1 - drawn['optimal'] / drawn['cases']:.2%}) there is better, by {drawn['largest_gap']:.4f} at the most "
-        f"(in {drawn['proven']} all placements were looked at)"
+        f"({1 - drawn['optimal'] / drawn['cases']:.2%}) there is a better one, by at most {drawn['largest_gap']:.4f} "
+        f"(in {drawn['proven']} cases all placements were searched)"
     )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,11 +1,12 @@
-"""What is computed again after a kill: the lost rank's micro-batches at most, and nothing where a survivor is READY.
+"""Count micro-batches that are computed again after a kill.
 
     make bench-redone
     python benchmarks/redone.py --kills 40 --seed 1
 
-Four ranks with eight micro-batches each; one node at a time is killed at a random moment, and another takes its place.
-Each rank writes down which micro-batches it begins. Exits with 1 where a survivor's was computed again, or any of a
-step that a survivor finished, or where a step was lost.
+At most the lost rank's micro-batches may be computed again, and none if a survivor is READY. Four ranks have eight
+micro-batches each. One node at a time is killed at a random moment, and another one replaces it. Each rank records the
+micro-batches that it starts. The exit code is 1 if a survivor's micro-batch was computed again, or any of a step that a
+survivor finished, or if a step was lost.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from holdfast.protocol.events import GenerationStarted, StepCommitted
 from tests.harness.local_job import LocalJob
 
 NODES, EACH = 4, 8
-#: a micro-batch of a step: the step, and the first of its samples
+#: A micro-batch of a step: the step, and its first sample.
 MicroBatch = tuple[int, int]
 
 
 def main() -> int:
-    """Run the benchmark and print its tables, or train in it."""
+    """Run the benchmark and print its tables, or train as its script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--width", type=int, default=1024, help="of the model's two layers")
-    parser.add_argument("--train", type=Path, help="be a rank of it, and write down what is computed here")
+    parser.add_argument("--width", type=int, default=1024, help="width of the model's two layers")
+    parser.add_argument("--train", type=Path, help="train as a rank, and record started micro-batches in this folder")
     options = parser.parse_args()
     if options.train is not None:
         train(options.train, options.width)
@@ -60,7 +61,7 @@ def main() -> int:
 
 
 def train(folder: Path, width: int) -> None:
-    """Train a model of two layers for ever, as one rank of the job."""
+    """Train a model of two layers without end, as one rank of the job."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     job = holdfast.init()
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
@@ -81,19 +82,19 @@ def train(folder: Path, width: int) -> None:
 
 
 def read(folder: Path) -> dict[str, list[MicroBatch]]:
-    """Return what each worker has begun, in order."""
+    """Return the micro-batches that each worker started, in order."""
     files = {path.name: path.read_text().splitlines() for path in folder.iterdir()}
     return {worker: [(int(step), int(one)) for step, one in map(str.split, lines)] for worker, lines in files.items()}
 
 
 def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
-    """Print what was computed again; return 1 where it was more than it may be."""
+    """Print the repeated micro-batches; return 1 if there were more than allowed."""
     workers: dict[MicroBatch, list[str]] = {}
     for worker, computed in begun.items():
         for key in computed:
             workers.setdefault(key, []).append(worker)
     again = {key: names for key, names in workers.items() if len(names) > 1}
-    # Who was killed has begun nothing after that step: all but one of those who have begun it are such.
+    # A killed worker started nothing after that step. All but one of the workers that started it were therefore killed.
     survivors = sorted(
         key for key, names in again.items() if sum(begun[worker][-1][0] > key[0] for worker in names) > 1
     )
@@ -118,12 +119,12 @@ def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
 
 
 def interrupted(bench: Bench) -> Sequence[tuple[str, int]]:
-    """Return what was decided after each kill, and of which step."""
+    """Return the decision after each kill, and the interrupted step."""
     found: list[tuple[str, int]] = []
     steps = bench.job.all(StepCommitted)
     for before, started in pairwise(bench.job.all(GenerationStarted)):
         if started.reason == "failure" and started.world_size < before.world_size:
-            # (a step that was done before may be announced after it)
+            # A step completed before the failure may be announced after it.
             done = next(event for event in steps if event.time > started.time)
             found.append((started.decision, done.step))
     return found

@@ -1,7 +1,7 @@
-"""The reduction of a 4.6 M-parameter fp32 model at 4 ranks, ours against gloo's all-reduce, in the same processes.
+"""Compare the reduction of a 4.6 M-parameter fp32 model on 4 ranks with gloo's all-reduce, in the same processes.
 
-Both sides clip by the gradient norm: ours has the norm from the shards (the commit operation is counted, too), the
-other calls `clip_grad_norm_`. The two alternate; printed are the median and the range over all steps of rank 0.
+Both sides clip by the gradient norm: holdfast gets the norm from the shards (its commit operation is timed too), the
+other side calls `clip_grad_norm_`. The two alternate. Printed are the median and the range over all steps of rank 0.
 
     OMP_NUM_THREADS=1 python benchmarks/reduction.py [--ranks 4] [--steps 40] [--parameters 4600000]
 """
@@ -27,7 +27,7 @@ WARM_UP = 5
 
 
 def model_of(parameters: int) -> nn.Module:
-    """Make a stack of square layers with about this many parameters, as a small transformer has them."""
+    """Return a stack of square layers with about this many parameters, similar to a small transformer."""
     width = 384
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(max(parameters // (width * width + width), 1))))
 

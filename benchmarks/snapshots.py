@@ -1,14 +1,14 @@
-"""What saving costs while nothing fails: two jobs of the same script side by side in time, one of which saves.
+"""Measure the cost of saving without failures: two jobs of the same script, one of which saves.
 
     make bench-snapshots
     python benchmarks/snapshots.py --steps 120 --every 10 --rounds 3
     python benchmarks/snapshots.py --checkpoints --steps 600 --rounds 2
 
-`apply` waits: how long the member that waited longest did not train for a snapshot (`stall_s`: describing the state,
-and what of the copy the next `apply` waited for), over all snapshots. `more per snapshot`: by how much the steps of the
-job with snapshots were slower than those of the one without, as seconds per snapshot; the rounds take turns. `x`: the
-ratio of the mean steps. Four ranks; the default script has 4.6 M parameters and AdamW, so 55 MB of state on each.
-With `--checkpoints` it is not snapshots in memory but checkpoints on disk, at the period that the job chooses.
+`apply` waits: how long the slowest member did not train because of a snapshot (`stall_s`: describing the state, and the
+part of the copy for which the next `apply` waited), over all snapshots. `more per snapshot`: the additional time of the
+steps with snapshots, as seconds per snapshot; the two jobs alternate. `x`: the ratio of the mean steps. There are four
+ranks. The default script has 4.6 M parameters and AdamW, so each rank has 55 MB of state. With `--checkpoints`, the job
+writes checkpoints to disk at the period that it chooses, instead of snapshots in memory.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from tests.harness.local_job import LocalJob
 ROOT = Path(__file__).resolve().parent.parent
 DENSE = ROOT / "examples" / "dense_gpt.py"
 SIZES = ("--layers", "6", "--dim", "256", "--heads", "4", "--context", "16")
-#: left out: the first steps allocate
+#: The first steps allocate memory and are not counted.
 WARM = 10
-#: what must be reached: seconds that apply waits (median), seconds more per snapshot
+#: Limits: median seconds that apply waits, and additional seconds per snapshot.
 STALL_S, MORE_S = 0.020, 0.4
-#: how much slower a job may be that is saved at the period it chooses
+#: Allowed slowdown of a job that saves at the period it chooses.
 SLOWER = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job: its steps' times and what was saved of it."""
+    """The step times of one job, and its saves."""
 
     steps: list[float]
     saves: Sequence[SnapshotSaved | CheckpointSaved]
 
     @property
     def mean_s(self) -> float:
-        """Of a step."""
+        """Mean seconds of a step."""
         return statistics.mean(self.steps)
 
 
 def main() -> int:
-    """Run the rounds and print a table; 1 where a bound is missed."""
+    """Run the rounds and print a table; return 1 if a limit is exceeded."""
     options = _options()
     plain, with_them = list[Run](), list[Run]()
     with Watch():
@@ -69,7 +69,7 @@ def main() -> int:
     print(f"state                {statistics.median(save.saved_bytes for save in saves) / 1e6:8.1f} MB")
     print(f"step, without        {_span([run.mean_s for run in plain])} s")
     print(f"step, with           {_span([run.mean_s for run in with_them])} s")
-    print(f"whole after          {_span([save.save_s for save in saves])} s")
+    print(f"complete after       {_span([save.save_s for save in saves])} s")
     print(f"apply waits          {_span(stalls)} s (at most {STALL_S} in the median)")
     if options.checkpoints:
         print(f"x                    {_span(ratio)} (at most {SLOWER})")
@@ -102,7 +102,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=110)
     parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--checkpoints", action="store_true", help="on disk, at the period that the job chooses")
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="save checkpoints to disk, at the period that the job chooses"
+    )
     parser.add_argument("--script", type=Path, default=DENSE)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()

@@ -1,10 +1,10 @@
-"""Speed of the sparing planner, and the sparing paper's figures side by side with ours.
+"""Measure the speed of the sparing planner, and compare the figures of the sparing paper with ours.
 
 `make bench-sparing` prints:
-- 100,000 (MTBF, MTTR, strategy) evaluations, each with its own search for the best spares, on one core;
-- a Monte Carlo of 1,024 blocks x 1 year x 100 replications;
-- Figure 6: simulated beside closed-form CETT, for one and for two repair processes, with 0 and 8 spare GPUs;
-- Figures 2-5: the share of the plane on which each statement of section 4.3 holds.
+* 100,000 (MTBF, MTTR, strategy) evaluations, each with its own search for the best spares, on one core;
+* a Monte Carlo of 1,024 blocks x 1 year x 100 replications;
+* Figure 6: simulated and closed-form CETT, for one and for two repair processes, with 0 and 8 spare GPUs;
+* Figures 2-5: the share of the plane on which each statement of section 4.3 holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIGURE_6_STRATEGIES = (SparingStrategy(block_gpus=72, spare_gpus=0), SparingStra
 
 
 def timed(what: str, runs: int, work: Callable[[], object]) -> None:
-    """Print median and range of the seconds that `work` takes, by the clock and on the processor."""
+    """Print median and range of the wall and processor seconds of `work`."""
     clock: list[float] = []
     processor: list[float] = []
     for _ in range(runs):
@@ -71,7 +71,7 @@ def bench_monte_carlo(runs: int) -> None:
 
 
 def figure_6(replications: int) -> None:
-    """Print simulated beside closed-form CETT."""
+    """Print simulated and closed-form CETT."""
     print(f"\nFigure 6: CETT, {replications} replications of a year, 99 % intervals; repairs of 1 h and 48 h")
     print(f"{'strategy':9} {'repairs':28} {'closed':>8} {'simulated':>10} {'+-':>8} {'gap':>8} {'inside':>7}")
     case = one_zone(catalina())

@@ -1,21 +1,21 @@
-"""Samples trained through a spot trace: holdfast against DS(FT) and DS, in the same runtime (Lazarus, 6.2 and 6.4).
+"""Compare samples trained through a spot trace: holdfast, DS(FT) and DS in the same runtime (Lazarus, 6.2 and 6.4).
 
     make bench-spot                                     the 80-minute trace at 10x and 60x, and single failures at 20x,
                                                         for GPT-L (16 experts, EP size 4) and GPT-S (8, EP size 2)
     python benchmarks/spot.py --model L --speed 60      a part of it
-    python benchmarks/spot.py --quick --no-loss         13 minutes of the trace at 60x: a try of a few minutes
+    python benchmarks/spot.py --quick --no-loss         13 minutes of the trace at 60x, in a few minutes
 
-Expert computation is EMULATED (a stated time per token, the same for all, and long beside what two cores make of ten
-ranks' real work: on a machine that does other things at once, give more --seconds-per-token). Workers are forked from a
-zygote under all policies, and what a restart costs is measured, not assumed. Routing follows the recorded loads of the
-model, which run through one iteration in 0.9 s of the paper's time. Checkpoints: DS every 50 of the paper's steps, the
-others every 250; ours looks at its placement every 200.
+Expert computation is EMULATED: a stated time per token, the same for all, and long compared with the real work of ten
+ranks on two cores. On a busy machine, increase --seconds-per-token. Under all policies, workers are forked from a
+zygote, and the cost of a restart is measured, not assumed. Routing follows the recorded loads of the model, at 0.9 s of
+the paper's time per iteration. DS writes checkpoints every 50 of the paper's steps, the others every 250; holdfast
+checks its placement every 200.
 
-DS is `--static-experts --on-node-failure restart-all`, DS(FT) `--static-experts` (docs/baselines.md). Where the samples
-went is counted in node-seconds: `down` are gaps between new steps beyond a usual one that a failure, a join or a
-roll-back lies in; `idle` nodes were there and not in the world; the rest of a difference is what a busy node gets done:
-imbalance, and whatever else makes a step slow. "At most" is what the emulated work alone leaves possible: all nodes
-busy all the time, in perfect balance. The loss of every step of our run is compared with an undisturbed run (float64).
+DS is `--static-experts --on-node-failure restart-all`, DS(FT) `--static-experts` (docs/baselines.md). The differences
+are explained in node-seconds. `down`: time without new steps, beyond a usual step, around a failure, a join or a
+roll-back. `idle`: present nodes outside the world. The rest of a difference is the rate of busy nodes: imbalance, and
+anything else that makes a step slow. "At most" is the limit set by the emulated work alone: all nodes always busy, in
+perfect balance. The loss of every step of holdfast is compared with an undisturbed run (float64).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 PAPER_STEP_S = 0.9
 PAPER_REBALANCE_STEPS = 200
-#: of the single failures: at 60x only two steps lie between two of them
+#: Speed of the single failures. At 60x, only two steps would lie between two failures.
 SINGLE_SPEED = 20.0
-#: what a step takes here with ten nodes, about; three quarters of it are emulated
+#: Approximate seconds of a step with ten nodes on this machine; three quarters of it are emulated.
 STEP_S = 2.0
 LAYERS = 2
-#: tokens of a sample
+#: Tokens of a sample.
 CONTEXT = 32
 MODELS = {
     "S": ("lazarus_gpt_S_12L8E.npz", 8),
@@ -68,7 +68,7 @@ POLICIES: dict[str, tuple[tuple[str, ...], int]] = {
     "DS(FT)": (("--static-experts",), 250),
     "DS": (("--static-experts", "--on-node-failure", "restart-all"), 50),
 }
-#: what the paper reports (6.2, 6.4)
+#: Ratios reported by the paper (6.2, 6.4).
 GOALS = {
     ("spot", "L"): {"DS": 3.4, "DS(FT)": 1.8},
     ("spot", "S"): {"DS": 2.3, "DS(FT)": 1.2},
@@ -81,7 +81,7 @@ GOALS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lived:
-    """One policy's run: samples that count at the end, and where the nodes' time went, in node-seconds."""
+    """The result of one policy: samples that count at the end, and the nodes' time in node-seconds."""
 
     samples: int
     steps: int
@@ -93,13 +93,13 @@ class Lived:
     restarts: int
 
     def at_most(self, seconds_per_token: float) -> float:
-        """Return the samples of a policy without any loss, on the nodes that were there."""
+        """Return the samples of a policy without any overhead, on the nodes that were present."""
         a_sample = CONTEXT * LAYERS * seconds_per_token * (1 + BACKWARD_FACTOR)
         return (self.busy + self.idle + self.down) / a_sample
 
 
 def account(events: Sequence[ReadEvent], until: float) -> Lived:
-    """Add up what a run's events say, from the first committed step to `until` (unix seconds)."""
+    """Return the result of a run's events from the first committed step to `until` (Unix seconds)."""
     events = [event for event in events if event.time <= until]
     counted = committed_steps(events)
     ever = [event for event in events if isinstance(event, StepCommitted)]
@@ -111,7 +111,7 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
     times = [step.time for step in new] + [until]
     disturbances = [e.time for e in events if isinstance(e, FailureDetected | RolledBack | GenerationStarted)]
     gaps = [(a, b, any(a < at <= b for at in disturbances)) for a, b in itertools.pairwise(times)]
-    whole = gaps[:-1]  # the last step was still under way
+    whole = gaps[:-1]  # the last step was not complete
     calm = [b - a for a, b, disturbed in whole if not disturbed]
     usual = statistics.median(calm or [b - a for a, b, _ in whole] or [0.0])
     lost = [(b, b - a - usual) for a, b, disturbed in gaps if disturbed and b - a > usual]
@@ -130,12 +130,12 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
 
 
 def _world(events: Sequence[ReadEvent], at: float) -> int:
-    """Return how many nodes were in the world at a time; the others are counted as idle."""
+    """Return the number of nodes in the world at a time; the others count as idle."""
     return next(e.world_size for e in reversed(events) if e.time <= at and isinstance(e, GenerationStarted))
 
 
 def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tuple[float, float]:
-    """Return the node-seconds of all nodes that were there, and of those outside the world."""
+    """Return the node-seconds of all present nodes, and of those outside the world."""
     total = idle = 0.0
     present = world = 0
     last = begin
@@ -151,7 +151,7 @@ def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tu
 
 
 def shares(ours: Lived, other: Lived) -> dict[str, float]:
-    """Return what part of the difference in samples comes from restarts, from idle nodes, and from the rest."""
+    """Return the shares of the difference in samples that come from restarts, from idle nodes, and from the rest."""
     rate = ours.samples / ours.busy
     parts = {
         "restarts": rate * (other.down - ours.down),
@@ -163,7 +163,7 @@ def shares(ours: Lived, other: Lived) -> dict[str, float]:
 
 
 def steps_here(paper_steps: int, speed: float) -> int:
-    """Return how many steps here take as long as so many of the paper's, at a speed."""
+    """Return the number of steps here that take as long as some steps of the paper, at a speed."""
     return max(1, round(paper_steps * PAPER_STEP_S / speed / STEP_S))
 
 
@@ -190,7 +190,7 @@ class Bench:
         return [str(ROOT / "examples" / "moe_gpt.py"), *words, "--dtype", "float64", "--dispatch", "minmax"]
 
     def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[ReadEvent]:
-        """Let a job of one policy live through a trace; return its events up to the trace's end."""
+        """Run a job of one policy through a trace; return its events up to the trace's end."""
         options, paper_steps = POLICIES[policy]
         every = steps_here(paper_steps, speed)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
@@ -209,7 +209,7 @@ class Bench:
         return [event for event in read if event.time <= first + summary["elapsed_s"]]
 
     def compare(self, name: str, trace: Path, speed: float, window: Sequence[str] = ()) -> None:
-        """Run all policies through one trace, and print what came out."""
+        """Run all policies through one trace, and print the results."""
         print(f"\n{name}, {speed:g}x, GPT-{self.model} routing ({self.experts} experts), EMULATED compute")
         print("  policy     samples   steps  undone  restarts   down s   idle node-s   busy node-s   ours / it")
         lived: dict[str, Lived] = {}
@@ -256,7 +256,7 @@ def _holdfast(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def single_failures(folder: Path, every: int = 300) -> Path:
-    """Write a trace in which one of ten nodes fails every so many seconds until half of them are left."""
+    """Write a trace in which one of ten nodes fails at regular intervals until half of them are left."""
     lines = [f"0,add,node{number}" for number in range(10)]
     lines += [f"{every * (number + 1)},remove,node{(7 * number + 3) % 10}" for number in range(5)]
     file = folder / "single.csv"
@@ -265,14 +265,16 @@ def single_failures(folder: Path, every: int = 300) -> Path:
 
 
 def main() -> int:
-    """Run what was asked for; 2 where the recorded data is not there."""
+    """Run the selected parts; return 2 if the recorded data is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with spot/ and routing/")
-    parser.add_argument("--trace", type=Path, help="another trace")
-    parser.add_argument("--speed", type=float, action="append", help="10 and 60 by default")
-    parser.add_argument("--model", choices=sorted(MODELS), action="append", help="whose experts and loads; L and S")
+    parser.add_argument("--trace", type=Path, help="availability trace to use instead of the default")
+    parser.add_argument("--speed", type=float, action="append", help="speed of the trace (default: 10 and 60)")
+    parser.add_argument(
+        "--model", choices=sorted(MODELS), action="append", help="model with its experts and loads (default: L and S)"
+    )
     parser.add_argument("--seconds-per-token", type=float, default=2e-3)
-    parser.add_argument("--until", type=float, default=4800.0, help="leave the trace after so many of its seconds")
+    parser.add_argument("--until", type=float, default=4800.0, help="stop after this many seconds of the trace")
     parser.add_argument("--no-loss", action="store_true", help="do not compare with an undisturbed run")
     parser.add_argument("--quick", action="store_true", help="only 13 minutes of the trace, at 60x")
     parts = parser.add_mutually_exclusive_group()
@@ -283,7 +285,7 @@ def main() -> int:
     models = options.model or ["L", "S"]
     for file in (trace, *(options.data / "routing" / MODELS[model][0] for model in models)):
         if not file.is_file():
-            print(f"there is no {file}: give --data DIR, the folder with the recorded traces", file=sys.stderr)
+            print(f"{file} does not exist: give --data DIR, the folder with the recorded traces", file=sys.stderr)
             return 2
     with tempfile.TemporaryDirectory(prefix="holdfast-spot-") as folder:
         for model in models:
@@ -292,7 +294,7 @@ def main() -> int:
 
 
 def run_model(bench: Bench, trace: Path) -> None:
-    """Run all that was asked for with one model."""
+    """Run all selected parts with one model."""
     options = bench.options
     if options.quick:
         bench.compare("spot", trace, 60.0, ("--from", "1900", "--until", "2700"))

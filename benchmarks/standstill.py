@@ -1,7 +1,7 @@
-"""Whether the machine stood still meanwhile: what was measured on a host that takes the cores away says little.
+"""Detects whether the machine was suspended during a measurement, which makes the figures unreliable.
 
-A virtual machine's cores may stop for a second or more while its host has other work. A process with real-time
-priority, which nothing of ours can hold up, wakes every 20 ms and notes when it overslept.
+The cores of a virtual machine may stop for a second or more while its host has other work. A process with real-time
+priority, which our own load cannot delay, wakes every 20 ms and records when it woke late.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Self
 
 WAKE_S = 0.02
-#: what counts as standing still, in seconds
+#: Seconds of delay that count as a suspension.
 GAP_S = 0.1
-#: its place in the first line of /proc/stat, after its name
+#: Index of stolen time in the first line of /proc/stat, after the name.
 _STEAL = 7
 
 
 class Watch:
-    """Watches the machine; a context manager."""
+    """Detects suspensions of the machine; a context manager."""
 
     def __init__(self) -> None:
-        """Watch from `with` on."""
+        """Prepare; the detection starts with the `with` statement."""
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-watch-")
         self._file = Path(self._folder.name) / "gaps"
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,22 +46,24 @@ class Watch:
         self._folder.cleanup()
 
     def gaps(self, since: float = 0.0) -> list[float]:
-        """Return for how long the machine stood still, each time since a moment (unix seconds); in seconds."""
+        """Return the seconds of each suspension since a moment (Unix seconds)."""
         entries = [line.split() for line in self._file.read_text().splitlines()]
         return [float(gap) for at, gap in entries if float(at) >= since]
 
     def report(self) -> str:
-        """Return all that was seen as a line."""
+        """Return a summary in one line."""
         spent = [now - before for now, before in zip(_processor_time(), self._before, strict=True)]
         taken = f"the host took {spent[_STEAL] / max(sum(spent), 1):.1%} of the cores"
         gaps = self.gaps()
         if not gaps:
-            return f"{taken}; the machine never stood still for more than {GAP_S} s"
-        return f"{taken}; the machine stood still {len(gaps)} times for more than {GAP_S} s, at most {max(gaps):.2f} s"
+            return f"{taken}; the machine was never suspended for more than {GAP_S} s"
+        return (
+            f"{taken}; the machine was suspended {len(gaps)} times for more than {GAP_S} s, at most {max(gaps):.2f} s"
+        )
 
 
 def _processor_time() -> list[int]:
-    """Return the ticks of all cores by what they were spent on."""
+    """Return the ticks of all cores by category."""
     first = Path("/proc/stat").read_text().split("\n", 1)[0]
     return [int(ticks) for ticks in first.split()[1:9]]
 
@@ -70,8 +72,8 @@ def _watch() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     except PermissionError:
-        print("standstill: no real-time priority: our own load counts as well", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
+        print("standstill: no real-time priority: delays by our own load count too", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     parent, last = os.getppid(), time.monotonic()
     while os.getppid() == parent:
         time.sleep(WAKE_S)

@@ -1,9 +1,9 @@
-"""Step time against plain DDP: the same model, data, batch and clipping, in the same processes, in alternating blocks.
+"""Compare step time with plain DDP: the same model, data, batch and clipping, in the same processes.
 
     make bench-step
 
-Every worker of a holdfast job also holds a DDP replica in a gloo group of its own. Blocks of steps of either kind take
-turns, so that both see the same machine; rank 0 times each block from barrier to barrier. Printed as well is the
+Every worker of a holdfast job also holds a DDP replica in a separate gloo group. Blocks of steps alternate, so that
+both sides run under the same conditions. Rank 0 times each block from barrier to barrier. The benchmark also prints the
 processor time of all ranks, which other work on the machine disturbs less.
 """
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 BLOCK = 10
-#: short enough for a step of 150-200 ms with 4 workers on 2 cores, at 4.8 M parameters
+#: Short enough for a step of 150-200 ms with 4 workers on 2 cores, at 4.8 M parameters.
 CONTEXT = 16
 
 
@@ -65,13 +65,13 @@ def main() -> int:
 
 
 def spread(values: list[float], scale: float = 1.0) -> str:
-    """Return median and extremes as text."""
+    """Format the median and the extremes."""
     low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
     return f"median {middle:.3f} (min {low:.3f}..max {high:.3f})"
 
 
 def worker(folder: Path, blocks: int, world: int) -> None:
-    """Train both, in turns."""
+    """Train both alternately."""
     import plain_torch
     import torch.distributed as dist
     from dense_gpt import GPT, Bytes, loss_of, read_text
@@ -118,7 +118,7 @@ def worker(folder: Path, blocks: int, world: int) -> None:
 
 
 def _clocks() -> np.ndarray:
-    """Return the wall clock behind a barrier, and the processor time of all ranks, in seconds."""
+    """Return the wall clock after a barrier, and the processor time of all ranks, in seconds."""
     import plain_torch
     import torch
 
@@ -135,7 +135,7 @@ def ddp_step(
     first: int,
     shard: int,
 ) -> None:
-    """Do one step as DDP users do: accumulate without sync, then reduce, clip, and step."""
+    """Run one step as DDP users do: accumulate without sync, then reduce, clip, and step."""
     import plain_torch
     import torch
 

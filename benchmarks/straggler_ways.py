@@ -1,8 +1,8 @@
-"""What others do about a rank that becomes slow (TrainMover, 8.4), as jobs that really run: for `stragglers.py`.
+"""Responses of other systems to a rank that becomes slow (TrainMover, 8.4), as real jobs for `stragglers.py`.
 
-Each is a job of a hundred steps, driven by somebody who knows at once who is slow: as soon as the first slowed step is
-done. Where the way has it so, the job is then stopped by the product's own order, with or without saving, and the same
-command starts it again as soon as it has ended, without the slow node.
+Each is a job of a hundred steps. The driver knows the slow rank as soon as the first slowed step is complete. If the
+response requires it, the job is then stopped with holdfast's own command, with or without saving. The same command
+starts it again, without the slow node, as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.protocol.events import StandbyReady, StepCommitted
 from tests.harness.local_job import LocalJob
 
 STEPS, TIMES = 100, 1.2
-#: steps between the checkpoints of a job that makes none by itself
+#: Checkpoint interval of a job that writes no regular checkpoints.
 NEVER = 1_000_000
 OURS = "move"
-#: what others do
+#: Names of the responses of other systems.
 NAMES = ("nothing", "defer-50", "defer-100", "restart-50", "restart-100", "save-and-restart", "per-iteration")
-#: at which moment each really runs, where nothing else is asked for; defer-100 does nothing within the hundred
+#: The moment at which each response really runs by default; defer-100 does nothing within the hundred steps.
 REAL = (
     ("nothing", 70),
     ("defer-50", 20),
@@ -32,26 +32,25 @@ REAL = (
     ("save-and-restart", 70),
     ("per-iteration", 70),
 )
-#: a job of a hundred steps may take so long, in seconds
+#: Time limit in seconds of a job of a hundred steps.
 _DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done about a rank that becomes slow after step `moment`.
-
-    every: steps between checkpoints. stop_at: at the end of which step the job is stopped; None: it is not.
-    saves: whether it is saved as it is stopped.
-    """
+    """The response to a rank that becomes slow after step `moment`."""
 
     moment: int
+    #: Steps between checkpoints.
     every: int = NEVER
+    #: The step at the end of which the job is stopped, or None.
     stop_at: int | None = None
+    #: Whether the job is saved when it is stopped.
     saves: bool = False
 
 
 def plan(name: str, moment: int) -> Plan:
-    """Return what a way does; what does not differ within the hundred steps is the same plan."""
+    """Return the plan of a response; responses that do not differ within the hundred steps have the same plan."""
     kind, _, number = name.rpartition("-")
     if kind == "defer":
         at = (moment // int(number) + 1) * int(number)
@@ -64,9 +63,9 @@ def plan(name: str, moment: int) -> Plan:
 
 
 def plans(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
-    """Return what is to run, and for which ways each run stands.
+    """Return the plans to run, each with the names of its responses.
 
-    moments: at which all ways run; None: as `REAL` has it.
+    moments: at which all responses run; None for the pairs of `REAL`.
     """
     wanted = REAL if moments is None else [(name, moment) for moment in moments for name in NAMES]
     found = dict.fromkeys(plan(name, moment) for name, moment in wanted)
@@ -74,9 +73,13 @@ def plans(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
 
 
 class Real:
-    """Jobs that run as plans have it.
+    """Runs jobs according to plans.
 
-    options: of `holdfast run`, but those of checkpoints and stragglers. args: of the script, without its steps.
+    Args:
+        script: the training script.
+        args: arguments of the script, without its steps.
+        options: of `holdfast run`, except for checkpoints and stragglers.
+        rng: chooses the slow nodes.
     """
 
     def __init__(self, script: Path, args: Sequence[str], options: Sequence[str], rng: random.Random) -> None:
@@ -86,9 +89,9 @@ class Real:
         self._rng = rng
 
     def seconds_of_ours(self, moment: int, after_s: float) -> float:
-        """Have a standby take the slow node's place; return what `seconds_of` does.
+        """Replace the slow node by a standby; return the seconds of the hundred steps.
 
-        The hundred steps are some of a job that has trained for so many seconds before.
+        The steps belong to a job that has already trained for `after_s` seconds.
         """
         options = (*self._options, "--stragglers", "move", "--standbys", "1")
         with LocalJob(self._script, (*self._args, "--steps", str(NEVER)), options=options) as job:
@@ -100,7 +103,7 @@ class Real:
             return last.time - job.wait(StepCommitted, step=before + 1).time
 
     def seconds_of(self, one: Plan) -> float:
-        """Run the hundred steps; return the seconds from the first one's end to the last one's."""
+        """Run the hundred steps; return the seconds from the end of the first to the end of the last."""
         args = (*self._args, "--steps", str(STEPS))
         with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
             saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(one.every))
@@ -110,18 +113,18 @@ class Real:
                 job.inject("slow", self._rng.choice(job.nodes()), step=max(one.moment + 1, 3), times=TIMES)
                 if one.stop_at is None:
                     return self._end_of(job, first.time) - first.time
-                # (the order comes while a step is under way, at whose end the job is saved and ends)
+                # The command arrives during a step. At the end of that step the job is saved and ends.
                 job.wait(StepCommitted, step=one.stop_at - 1 if one.saves else one.stop_at, timeout=_DEADLINE_S)
                 with job.client() as client:
                     client.shutdown(EXIT_ENDED, "a rank is slow", save=one.saves)
                 job.wait_exit()
             stopped = job.all(StepCommitted)[-1].time
-            # (of what one job's store knows the next knows nothing: it has events of its own, and only the checkpoints)
+            # The next job has its own store and events. It shares only the checkpoints.
             with LocalJob(self._script, args, options=options) as job:
                 return self._end_of(job, stopped) - first.time
 
     def _end_of(self, job: LocalJob, since: float) -> float:
-        """Wait for the last step after a moment; return when it was done."""
+        """Wait for the last step after a moment; return when it was committed."""
         last = job.wait(StepCommitted, lambda event: event.time > since and event.step == STEPS, timeout=_DEADLINE_S)
         job.wait_exit()
         return last.time

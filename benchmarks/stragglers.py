@@ -1,22 +1,21 @@
-"""What a rank that becomes a fifth slower costs a hundred steps (TrainMover, Figures 13, 14), by what is done about it.
+"""Measure the cost of a rank that becomes a fifth slower, over a hundred steps (TrainMover, Figures 13, 14).
 
-    make bench-move                              this too
+    make bench-move                              runs this too
     python benchmarks/stragglers.py --rounds 3
-    python benchmarks/stragglers.py --moments 20 70          all ways really run at these: half an hour
+    python benchmarks/stragglers.py --moments 20 70          really runs all responses at these moments: half an hour
 
-A job of four nodes whose accelerators are emulated, each with a warm standby beside it, and `--stragglers move`. Each
-round slows a node and waits until it is found, moved away, and steps are as long as before: what these steps took more
-than the undisturbed ones is the cost, cut off where the hundred steps end; at one moment all hundred really run, too.
-What others would do about it:
-  nothing          the rest of the hundred steps is slow
-  defer-N          slow until the next checkpoint (every N steps), then a restart (none at the end of the hundred)
-  restart-N        a restart from the last checkpoint: its steps since then are done again
-  save-and-restart saves at once, and starts again
-  per-iteration    saves at every step, and starts again
-Their hundred steps really run (benchmarks/straggler_ways.py), each way at one moment or all at those of `--moments`; at
-the other moments, in brackets, what they lose is put together of what the same run has measured: a slowed step; of the
-same job a stop with and without saving until its first step after a start; and a step that saves. In their favour they
-know at once who is slow, and in what is put together scheduled saves cost nothing.
+A job of four nodes with emulated accelerators has a warm standby and uses `--stragglers move`. Each round slows a node
+and waits until it is detected and replaced, and steps are as long as before. The cost is the additional time of these
+steps, up to the end of the hundred steps. At one moment all hundred steps really run, too. Responses of other systems:
+
+nothing the rest of the hundred steps is slow defer-N slow until the next checkpoint (every N steps), then a restart
+(none at the end of the hundred) restart-N a restart from the last checkpoint: its steps since then are repeated
+save-and-restart saves at once, and restarts per-iteration saves at every step, and restarts
+
+Their hundred steps really run (benchmarks/straggler_ways.py), each response at one moment or all at the moments given
+by `--moments`. Losses at other moments, in brackets, are composed of measurements of the same run: a slowed step; the
+time from a stop, with and without saving, to the first step after a start; and a step that saves. In their favour, they
+know the slow rank at once, and in composed losses regular checkpoints cost nothing.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ from holdfast.protocol.events import NodeMoved, StandbyReady, StepCommitted, Str
 from tests.harness.local_job import LocalJob
 
 EVERY = 10
-#: the last moment of the hundred that leaves room for a restart
+#: The last moment of the hundred that leaves time for a restart.
 LAST = 95
-#: at which all hundred steps really run with a move, too, where nothing else is asked for
+#: The moment at which all hundred steps really run with a move by default.
 OURS_AT = 70
-#: what may be lost of a hundred steps, at any of the moments
+#: Allowed loss of a hundred steps, at any moment.
 MOST_LOST = 0.03
-#: undisturbed steps before a rank is slowed, and after it was moved away
+#: Undisturbed steps before a rank is slowed, and after it was replaced.
 BEFORE, AFTER = 12, 3
-#: a node's words come every five seconds, and it is judged from the ninth on: so long the job runs before
+#: Seconds that the job runs before: nodes report every five seconds, and are compared from the ninth report on.
 FIRST_S = 50.0
-#: what was lost at a moment, by what is done about it
+#: Losses by response and moment.
 Lost = Mapping[tuple[str, int], float]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What was measured of one job, in seconds: a step, what a slowed one takes more, and what the others need."""
+    """Measurements of one job in seconds: a step, the additional time of a slowed one, and parts of other responses."""
 
     step: float
     slower: float
@@ -67,7 +66,7 @@ class Parts:
     save_each: float = 0.0
 
     def lost(self, name: str, moment: int) -> float:
-        """Return what a way loses where a rank becomes slow at a step of the hundred, as a part of all the time."""
+        """Return the share of the time that a response loses if a rank becomes slow at a step of the hundred."""
         one = plan(name, moment)
         slow = (STEPS if one.stop_at is None else one.stop_at) - moment if name.startswith(("nothing", "defer")) else 0
         seconds = slow * self.slower
@@ -81,12 +80,12 @@ class Parts:
 
 
 def share(seconds: float, step: float) -> float:
-    """Return which part of all the time seconds are that a hundred steps took more."""
+    """Return additional seconds of a hundred steps as a share of all their time."""
     return seconds / (STEPS * step + seconds)
 
 
 def main() -> int:
-    """Run the benchmark and print its table; 1 if a move lost more than it may, or anything else was lost."""
+    """Run the benchmark and print its table; return 1 if a move lost more than allowed, or anything else was lost."""
     end_in_order()
     options = _options()
     args = options.args or DENSE_ARGS[2:]
@@ -102,7 +101,7 @@ def main() -> int:
 def _really(
     options: argparse.Namespace, launch: Sequence[str], args: Sequence[str], step: float
 ) -> dict[tuple[str, int], float]:
-    """Run the hundred steps of ours and of the others; return what was lost of them."""
+    """Run the hundred steps of all responses; return their losses."""
     real = Real(options.script, args, launch, random.Random(options.seed))
     lost: dict[tuple[str, int], float] = {}
 
@@ -121,7 +120,7 @@ def _really(
 def _ours(
     options: argparse.Namespace, watch: Watch, launch: Sequence[str], args: Sequence[str]
 ) -> tuple[dict[int, float], Parts, list[str]]:
-    """Slow one node after the other; return what was lost at each moment in seconds, the parts, and what went wrong."""
+    """Slow one node after the other; return the losses in seconds by moment, the parts, and errors."""
     args = (*args, "--steps", str(NEVER))
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         saves = ("--checkpoint-dir", f"{name}/checkpoints", "--checkpoint-every", str(NEVER))
@@ -149,15 +148,15 @@ def _ours(
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=STEPS // EVERY, help="so many of the moments, from step 0 on")
+    parser.add_argument("--rounds", type=int, default=STEPS // EVERY, help="number of moments, from step 0 on")
     parser.add_argument(
-        "--moments", type=int, nargs="+", help="at which all other ways really run (default: each at one)"
+        "--moments", type=int, nargs="+", help="moments at which all other responses really run (default: one each)"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--emulate-compute", default="0.5/micro-batch")
     parser.add_argument("--script", type=Path, default=DENSE)
     asked.add_option(parser)
-    parser.add_argument("args", nargs="*", help="arguments of the script but its steps, after --")
+    parser.add_argument("args", nargs="*", help="arguments of the script except its steps, after --")
     options = parser.parse_args()
     if any(not 0 <= moment <= LAST for moment in options.moments or ()):
         parser.error(f"--moments {options.moments}: each must be from 0 to {LAST}")
@@ -165,16 +164,16 @@ def _options() -> argparse.Namespace:
 
 
 class StragglerBench(MoveBench):
-    """One job, of which one node after the other becomes slow."""
+    """One job in which one node after the other becomes slow."""
 
     def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, script: Sequence[str]) -> None:
         super().__init__(job, watch, rng, script)
         self._calm: list[float] = []
-        #: what steps took more, from the second after a rank was slowed until it was found
+        #: Additional seconds of the steps, from the second one after a rank was slowed until it was detected.
         self.slowed: list[float] = []
 
     def rounds(self, count: int) -> dict[int, float]:
-        """Slow a rank at every tenth step of a hundred; return what was lost at each moment, in seconds."""
+        """Slow a rank at every tenth step of a hundred; return the loss at each moment, in seconds."""
         self.job.wait(StepCommitted)
         self.standby()
         begun = self.job.all(StepCommitted)[0].time
@@ -182,11 +181,11 @@ class StragglerBench(MoveBench):
         return {number * EVERY: self._slowed_at(number * EVERY) for number in range(count)}
 
     def undisturbed(self) -> float:
-        """The median seconds of the steps before ranks were slowed."""
+        """Return the median seconds of the steps before ranks were slowed."""
         return statistics.median(self._calm)
 
     def stop(self, *how: str, job: LocalJob | None = None) -> tuple[int, float]:
-        """Stop a job; return its last step and when that was, after its process has ended."""
+        """Stop a job and wait for its process; return its last step and the time of that step."""
         job = job or self.job
         job.call("stop", *how)
         job.wait_exit()
@@ -194,12 +193,12 @@ class StragglerBench(MoveBench):
         return last.step, last.time
 
     def steps_of(self, job: LocalJob, since: int, count: int) -> list[float]:
-        """Wait for so many steps, and return how long each took."""
+        """Wait for this many steps, and return the seconds of each."""
         job.wait(StepCommitted, lambda e: e.step >= since + count)
         return [event.step_s for event in job.all(StepCommitted) if since <= event.step < since + count]
 
     def _slowed_at(self, moment: int) -> float:
-        """Slow a rank, and return what the steps until it was gone took more, as far as the hundred go."""
+        """Slow a rank; return the additional seconds of the steps until it was replaced, within the hundred steps."""
         self.settle(since=len(self.job.events), steps=BEFORE)
         self._calm += [event.step_s for event in self.job.all(StepCommitted)[-BEFORE + 2 :]]
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
@@ -207,7 +206,7 @@ class StragglerBench(MoveBench):
         self.job.inject("slow", victim, step=first, times=TIMES)
         found = self.job.wait(StragglerFound, since=since)
         if found.node != victim:
-            raise SystemExit(f"{found.node} was found to be slow in place of {victim}: {found.why}")
+            raise SystemExit(f"{found.node} was reported as slow instead of {victim}: {found.why}")
         self.job.wait(NodeMoved, from_node=victim, since=since)
         self.settle(since=len(self.job.events), steps=AFTER)
         slow = [event for event in self.job.events[since:] if isinstance(event, StepCommitted) and event.step >= first]
@@ -215,7 +214,7 @@ class StragglerBench(MoveBench):
         counted = slow[: STEPS - moment]
         cost = sum(event.step_s - self.undisturbed() for event in counted)
         after_s, steps = found.time - slow[0].time + slow[0].step_s, sum(event.time < found.time for event in slow)
-        print(f"step {moment:3d}: found after {steps} steps, {after_s:.1f} s, {found.factor:.2f} times;", end=" ")
+        print(f"step {moment:3d}: detected after {steps} steps, {after_s:.1f} s, {found.factor:.2f} times;", end=" ")
         print(f"{cost:.2f} s lost, {share(cost, self.undisturbed()):.2%}", flush=True)
         self.job.wait(StandbyReady, node=victim, since=since)
         with self.job.client() as client:
@@ -225,7 +224,7 @@ class StragglerBench(MoveBench):
 
 
 def figures(ours: Mapping[int, float], lost: Lost) -> list[Figure]:
-    """Return what is asked of moves, and beside it what really ran."""
+    """Return the figures of moves with their limit, and of the other responses that really ran."""
     real = [
         Figure(
             name=f"{'' if name == OURS else '  '}{name}, at step {moment}: lost of all {STEPS} as they ran",
@@ -235,13 +234,13 @@ def figures(ours: Mapping[int, float], lost: Lost) -> list[Figure]:
         )
         for (name, moment), value in lost.items()
     ]
-    name = f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow"
+    name = f"lost of {STEPS} steps if a rank becomes {TIMES:g} times as slow"
     values = tuple(100 * value for value in ours.values())
     return [Figure(name=name, values=values, asked=100 * MOST_LOST, each=True, unit="%"), *real]
 
 
 def table(ours: Mapping[int, float], parts: Parts, lost: Lost) -> list[str]:
-    """Return the lines of what is lost at each moment, by what is done about it; in brackets: put together."""
+    """Return the lines of the losses at each moment by response; composed losses are in brackets."""
     lines = [f"  {'step':>5s} " + " ".join(f"{name:>17s}" for name in (OURS, *NAMES))]
     for moment in sorted({*ours, *(moment for _, moment in lost)}):
         row = [f"{ours[moment]:.1%}" if moment in ours else "not measured"]
@@ -253,13 +252,13 @@ def table(ours: Mapping[int, float], parts: Parts, lost: Lost) -> list[str]:
 
 
 def report(ours: Mapping[int, float], parts: Parts, lost: Lost, wrong: list[str], watch: Watch) -> int:
-    """Print the table; return 1 if a move lost more than it may, or a step, a sample or a survivor was lost."""
+    """Print the table; return 1 if a move lost more than allowed, or a step, a sample or a survivor was lost."""
     print(f"\nemulated: a step {parts.step:.3f} s, slowed {parts.slower:+.3f} s; restart {parts.restart:.2f} s,")
     print(f"save and restart {parts.save_and_restart:.2f} s, a step that saves {parts.save_each:+.3f} s")
-    print(f"lost of {STEPS} steps where a rank becomes {TIMES:g} times as slow at step (in brackets: put together)")
+    print(f"lost of {STEPS} steps if a rank becomes {TIMES:g} times as slow at step (in brackets: composed)")
     print("\n".join(table(ours, parts, lost)))
     worst = max([*ours.values(), *(value for (name, _), value in lost.items() if name == OURS)])
-    print(f"move: at most {worst:.2%} (may be {MOST_LOST:.0%})")
+    print(f"move: at most {worst:.2%} (limit {MOST_LOST:.0%})")
     print(watch.report())
     if worst > MOST_LOST:
         wrong.append(f"a move lost {worst:.2%} of the hundred steps")

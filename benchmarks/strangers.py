@@ -1,13 +1,13 @@
-"""Do a thousand strangers at the coordinator's port hold up the training, or keep new agents out?
+"""Check that a thousand unknown clients at the coordinator's port neither delay training nor block new agents.
 
     make bench-strangers
 
-Beside a training job, periods take turns: with nobody; with strangers at the port of a program that does nothing but
-drop them, which shows what they cost a machine that they share with the job; with strangers at the coordinator's. A
-third of the strangers is silent, a third sends the head of a request one byte at a time, and a third stops in the
-middle of a WebSocket handshake; each comes again a second after it was dropped. All the time new agents connect, once a
-second, and say hello; at the end a node joins in earnest, and another one among strangers. Everything stays on the
-loopback.
+While a job trains, three kinds of periods alternate: without such clients; with clients at the port of a program that
+only drops them, which shows their cost on the shared machine; with clients at the coordinator's port. A third of the
+clients is silent, a third sends the head of a request one byte at a time, and a third stops in the middle of a
+WebSocket handshake. Each connects again a second after it was dropped. New agents connect once a second and send a
+Hello during all periods. At the end one node joins without clients, and another one with them. All connections use the
+loopback interface.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WORDS = (
 
 
 def main() -> int:
-    """Run the benchmark; 1 if strangers did harm."""
+    """Run the benchmark; return 1 if the clients did harm."""
     options = _options()
     args = tuple(options.args or ARGS)
     digest = script_digest(options.script, args)
@@ -85,7 +85,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strangers", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of one period")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of one period")
     parser.add_argument("--turns", type=int, default=3, help="periods of each kind")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--script", type=Path, default=DENSE)
@@ -98,7 +98,7 @@ def _options() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def strangers(url: str, count: int) -> Generator[None]:
-    """Have so many strangers in a process of their own, all of them there before the body begins; "": nobody."""
+    """Run this many clients in a separate process, all of them connected before the body starts; none for ""."""
     if not url:
         yield
         return
@@ -116,7 +116,7 @@ def strangers(url: str, count: int) -> Generator[None]:
 
 @contextlib.contextmanager
 def idler() -> Generator[str]:
-    """Yield the URL of a program that lets strangers in, and drops them after as long as the coordinator does."""
+    """Yield the URL of a program that accepts clients, and drops them after the coordinator's time limit."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=idle, args=(theirs,), daemon=True)
     process.start()
@@ -128,7 +128,7 @@ def idler() -> Generator[str]:
 
 
 def idle(pipe: Connection) -> None:
-    """Be that program."""
+    """Run the program that only drops clients."""
 
     async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError, OSError):
@@ -144,8 +144,8 @@ def idle(pipe: Connection) -> None:
 
 
 def crowd(url: str, count: int, there: threading.Event) -> None:
-    """Be strangers, for a bounded time."""
-    os.nice(19)  # they have processors of their own where they come from
+    """Run the clients for a limited time."""
+    os.nice(19)  # real clients would run on other machines
     host, port = url.split("//")[1].rsplit(":", 1)
 
     async def run() -> None:
@@ -158,7 +158,7 @@ def crowd(url: str, count: int, there: threading.Event) -> None:
 
 
 async def stranger(host: str, port: int, words: bytes) -> None:
-    """Come again and again."""
+    """Connect again and again."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(host, port)
@@ -170,7 +170,7 @@ async def stranger(host: str, port: int, words: bytes) -> None:
 
 
 async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
-    """Say it at once if it is short, else a byte at a time."""
+    """Send short text at once, and long text one byte at a time."""
     if len(words) < 1000:
         writer.write(words)
         return
@@ -185,7 +185,7 @@ async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
 
 
 def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
-    """Have new agents connect for a while; return how long each waited for its welcome, in seconds."""
+    """Connect new agents for a while; return the seconds that each waited for its Welcome."""
 
     async def once(number: int) -> float:
         welcomed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -227,7 +227,7 @@ def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
 
 
 def join(job: LocalJob) -> float:
-    """Have a node join; return the seconds from the wish until all its workers are attached."""
+    """Add a node; return the seconds from the request until all its workers are attached."""
     since = len(job.events)
     began = time.time()
     with job.client() as client:
@@ -239,13 +239,13 @@ def join(job: LocalJob) -> float:
 
 
 def steps_in(job: LocalJob, spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the seconds of the steps that lie within the periods."""
+    """Return the seconds of the steps within the periods."""
     committed = job.all(StepCommitted)
     return [e.step_s for e in committed if any(a <= e.time - e.step_s and e.time <= b for a, b in spans)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which this share of them lies."""
+    """Return the value below which this share of the values lies."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
@@ -257,7 +257,7 @@ def report(
     lines: list[str],
     options: argparse.Namespace,
 ) -> int:
-    """Print the table; return 1 if strangers did harm."""
+    """Print the table; return 1 if the clients did harm."""
     print(f"{'':24}{'steps':>7}{'median':>9}{'p99':>9}{'max':>9}   {'hellos':>7}{'median':>9}{'max':>9}")
     for kind in KINDS:
         took, waited = steps[kind], hellos[kind]
@@ -269,7 +269,7 @@ def report(
     late = {kind: percentile(took, 0.99) for kind, took in steps.items()}
     slower = late[HERE] / late[NOBODY]
     print(
-        f"99th percentile of steps: {slower:.2f}x of that with nobody, {late[HERE] / late[ELSEWHERE]:.2f}x of that "
+        f"99th percentile of steps: {slower:.2f}x the one with nobody, {late[HERE] / late[ELSEWHERE]:.2f}x the one "
         f"with strangers elsewhere; a node joined in {joined[NOBODY]:.2f} s, among strangers in {joined[HERE]:.2f} s; "
         f"{len(lines)} log lines, the last:"
     )

@@ -1,4 +1,4 @@
-"""A job of four nodes that is struck again and again, and what it has to be afterwards each time."""
+"""A job of four nodes for repeated faults, with checks of its state and resources afterwards."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ NODES = 4
 SCRIPT = Path(__file__).resolve().with_name("exact_training.py")
 STEP_S = 0.12
 CHECKPOINT_EVERY, SNAPSHOT_EVERY = 20, 5
-#: steps with all nodes after which a job has got over a fault
+#: Steps with all nodes after which a job has recovered from a fault.
 SETTLE_STEPS = 3
-#: a fault that the job has not got over after this time, in seconds, is not got over
+#: Seconds after which a recovery counts as failed.
 LONGEST_S = 90.0
-#: for what has been given up to be let go of, in seconds: collectives give up after two minutes
+#: Seconds in which abandoned resources must be released: collectives time out after two minutes.
 LET_GO_S = 150.0
 
 
 class StruckJob:
-    """A job that is begun anew by the same command where it ends; a context manager.
+    """A job that is started again with the same command after it has ended; a context manager.
 
     Args:
-        folder: where all of it goes. data: arguments of the script, about its data.
-        options: further ones of `holdfast run`.
+        folder: for all files of the job.
+        data: arguments of the script that concern its data.
+        options: further options of `holdfast run`.
     """
 
     def __init__(self, folder: Path, data: Sequence[str], options: Sequence[str] = ()) -> None:
         self.folder = folder
         self.hashes = folder / "hashes"
-        #: parts of the file of hashes, from byte to byte, in which a worker's state was corrupt on purpose
+        #: Byte ranges of the hash file in which a worker's state was corrupted on purpose.
         self.corrupt: list[tuple[int, int]] = []
         self.checkpoints, self.memory = folder / "checkpoints", folder / "memory"
         self._mark = secrets.token_hex(8)
@@ -82,7 +83,7 @@ class StruckJob:
         return LocalJob(SCRIPT, args, options=options, folder=self.folder, environment=environment)
 
     def begin_again(self) -> None:
-        """The job has ended by itself: give the same command once more."""
+        """Start the ended job again with the same command."""
         self.job.__exit__(None, None, None)
         since = len(self.job.events)
         self.job = self._made()
@@ -93,15 +94,15 @@ class StruckJob:
 
     @property
     def place(self) -> int:
-        """How many events there have been."""
+        """The number of events so far."""
         return len(self.job.events)
 
     def wait(self, kind: type[E], where: Callable[[E], bool] = lambda _: True, /, *, since: int) -> E:
-        """Return the first such event from a place of the journal on; JobTimeoutError after 90 s."""
+        """Return the first such event from an index of the journal on; raise JobTimeoutError after 90 s."""
         return self.job.wait(kind, where, since=since, timeout=LONGEST_S)
 
     def since(self, kind: type[E], place: int) -> list[E]:
-        """Return the events of a kind from a place on."""
+        """Return the events of a kind from an index on."""
         return [event for event in list(self.job.events[place:]) if isinstance(event, kind)]
 
     def nodes(self) -> tuple[str, ...]:
@@ -109,11 +110,11 @@ class StruckJob:
         return self.job.nodes()
 
     def worker(self, node: str) -> int:
-        """Return the process of a node's worker."""
+        """Return the process ID of a node's worker."""
         return self.job.pids(node)[1][0]
 
     def coordinator(self) -> int:
-        """Return the coordinator's process."""
+        """Return the process ID of the coordinator."""
         began = [e for e in list(self.job.events) if isinstance(e, JobStarted | CoordinatorRestarted)]
         return began[-1].coordinator_pid
 
@@ -123,7 +124,7 @@ class StruckJob:
         return steps[-1].step if steps else 0
 
     def settle(self, since: int, steps: int = SETTLE_STEPS) -> StepCommitted:
-        """Wait until all nodes have committed so many steps together, and return the first one.
+        """Wait until all nodes have committed this many steps together, and return the first of these steps.
 
         Raises:
             JobTimeoutError: they have not, within 90 s.
@@ -140,7 +141,7 @@ class StruckJob:
     # ---- acting ----
 
     def ask(self, act: Callable[[LocalJob], T]) -> T:
-        """Ask the coordinator for something, again where another one is just beginning."""
+        """Send a request to the coordinator, and repeat it while a coordinator is starting."""
         until = time.monotonic() + LONGEST_S
         while True:
             try:
@@ -151,12 +152,12 @@ class StruckJob:
                 time.sleep(0.1)
 
     def add_nodes(self, count: int) -> None:
-        """Start further nodes."""
+        """Start more nodes."""
         if count:
             self.ask(lambda job: job.add_nodes(count))
 
     def save(self) -> None:
-        """Ask for a checkpoint of the next step."""
+        """Request a checkpoint of the next step."""
 
         def asked(job: LocalJob) -> None:
             with job.client() as client:
@@ -165,7 +166,7 @@ class StruckJob:
         self.ask(asked)
 
     def kill_node(self, node: str) -> float:
-        """Kill a node's agent and workers, and return when; the agent first: it is not to tell of the others."""
+        """Kill a node's agent and workers; return when. The agent dies first, so that it cannot report the workers."""
         agent, workers = self.job.pids(node)
         at = time.time()
         for pid in (agent, *workers):
@@ -173,29 +174,27 @@ class StruckJob:
         return at
 
     def added(self, since: int) -> str:
-        """Return the first node that has joined since."""
+        """Return the first node that has joined since an index."""
         return self.wait(NodesJoined, since=since).names[0]
 
-    # ---- what is left ----
+    # ---- remaining resources ----
 
     def note_begin(self) -> None:
-        """Note what the job's processes hold now: at the end it may be no more."""
+        """Record the resources of the job's processes, as the limit for the end."""
         self._at_begin = by_role(self.held())
 
     def held(self) -> list[Holding]:
-        """Return what the job's processes hold."""
+        """Return the resources of the job's processes."""
         return holdings(self._mark)
 
     def leaks(self) -> list[str]:
-        """Return what its processes hold now that they did not hold at the begin, once they had the time to let go."""
+        """Return resources that grew since the start, after waiting for their release."""
         until = time.monotonic() + LET_GO_S
         while wrong := grown(self._at_begin, by_role(self.held())):
             if time.monotonic() > until:
                 break
             time.sleep(1.0)
-        print(
-            f"{'role':12s} processes  threads  descriptors  MiB   (the most that one holds; at the begin, at the end)"
-        )
+        print(f"{'role':12s} processes  threads  descriptors  MiB   (largest of one process: start -> end)")
         for role, after in by_role(self.held()).items():
             before = self._at_begin.get(role, after)
             pairs = [(before.processes, after.processes), (before.threads, after.threads)]
@@ -204,12 +203,12 @@ class StruckJob:
         return wrong
 
     def end(self) -> list[str]:
-        """End the job by Ctrl-C, and return what is left of it that should not be, or was not saved."""
+        """End the job with Ctrl-C; return resources that remain, and missing saves."""
         assert self.job.process is not None
         self.job.process.send_signal(signal.SIGINT)
         code = self.job.wait_exit(LONGEST_S)
         wrong = [f"it ended with exit code {code}"] if code != 130 else []
-        wrong += [f"process {one.pid} ({one.role}) is left" for one in self.held()]
+        wrong += [f"process {one.pid} ({one.role}) still runs" for one in self.held()]
         wrong += [f"{name} is left in shared memory" for name in sorted(shared_memory() - self._shared)]
         wrong += [f"{path.name} is left in the folder of snapshots" for path in self.memory.iterdir()]
         left = [name for name in sorted(os.listdir(self._temporary)) if name.startswith("holdfast")]
@@ -219,7 +218,7 @@ class StruckJob:
         return wrong
 
     def differences(self) -> list[str]:
-        """Return which workers have had another state after which step than an undisturbed run."""
+        """Return the workers and steps with a state that differs from an undisturbed run."""
         undisturbed = self.folder / "undisturbed"
         command = [sys.executable, str(SCRIPT), *self._data, "--steps", str(self.step()), "--hashes", str(undisturbed)]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -241,6 +240,6 @@ def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
 
 
 def _lines(data: bytes) -> list[tuple[int, int, str]]:
-    """Return (pid, step, hash) of each whole line."""
+    """Return (pid, step, hash) of each complete line."""
     rows = [line.split() for line in data.decode().split("\n")[:-1]]
     return [(int(pid), int(step), digest) for pid, step, digest in rows]

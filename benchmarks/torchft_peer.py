@@ -1,8 +1,8 @@
-"""How long the others wait with torchft when one of four replica groups is killed, and when it comes back.
+"""Measure how long torchft stops training when one of four replica groups is killed, and when it returns.
 
-A lighthouse and four processes, each a replica group of one worker, with the model of `benchmarks/recovery.py`. One is
+A lighthouse and four processes, each a replica group of one worker, train the model of `benchmarks/recovery.py`. One is
 killed with SIGKILL, and started again when the others train. The others are down for about torchft's timeout. It is an
-argument here; the default of torchft is 60 s. Install `torchft-nightly` to measure it: holdfast does not depend on it.
+argument here; torchft's default is 60 s. Install `torchft-nightly` to measure it: holdfast does not depend on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ PATIENCE_S = 240.0
 
 
 class Row(TypedDict):
-    """A step that a replica group has tried: `committed` says whether it counts; `groups`: how many took part."""
+    """A step that a replica group attempted.
+
+    `committed` states whether it counts; `groups` is the number of participating groups.
+    """
 
     step: int
     time: float
@@ -43,30 +46,29 @@ class Row(TypedDict):
 
 @dataclass(frozen=True)
 class KillCost:
-    """What a kill and a return cost the group that is watched.
+    """The cost of a kill and a return for the watched group."""
 
-    down_s: from the SIGKILL to the next committed step, less the median step. discarded: steps that were tried and did
-    not count. join_s: the longest step from the return until all groups count again, less the median step.
-    """
-
+    #: From the SIGKILL to the next committed step, less the median step.
     down_s: float
+    #: Attempted steps that did not count.
     discarded: int
+    #: The longest step from the return until all groups participate again, less the median step.
     join_s: float
     step_s: float
 
 
 def is_installed() -> bool:
-    """Whether torchft can be imported here."""
+    """Return whether torchft can be imported."""
     return importlib.util.find_spec("torchft") is not None
 
 
 def _torchft(module: str) -> Any:
-    """Import a module of torchft: its types are not known where it is not installed."""
+    """Import a module of torchft without types, as it may not be installed."""
     return importlib.import_module(module)
 
 
 def kill_one(timeout_s: float) -> KillCost:
-    """Kill one replica group, start it again, and return what that cost."""
+    """Kill one replica group, start it again, and return the cost."""
     lighthouse: Any = _torchft("torchft.coordination").LighthouseServer(
         bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=10_000, heartbeat_timeout_ms=int(min(timeout_s, 5) * 1000)
     )
@@ -82,7 +84,7 @@ def kill_one(timeout_s: float) -> KillCost:
             groups[VICTIM].wait()
             rows = _wait_for(folder, lambda rows: rows[-1]["committed"] and rows[-1]["time"] > killed_at + 2 * step_s)
             after = [row for row in rows if row["time"] > killed_at]
-            # The step under way at the kill may have been complete: the pause is the longest wait after it.
+            # The step interrupted by the kill may have been complete. The downtime is the longest wait after it.
             ends = [killed_at, *(row["time"] for row in after if row["committed"])]
             down_s = max(b - a for a, b in itertools.pairwise(ends)) - step_s
             discarded = sum(not row["committed"] for row in after)
@@ -107,7 +109,7 @@ def _start(folder: Path, number: int, lighthouse: str, timeout_s: float) -> subp
 
 
 def _wait_for(folder: Path, is_ready: Callable[[list[Row]], bool]) -> list[Row]:
-    """Return the rows of the group that is watched, once they fulfil the condition."""
+    """Return the rows of the watched group once they satisfy the condition."""
     deadline, path = time.monotonic() + PATIENCE_S, folder / f"steps-{WATCHED}"
     while time.monotonic() < deadline:
         rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -172,9 +174,9 @@ def train(folder: Path, number: int, timeout_s: float) -> None:
 
 
 def main() -> int:
-    """Kill one replica group and print what that cost; or train as one of them."""
+    """Kill one replica group and print the cost, or train as one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--timeout-s", type=float, default=2.0, help="of collectives and of the lighthouse")
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="timeout of collectives and of the lighthouse")
     parser.add_argument("--group", nargs=2, metavar=("FOLDER", "NUMBER"), help="train as this replica group")
     options = parser.parse_args()
     if options.group:

@@ -1,4 +1,4 @@
-"""How fast state moves to a joiner: two checked streams between two processes, beside one raw TCP stream.
+"""Measure how fast state moves to a joining worker: two checked streams, compared with one raw TCP stream.
 
 python benchmarks/transfer.py [--megabytes 64 512] [--repeats 5]
 """
@@ -38,7 +38,7 @@ def reports_to(outcome: queue.Queue[str]) -> Callable[[str, str], None]:
 
 
 def make(megabytes: int) -> TrainingState:
-    """Return a state of that size: layers of 4 MiB and one small tensor each."""
+    """Return a state of this size: layers of 4 MiB and one small tensor each."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(megabytes // 4)))
     return TrainingState(model, torch.optim.SGD(model.parameters()))
 
@@ -50,7 +50,7 @@ def plan_of(generation: int, port: int) -> GenerationPlan:
 
 
 def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
-    """The joiner: one receipt per generation; then the same bytes over one raw stream."""
+    """Run the joining worker: one receiver per generation, then the same bytes over one raw stream."""
     torch.set_num_threads(1)
     state = make(megabytes)
     receipts: dict[int, StateReceiver] = {}
@@ -92,7 +92,7 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
 
 
 def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Return GB/s of our transfers and of raw ones, the first of each left out."""
+    """Return GB/s of our transfers and of raw ones, without the first of each."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=receive, args=(there, megabytes, repeats))
     process.start()

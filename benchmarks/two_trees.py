@@ -1,13 +1,13 @@
-"""Processor time of a job's steps against that of another tree of this project, in turns in one process.
+"""Compare the processor time of a job's steps with another source tree of this project, in one process.
 
     python benchmarks/two_trees.py ../other-tree --pairs 10
     python benchmarks/two_trees.py ../other-tree --small
 
-A step goes the whole way through the worker's machine, the reduction and the vote, in a world of one and without a
-layout. The model is that of the recovery benchmark; `--small`: one whose step takes 35 ms, with little of its own. Both
-trees' modules are loaded; those of the tree whose turn it is are put into `sys.modules` for it. The load of others hits
-both alike. Whichever is made first in a process takes about a hundredth more: so each block counts together with one of
-another process, in which they were made in the other order (the geometric mean of both).
+A step passes through the worker's state machine, the reduction and the vote, in a world of one and without a layout.
+The model is that of the recovery benchmark, or with `--small` one with steps of 35 ms, which shows overhead better. The
+modules of both trees are loaded, and those of the active tree are put into `sys.modules`. Other load affects both
+equally. The tree created first in a process takes about a hundredth more. Each block is therefore combined with one
+from another process that created them in the other order (geometric mean of both).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 from dense_gpt import GPT, Bytes, loss_of, read_text  # noqa: E402
 
-#: what issue 22 asks of a job without a layout
+#: Allowed ratio for a job without a layout (issue 22).
 PROCESSOR = 1.005
 CONTEXT = 16
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: its sizes, and how many steps are a block."""
+    """The sizes of a model, and the number of steps in a block."""
 
     layers: int
     dim: int
@@ -51,10 +51,11 @@ RECOVERY, SMALL = Model(6, 256, 5), Model(4, 64, 40)
 
 
 class Tree:
-    """A job of one tree: its modules, and its steps.
+    """A job of one source tree: its modules and its steps.
 
     Args:
-        source: the folder with its `holdfast`. model: what it trains.
+        source: the folder that contains its `holdfast`.
+        model: the sizes of the model.
     """
 
     def __init__(self, source: Path, model: Model) -> None:
@@ -69,7 +70,7 @@ class Tree:
             sys.path.remove(str(source))
 
     def block(self) -> float:
-        """Return the processor time of a step, s."""
+        """Return the processor seconds of a step, averaged over a block."""
         with self._in_place():
             gc.collect()
             begun = time.process_time()
@@ -77,7 +78,7 @@ class Tree:
             return (time.process_time() - begun) / self._sizes.block_steps
 
     def run(self, count: int) -> None:
-        """Make so many steps."""
+        """Run this many steps."""
         for _ in range(count):
             step = next(self._steps)
             for batch in step.micro_batches():
@@ -98,7 +99,7 @@ class Tree:
 
     @contextmanager
     def _in_place(self) -> Generator[None]:
-        """Let `import holdfast` mean this tree's."""
+        """Make `import holdfast` use this tree."""
         others = _taken_out()
         sys.modules.update(self._modules)
         try:
@@ -109,13 +110,15 @@ class Tree:
 
 
 def main() -> int:
-    """Run the benchmark and print its figure; 1 where more is taken than is asked."""
+    """Run the benchmark and print its figure; return 1 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other tree")
-    parser.add_argument("--pairs", type=int, default=10, help="of processes (default: 10)")
-    parser.add_argument("--blocks", type=int, default=6, help="of each process (default: 6)")
-    parser.add_argument("--small", action="store_true", help="a model whose step takes 35 ms")
-    parser.add_argument("--first", choices=("ours", "theirs"), help="(a process of a pair: which is made first)")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of processes (default: 10)")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks of each process (default: 6)")
+    parser.add_argument("--small", action="store_true", help="use a model with steps of 35 ms")
+    parser.add_argument(
+        "--first", choices=("ours", "theirs"), help="run as one process of a pair, and create this tree first"
+    )
     asked.add_option(parser)
     options = parser.parse_args()
     if options.first is not None:
@@ -136,7 +139,7 @@ def main() -> int:
 
 
 def compare(other: Path, model: Model, blocks: int, ours_first: bool) -> list[float]:
-    """Return what our steps take against theirs, in each block."""
+    """Return the ratio of our steps to theirs in each block."""
     torch.set_num_threads(1)
     sources = [ROOT / "src", other.resolve() / "src"]
     made = {source: Tree(source, model) for source in (sources if ours_first else sources[::-1])}
@@ -157,13 +160,13 @@ def _compared(options: argparse.Namespace, first: str) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median, by the order of the values (the binomial distribution)."""
+    """Return a 95 % interval of the median, from the order of the values (binomial distribution)."""
     ordered, away = sorted(values), round(0.98 * math.sqrt(len(values)))
     return ordered[max(len(ordered) // 2 - away, 0)], ordered[min(len(ordered) // 2 + away, len(ordered) - 1)]
 
 
 def _taken_out() -> dict[str, ModuleType]:
-    """Take all modules of holdfast out of `sys.modules`."""
+    """Remove all modules of holdfast from `sys.modules` and return them."""
     names = [name for name in sys.modules if name == "holdfast" or name.startswith("holdfast.")]
     return {name: sys.modules.pop(name) for name in names}
 

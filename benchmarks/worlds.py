@@ -1,13 +1,13 @@
-"""What a failure and a join cost by the world's size: real jobs of 4 to 64 ranks on one machine.
+"""Measure the cost of a failure and of a join by world size: real jobs of 4 to 64 ranks on one machine.
 
     make bench-worlds              4, 8, 16, 32 and 64 ranks
     python benchmarks/worlds.py --worlds 4x1,8x4 --kills 5
 
-Each node is a network namespace with a stack and an address of its own, joined by a bridge; its workers are forked from
-one process. The accelerators are emulated (paced.py): a step takes 1 s in any world, and the cores are left to the job
-itself. All ranks share them, which a cluster's do not: 64 ranks on two cores are 32 to a core. Down = from the kill of
-a whole node to the first step committed without it, less the median undisturbed step; regroup is the part of it in
-which the survivors build their groups. A node comes after each kill; its stall is the longest step meanwhile, less the
+Each node is a network namespace with its own stack and address, connected by a bridge. Its workers are forked from one
+process. The accelerators are emulated (paced.py): a step takes 1 s in any world, so that the cores are free for the job
+itself. All ranks share these cores, unlike in a cluster: 64 ranks on two cores are 32 per core. Down = from the kill of
+an entire node to the first step committed without it, less the median undisturbed step. Regroup is the part in which
+the survivors build their groups. A node joins after each kill; its stall is the longest step meanwhile, less the
 median.
 """
 
@@ -39,17 +39,17 @@ SCRIPT = Path(__file__).resolve().parent / "paced.py"
 MICRO_BATCHES = 256
 ARGS = ("--step-seconds", "1", "--micro-batches", str(MICRO_BATCHES))
 WORLDS = "4x1,8x1,4x4,8x4,8x8"
-#: undisturbed steps at the beginning, and after each change
+#: Undisturbed steps at the start, and after each change.
 FIRST_STEPS, SETTLE_STEPS = 8, 4
-#: /proc/net/tcp's word for a connection that stands
+#: The code of an established connection in /proc/net/tcp.
 ESTABLISHED = "01"
-#: for a world to come up in, or a node, in seconds
+#: Time limit in seconds for a world to start, or a node to join.
 COME_S = 300.0
 
 
 @dataclass
 class Figures:
-    """What was measured of one world; times in seconds."""
+    """Measurements of one world; times are in seconds."""
 
     nodes: int
     workers: int
@@ -61,19 +61,19 @@ class Figures:
     stall: list[float] = field(default_factory=list[float])
     connections: list[int] = field(default_factory=list[int])
     threads: list[int] = field(default_factory=list[int])
-    #: in MiB: its share of what it shares with others, and what it has alone
+    #: Memory in MiB: proportional, which includes a share of shared memory, and private.
     proportional: list[float] = field(default_factory=list[float])
     private: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
 
 def main() -> int:
-    """Run all worlds and print the table; 1 if anything was lost."""
+    """Run all worlds and print the table; return 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", default=WORLDS, help="nodes x workers on each, ...")
+    parser.add_argument("--worlds", default=WORLDS, help="comma-separated worlds as nodes x workers per node")
     parser.add_argument("--kills", type=int, default=3)
     options = parser.parse_args()
-    # Namespaces outlive whoever made them: they go however this ends.
+    # Namespaces outlive the process that made them, so they must be removed however this ends.
     end_in_order()
     table: list[Figures] = []
     with Watch() as watch:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def measured(figures: Figures, kills: int) -> Figures:
-    """Run one world: kill a node, let another come, again and again."""
+    """Run one world, and repeatedly kill a node and add another one."""
     began = time.time()
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
@@ -112,7 +112,7 @@ def measured(figures: Figures, kills: int) -> Figures:
         killed: set[str] = set()
         for number in range(kills):
             figures.step = undisturbed(job, figures)
-            # Neighbours in the plan, and ends of it: whichever level a node's ranks are on.
+            # The victims cover all levels: neighbours in the plan, and its ends.
             victim = job.nodes()[(number * 3) % figures.nodes]
             killed.add(victim)
             kill(job, figures, victim)
@@ -123,7 +123,7 @@ def measured(figures: Figures, kills: int) -> Figures:
 
 
 def kill(job: NetworkJob, figures: Figures, victim: str) -> None:
-    """SIGKILL a node: all its processes."""
+    """Kill all processes of a node with SIGKILL."""
     since, at = len(job.events), job.signal_node(victim)
     generation = job.wait(GenerationStarted, lambda e: victim not in e.members, since=since, timeout=COME_S)
     first = job.wait(StepCommitted, lambda e: e.time > generation.time, since=since, timeout=COME_S)
@@ -136,7 +136,7 @@ def kill(job: NetworkJob, figures: Figures, victim: str) -> None:
 
 
 def join(job: NetworkJob, figures: Figures, victim: str, number: int) -> None:
-    """Let a node come to where the killed one was."""
+    """Add a node in the namespace of the killed one."""
     since, node = len(job.events), f"{victim.split('.')[0]}.{number}"
     job.add(victim.split(".")[0], node)
     joined_ = job.wait(NodesJoined, lambda e: node in e.names, since=since, timeout=COME_S)
@@ -144,28 +144,28 @@ def join(job: NetworkJob, figures: Figures, victim: str, number: int) -> None:
     settle(job, SETTLE_STEPS)
     steps = [e for e in job.events[job.events.index(joined_) :] if isinstance(e, StepCommitted)]
     figures.stall.append(max(e.step_s for e in steps) - figures.step)
-    tell(figures, f"{node} has come: a stall of {figures.stall[-1]:.2f} s")
+    tell(figures, f"{node} joined: a stall of {figures.stall[-1]:.2f} s")
 
 
 def tell(figures: Figures, what: str) -> None:
-    """Say what has just been measured."""
+    """Print a measurement."""
     print(f"{figures.nodes}x{figures.workers}: {what}", file=sys.stderr, flush=True)
 
 
 def settle(job: NetworkJob, steps: int) -> None:
-    """Wait for so many steps."""
+    """Wait for this many steps."""
     wanted = job.all(StepCommitted)[-1].step + steps
     job.wait(StepCommitted, lambda e: e.step >= wanted, timeout=COME_S)
 
 
 def undisturbed(job: NetworkJob, figures: Figures) -> float:
-    """Return the median seconds of the steps of a whole world; disturbed ones are too few to matter."""
+    """Return the median seconds of the steps of the complete world; disturbed steps are too few to matter."""
     whole = [e.step_s for e in job.all(StepCommitted)[3:] if e.world_size == figures.nodes * figures.workers]
     return statistics.median(whole)
 
 
 def losses(job: NetworkJob, killed: set[str]) -> list[str]:
-    """Return what was lost: steps, samples, or nodes that nobody killed."""
+    """Return lost steps, samples, and nodes that failed without being killed."""
     steps = [e.step for e in job.all(StepCommitted)]
     wrong = [] if steps == list(range(1, len(steps) + 1)) else ["steps are missing or doubled"]
     wrong += [f"step {e.step} has {e.samples} samples" for e in job.all(StepCommitted) if e.samples != MICRO_BATCHES]
@@ -178,7 +178,7 @@ def losses(job: NetworkJob, killed: set[str]) -> list[str]:
 
 
 def look(job: NetworkJob, figures: Figures) -> None:
-    """Note each rank's connections, threads and memory."""
+    """Record each rank's connections, threads and memory."""
     for node in job.nodes():
         for pid in job.pids(node)[1]:
             figures.connections.append(connections(pid))
@@ -189,7 +189,7 @@ def look(job: NetworkJob, figures: Figures) -> None:
 
 
 def connections(pid: int) -> int:
-    """Return how many TCP connections of a process stand."""
+    """Return the number of established TCP connections of a process."""
     links = (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
     mine = {target[8:-1] for target in map(_target, links) if target.startswith("socket:[")}
     rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
@@ -212,7 +212,7 @@ def _memory(pid: int) -> dict[str, float]:
 
 
 def report(table: list[Figures]) -> None:
-    """Print all worlds beside each other."""
+    """Print the figures of all worlds in one table."""
     print(f"\n{'world':>10} {HEAD}")
     for figures in table:
         print(line(figures))
@@ -227,7 +227,7 @@ HEAD = (
 
 
 def line(figures: Figures) -> str:
-    """Return one world's figures: medians, and the range of what the kills and joins cost."""
+    """Return one world's figures: medians, and the range of the costs of kills and joins."""
     world = f"{figures.nodes}x{figures.workers}={figures.nodes * figures.workers}"
     memory = f"{statistics.median(figures.proportional):.0f} ({statistics.median(figures.private):.0f})"
     return (
@@ -239,7 +239,7 @@ def line(figures: Figures) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Return median, extremes and count as one text."""
+    """Format median, extremes and count."""
     return f"{statistics.median(values):.2f} ({min(values):.2f}..{max(values):.2f}; {len(values)})"
 
 

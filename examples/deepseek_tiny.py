@@ -3,8 +3,8 @@
 The weights are random, the text is real, and tokens are bytes.
 
 Runs alone (`python examples/deepseek_tiny.py`), or on several nodes that may fail and join at any time
-(`holdfast run --nodes 4 examples/deepseek_tiny.py`): its experts are then spread over the nodes, in several copies
-each. Everything else is the library's own model. The lines marked with `# holdfast` are all that it takes.
+(`holdfast run --nodes 4 examples/deepseek_tiny.py`): its experts are then spread over the nodes, with several copies
+each. Everything else is the library's own model. Only the lines marked with `# holdfast` are specific to holdfast.
 It needs the extra `transformers`.
 """
 
@@ -26,7 +26,7 @@ from holdfast.integrations.transformers import elastic_experts, plain_experts
 
 
 def make_model(args: argparse.Namespace) -> torch.nn.Module:
-    """Return a DeepSeek-V3 with the real one's parts, one layer without experts in front, and few of everything."""
+    """Return a DeepSeek-V3 with all parts of the real one, but few of each; its first layer has no experts."""
     config: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": args.dim,
@@ -69,16 +69,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--experts", type=int, default=8)
-    parser.add_argument("--bias-rate", type=float, default=1e-3, help="balance the experts by so much per step")
+    parser.add_argument("--bias-rate", type=float, default=1e-3, help="change of the balancing bias per step")
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
+    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, for any number of workers")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--save", type=Path, help="alone: write the model there when it is done, as transformers do")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        help="write the trained model to this folder, as transformers do; only without holdfast run",
+    )
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
-        parser.error(f"--text {args.text}: there is no such file or directory")
+        parser.error(f"--text {args.text}: no such file or directory")
     if args.experts < 2 or args.experts % 2:
         parser.error(f"--experts is {args.experts}: give an even number, they form groups of two")
     return args

@@ -3,7 +3,7 @@
 The text is the source of Python's standard library, or your own (--text).
 
 Runs alone (`python examples/dense_gpt.py`), or on several nodes that may fail and join at any time
-(`holdfast run --nodes 4 examples/dense_gpt.py`). The lines marked with `# holdfast` are all that it takes.
+(`holdfast run --nodes 4 examples/dense_gpt.py`). Only the lines marked with `# holdfast` are specific to holdfast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HALF = ("bfloat16", "float16")
 
 
 class Bytes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pieces of a text, back to back: sample i is (bytes, the bytes that follow each of them)."""
+    """Consecutive pieces of a text: sample i is (bytes, the bytes that follow each of them)."""
 
     def __init__(self, text: bytes, context: int) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -42,7 +42,7 @@ class Bytes(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each added to what came in."""
+    """Attention and a feed-forward layer, each added to its input."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class GPT(nn.Module):
 
     @staticmethod
     def start(module: nn.Module) -> None:
-        """Let what is a module's own begin small."""
+        """Initialize a module's own parameters with small values."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         bias = getattr(module, "bias", None)
@@ -92,7 +92,7 @@ class GPT(nn.Module):
 
 
 def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], dtype: str = "float32") -> torch.Tensor:
-    """Return the mean cross-entropy per byte, in nats; `dtype` is what the model computes in."""
+    """Return the mean cross-entropy per byte, in nats; the model computes in `dtype`."""
     inputs_BT, targets_BT = batch
     # bfloat16 and float16: parameters and optimizer stay float32, and so does the loss.
     half = dtype in HALF
@@ -119,7 +119,7 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
+    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, for any number of workers")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
@@ -127,9 +127,9 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """Return arguments that fit together; ends with what is wrong where they do not."""
+    """Return the arguments, or exit with an error if they are inconsistent."""
     if args.text is not None and not args.text.exists():
-        parser.error(f"--text {args.text}: there is no such file or directory")
+        parser.error(f"--text {args.text}: no such file or directory")
     if args.heads < 1 or args.dim % args.heads:
         parser.error(f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads")
     return args

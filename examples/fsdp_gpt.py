@@ -1,6 +1,6 @@
 """Train a small GPT with FSDP2 or tensor parallelism.
 
-Each replica lies on several workers of one node, with FSDP2, tensor parallelism, or both.
+Each replica spans several workers of one node, with FSDP2, tensor parallelism, or both.
 
 Runs alone (`python examples/fsdp_gpt.py`), or on several nodes that may fail and join at any time:
 
@@ -8,10 +8,10 @@ Runs alone (`python examples/fsdp_gpt.py`), or on several nodes that may fail an
     holdfast run --nodes 2 --workers-per-node 4 examples/fsdp_gpt.py --shard 2 --tensor 2
     holdfast run --nodes 3 --workers-per-node 4 examples/fsdp_gpt.py --shard 4 --shard-from 3:2
 
-With --shard-from NODES:SHARD the layout changes while the job runs: there, two workers have a replica between them as
-long as there are three nodes or more, and four with fewer.
+With --shard-from NODES:SHARD the layout changes while the job runs. In the last command, two workers share a replica
+with three nodes or more, and four workers with fewer.
 
-The loop is that of dense_gpt.py, line by line; the layout, and torch's own calls that spread the model, are new.
+The loop is the same as in dense_gpt.py. Only the layout and torch's calls that shard the model are new.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import holdfast
 
 
 def spread(model: GPT, mesh: DeviceMesh, *, shard: int, tensor: int) -> None:
-    """Cut the feed-forward layers over `mesh["tensor"]`, and all that each place then has over `mesh["shard"]`."""
+    """Shard the feed-forward layers over `mesh["tensor"]`, and all resulting parameters over `mesh["shard"]`."""
     blocks: list[nn.Module] = list(model.blocks)
     if tensor > 1:
         for block in blocks:
@@ -47,22 +47,22 @@ def main() -> None:
         action="append",
         default=[],
         metavar="NODES:SHARD",
-        help="from so many nodes on, another --shard",
+        help="use another --shard from this number of nodes on",
     )
     parser.add_argument("--tensor", type=int, default=1, help="workers of a node that share each matrix product")
     args = checked(parser, parser.parse_args())
     torch.manual_seed(args.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
     dataset = Bytes(read_text(args.text), args.context)
 
-    # (from so many nodes on; one layout alone would be `layout=holdfast.Layout(...)`)
+    # Keys are the smallest number of nodes for a layout. A fixed layout would be `layout=holdfast.Layout(...)`.
     layouts = {1: holdfast.Layout(shard=args.shard, tensor=args.tensor)}
     for nodes, shard in (map(int, pair.split(":")) for pair in args.shard_from):
         layouts[nodes] = holdfast.Layout(shard=shard, tensor=args.tensor)
     job = holdfast.init(layout=layouts)  # holdfast
-    with torch.device("meta"):  # without memory: no worker ever holds all of it
+    with torch.device("meta"):  # no memory is allocated: no worker ever holds the full model
         model = GPT(args.layers, args.dim, args.heads, args.context)
     spread(model, job.mesh, shard=job.layout.shard, tensor=job.layout.tensor)
-    job.materialize(model, GPT.start)  # holdfast: as GPT() would have begun
+    job.materialize(model, GPT.start)  # holdfast: initialized as by GPT()
     model.to(torch.float64 if args.dtype == "float64" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}

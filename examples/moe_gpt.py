@@ -1,12 +1,12 @@
 """Train a small GPT with Mixture-of-Experts layers.
 
-It is the byte-level GPT of dense_gpt.py with Mixtures of Experts for its feed-forward layers.
+It is the byte-level GPT of dense_gpt.py with Mixture-of-Experts layers instead of feed-forward layers.
 
 Runs alone (`python examples/moe_gpt.py`), or on several nodes that may fail and join at any time
-(`holdfast run --nodes 4 examples/moe_gpt.py`): the experts are then spread over the nodes, in several copies each.
-The lines marked with `# holdfast` are all that it takes.
+(`holdfast run --nodes 4 examples/moe_gpt.py`): the experts are then spread over the nodes, with several copies each.
+Only the lines marked with `# holdfast` are specific to holdfast.
 
-With --shard or --tensor several workers of a node have a replica of all else between them; experts live on any of them:
+With --shard or --tensor, several workers of a node share a replica of all other layers; each of them may hold experts:
 
     holdfast run --nodes 3 --workers-per-node 2 --expert-slots 6 examples/moe_gpt.py --shard 2
     holdfast run --nodes 3 --workers-per-node 2 --expert-slots 6 examples/moe_gpt.py --tensor 2
@@ -31,7 +31,7 @@ from holdfast.runtime.moe.gates.routing_trace import RoutingTrace, TraceRouting
 
 
 class Block(nn.Module):
-    """Attention and a Mixture of Experts, each added to what came in."""
+    """Attention and a Mixture of Experts, each added to its input."""
 
     def __init__(self, args: argparse.Namespace, layer: int, routing: TraceRouting | None) -> None:
         super().__init__()
@@ -94,16 +94,16 @@ class MoEGPT(nn.Module):
 
 
 def spread(model: MoEGPT, job: holdfast.Job) -> None:
-    """Cut all but the experts: products over `mesh["tensor"]`, and what each place then has over `mesh["shard"]`.
+    """Shard all parameters except the experts: first over `mesh["tensor"]`, then over `mesh["shard"]`.
 
-    With --shard the load-balancing loss is of each place's part of a micro-batch, not of all of it.
+    With --shard, the load-balancing loss is computed on each local rank's part of a micro-batch.
     """
-    from torch.distributed.fsdp import fully_shard  # (a second, which a job of whole replicas does not need)
+    from torch.distributed.fsdp import fully_shard  # imports for a second; not needed without a layout
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     blocks = [block for block in model.blocks if isinstance(block, Block)]
-    if job.layout.tensor > 1:  # (what comes of each product is gathered: a layer of experts is given whole tokens)
+    if job.layout.tensor > 1:  # outputs are gathered, because expert layers need complete tokens
         gathered = ColwiseParallel(output_layouts=Replicate())
         for block in blocks:
             parallelize_module(block, job.mesh["tensor"], {"qkv": gathered, "out": gathered})
@@ -111,7 +111,7 @@ def spread(model: MoEGPT, job: holdfast.Job) -> None:
     if job.layout.shard > 1:
         experts = {weight for block in blocks for weight in block.moe.experts.parameters()}
         for module in (*blocks, model):
-            fully_shard(module, mesh=job.mesh["shard"], ignored_params=experts)  # each expert stays in one piece
+            fully_shard(module, mesh=job.mesh["shard"], ignored_params=experts)  # experts are not sharded
 
 
 def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -> TraceRouting | None:
@@ -121,7 +121,7 @@ def _routing(args: argparse.Namespace, layer: int, trace: RoutingTrace | None) -
 def loss_of(model: MoEGPT, batch: tuple[torch.Tensor, torch.Tensor], dtype: str) -> torch.Tensor:
     """Return the mean cross-entropy per byte, in nats, plus the load-balancing loss.
 
-    In bfloat16 and float16 tokens travel and are computed in half the bytes.
+    In bfloat16 and float16, tokens are sent and computed in half precision.
     """
     return dense_loss(model, batch, dtype) + model.aux_loss()
 
@@ -133,12 +133,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=256, help="inside each expert")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden width of each expert")
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--top-k", type=int, default=2, help="experts that each byte uses")
     parser.add_argument("--aux-loss", type=float, default=0.01, help="coefficient of the load-balancing loss")
     parser.add_argument(
-        "--routing-trace", type=Path, help="a .npz of recorded tokens per expert that the gate's choices follow"
+        "--routing-trace", type=Path, help="a .npz of recorded tokens per expert to use instead of the gate's choices"
     )
     parser.add_argument("--routing-stride", type=float, default=1.0, help="recorded iterations per step")
     parser.add_argument(
@@ -149,16 +149,18 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, however many workers there are")
+    parser.add_argument("--global-batch", type=int, default=32, help="samples per step, for any number of workers")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", *HALF], default="float32")
-    parser.add_argument("--shard", type=int, default=1, help="workers of a node that share all but the experts (FSDP2)")
+    parser.add_argument(
+        "--shard", type=int, default=1, help="workers of a node that share all parameters except experts (FSDP2)"
+    )
     parser.add_argument("--tensor", type=int, default=1, help="workers of a node that share each matrix product")
     parser.set_defaults(trace=None)
     args = parser.parse_args()
     if args.text is not None and not args.text.exists():
-        parser.error(f"--text {args.text}: there is no such file or directory")
+        parser.error(f"--text {args.text}: no such file or directory")
     if args.heads < 1 or args.dim % args.heads:
         parser.error(f"--dim is {args.dim} and --heads is {args.heads}: dim must be a multiple of heads")
     if not 1 <= args.top_k <= args.experts:

@@ -16,7 +16,7 @@ def unpack_wheels(wheels: Path, target: Path) -> int:
     """Unpack all wheels of a folder into another one; return their number.
 
     Raises:
-        NotPossibleError: there are none, or one is broken or for another machine.
+        NotPossibleError: the folder has no wheels, or one is broken or for another machine.
     """
     found = sorted(wheels.glob("*.whl"))
     if not found:

@@ -1,12 +1,12 @@
-"""Lazarus, Figures 12 and 14: one of 16 nodes fails every 5 minutes, until half of them are left: Tutel beside
-Lazarus.
+"""Lazarus, Figures 12 and 14: Tutel and Lazarus while one of 16 nodes fails every 5 minutes until half are left.
 
-MODELLED. The second testbed (16 A10G, 10 Gbit/s, gradients accumulated over 20 micro-batches) is the first with slower
-links: an A10G computes about what a 3090 does, and tokens travel at 10 instead of 50 Gbit/s. A step is one micro-batch
-here; what is lost of an accumulation is not counted. Tutel's policy is what is modelled, not Tutel: fixed chunks,
-all-to-alls padded to the busiest expert (the paper, 4.2), restarts from checkpoints; Tutel(FT) with live recovery,
-which leaves idle nodes idle. What its kernels gain is not modelled; "no padding" is what no kernel can be above. In
-Figure 14 those nodes fail first that the policy leaves idle.
+MODELLED. The second testbed (16 A10G, 10 Gbit/s, gradients accumulated over 20 micro-batches) is modelled as the first
+with slower links: an A10G computes about as fast as a 3090, and tokens travel at 10 instead of 50 Gbit/s. A step is one
+micro-batch here, so the lost part of an accumulation is not counted.
+
+Tutel's policy is modelled, not Tutel itself: fixed chunks, all-to-alls padded to the busiest expert (the paper, 4.2),
+restarts from checkpoints. Tutel(FT) adds live recovery, but leaves idle nodes idle. The speedup of its kernels is not
+modelled; "no padding" is an upper bound for any kernel. In Figure 14, nodes that the policy leaves idle fail first.
 
     python benchmarks/lazarus/figures_12_14.py [--data DIR] [--out DIR] [--orders 10]
 """
@@ -29,11 +29,11 @@ from testbed import Hardware
 from holdfast.planning.availability import Window
 
 TUTEL_NODES, FAILS_EVERY, SECONDS = 16, 300.0, 2700.0
-#: stated: with the first testbed's 180 s nothing would be left of five minutes
+#: A stated value: with the first testbed's 180 s, little would be left of five minutes.
 TUTEL_RESTART_S = 30.0
-#: seconds that a byte takes longer at 10 Gbit/s than at 50
+#: Additional seconds per byte at 10 Gbit/s compared with 50.
 SLOWER = 8 / 10e9 - 8 / 50e9
-#: Lazarus' samples over Tutel's and Tutel(FT)'s; None: not printed
+#: Lazarus' samples relative to Tutel and Tutel(FT), as printed in the paper.
 PAPER = {
     (12, "S"): {"Tutel": 2.1, "Tutel(FT)": 1.8},
     (12, "L"): {"Tutel": 4.0, "Tutel(FT)": 3.9},
@@ -44,7 +44,7 @@ NO_PADDING = "Tutel(FT), no padding"
 
 
 def competitors(testbed: Hardware) -> dict[str, Policy]:
-    """Return who competes, by name."""
+    """Return the compared policies by name."""
     return {
         "Lazarus": testbed.elastic("Lazarus"),
         "holdfast": testbed.elastic("holdfast"),
@@ -55,7 +55,7 @@ def competitors(testbed: Hardware) -> dict[str, Policy]:
 
 
 def idle_first(policy: Policy, order: Sequence[str]) -> list[str]:
-    """Return the order in which nodes fail if idle ones fail before others."""
+    """Return the order in which nodes fail if idle nodes fail before others."""
     alive = sorted(order)
     formation = policy.begin(tuple(alive), 0)
     gone: list[str] = []
@@ -70,7 +70,7 @@ def idle_first(policy: Policy, order: Sequence[str]) -> list[str]:
 
 
 def window(policy: Policy, seed: int, figure: int) -> Window:
-    """Return what a policy lives through."""
+    """Return the failures of one policy."""
     order = shuffled(TUTEL_NODES, seed)
     if figure == 14 and isinstance(policy, Static):
         order = idle_first(policy, order)
@@ -80,7 +80,7 @@ def window(policy: Policy, seed: int, figure: int) -> Window:
 def compare(
     data: Path, figure: int, model: str, orders: int, restart_s: float = TUTEL_RESTART_S
 ) -> dict[str, list[Lived]]:
-    """Let all policies live through their failures."""
+    """Run all policies through their failures."""
     testbed = Hardware(model=MODELS[model], data=data, slower_link=SLOWER, restart_s=restart_s)
     return {
         name: [
@@ -121,7 +121,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     parser = parser_of(__doc__)
     parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
     return finish(make, parser.parse_args(words))

@@ -1,9 +1,9 @@
-"""Lazarus, Figures 4 and 5: placements of 4 experts on 5 nodes, and which losses of 3 nodes they survive. Exact.
+"""Lazarus, Figures 4 and 5: placements of 4 experts on 5 nodes, and the losses of 3 nodes that they survive. Exact.
 
-Figure 4 (4 slots a node): the paper's plan A survives 5 of 10 losses, plan B 7. It prints which pairs of nodes recover
-under plan A; the one here has these very pairs. Figure 5 (2 slots, replicas 2, 2, 3, 3): case I survives all but 4 of
-10 losses, case II all but 7; case III (two experts of different groups swapped) has no number in the paper, only
-"more". Beside them what `best` places, and the best of all placements there are (brute force).
+Figure 4 (4 slots per node): the paper's plan A survives 5 of 10 losses, plan B 7. It prints the pairs of nodes that
+recover under plan A; the placement here has the same pairs. Figure 5 (2 slots, replicas 2, 2, 3, 3): case I survives
+all but 4 of 10 losses, case II all but 7. Case III (two experts of different groups swapped) has no number in the
+paper, only "more". The output also shows the placement of `best`, and the best of all placements (brute force).
 
     python benchmarks/lazarus/figures_4_5.py [--out DIR]
 """
@@ -33,7 +33,7 @@ NAMES = "ABCD"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One placement of a figure: each node's experts, and how many of the 10 losses the paper says it survives."""
+    """One placement of a figure: each node's experts, and the number of 10 losses that it survives in the paper."""
 
     figure: int
     name: str
@@ -56,7 +56,7 @@ PRINTED = (
 
 
 def survived(counts: IntArray) -> list[tuple[int, ...]]:
-    """Return the sets of nodes, from 1, that are enough where they alone are left, of `counts` `(E, N)`."""
+    """Return the sets of nodes, numbered from 1, that hold all experts of `counts` `(E, N)` after a loss."""
     return [
         tuple(node + 1 for node in alive)
         for alive in combinations(range(NODES), NODES - LOST)
@@ -65,7 +65,7 @@ def survived(counts: IntArray) -> list[tuple[int, ...]]:
 
 
 def by_best(case: Case) -> Case:
-    """Return what `best` makes of a case's replicas."""
+    """Return the placement that `best` chooses for a case's replicas."""
     replicas, slots = case.counts.sum(axis=1), case.counts.sum(axis=0)
     problem = PlacementProblem(replicas=replicas[None], slots=slots, fault_threshold=int(replicas.min()))
     lists = node_lists(strategy_named("best").place(problem)[0])
@@ -74,13 +74,13 @@ def by_best(case: Case) -> Case:
 
 
 def best_of_all(case: Case) -> int:
-    """Return how many losses the best of all placements of a case's replicas survives."""
+    """Return the number of losses that the best placement of a case's replicas survives."""
     patterns = all_patterns(NODES, int(case.counts.sum(axis=0)[0]), EXPERTS)
     return round(10 * float(patterns.curves(case.counts.sum(axis=1), 1)[:, LOST].max()))
 
 
 def make(options: argparse.Namespace) -> None:
-    """Print what each placement survives, and draw them."""
+    """Print the losses that each placement survives, and draw the placements."""
     cases = [*PRINTED[:2], by_best(PRINTED[0]), *PRINTED[2:], by_best(PRINTED[2])]
     print(f"Figures 4 and 5: survived losses of {LOST} of {NODES} nodes, of 10")
     for case in cases:

@@ -1,12 +1,12 @@
 """Lazarus, Figures 6 and 7: one of ten nodes fails every 5 or every 40 minutes, until half of them are left.
 
-MODELLED on the paper's testbed (`testbed.py` has each number with its source), GPT-S, GPT-M and GPT-L, mean and range
-over 10 random orders in which nodes fail: Lazarus (MRO, planned anew), holdfast's placement in its stead (`best`, what
-is held stays) with the same costs, DS(FT) and DS with DeepSpeed's padding. The paper counts Lazarus' samples over DS's
-and DS(FT)'s, and its steps.
+MODELLED on the paper's testbed (`testbed.py` has each number with its source) for GPT-S, GPT-M and GPT-L: mean and
+range over 10 random orders in which nodes fail. Compared are Lazarus (MRO, replanned after each change), holdfast's
+placement instead (`best`, which keeps surviving replicas) with the same costs, and DS(FT) and DS with DeepSpeed's
+padding. The paper prints Lazarus' samples relative to DS and DS(FT), and its steps.
 
-MEASURED on this machine: real jobs with small experts and an EMULATED accelerator, `python benchmarks/spot.py
---single` (`figures_measured.py` runs it, and the trace's).
+MEASURED on this machine: real jobs with small experts and an EMULATED accelerator, `python benchmarks/spot.py --single`
+(`figures_measured.py` runs it, and the spot trace).
 
     python benchmarks/lazarus/figures_6_7.py [--data DIR] [--out DIR] [--orders 10] [--restart-s 180]
 """
@@ -27,9 +27,9 @@ from testbed import RESTART_S, Hardware
 
 from holdfast.planning.availability import Batch, NodeEvent, Window
 
-#: seconds between failures, the whole, how much rarer checkpoints are
+#: Seconds between failures, total seconds, and the factor between checkpoint intervals.
 FIGURES = {6: (300.0, 1800.0, 1), 7: (2400.0, 14400.0, 4)}
-#: Lazarus' samples over DS's and DS(FT)'s, and its steps (6.2); None: not printed
+#: Lazarus' samples relative to DS and DS(FT), and its steps (section 6.2); None if the paper does not print it.
 PAPER = {
     (6, "S"): (2.8, 1.4, 2926),
     (6, "L"): (5.7, 2.8, 1996),
@@ -61,7 +61,7 @@ def shuffled(nodes: int, seed: int) -> list[str]:
 
 
 def policies(testbed: Hardware) -> dict[str, Policy]:
-    """Return who competes, by name."""
+    """Return the compared policies by name."""
     return {
         "Lazarus": testbed.elastic("Lazarus"),
         "holdfast": testbed.elastic("holdfast"),
@@ -71,7 +71,7 @@ def policies(testbed: Hardware) -> dict[str, Policy]:
 
 
 def compare(data: Path, figure: int, model: str, orders: int, restart_s: float = RESTART_S) -> dict[str, list[Lived]]:
-    """Let all policies live through the same failures, `orders` times."""
+    """Run all policies through the same failures, `orders` times."""
     every, seconds, rare = FIGURES[figure]
     testbed = Hardware(model=MODELS[model], data=data, restart_s=restart_s)
     found: dict[str, list[Lived]] = {name: [] for name in NAMES}
@@ -84,12 +84,12 @@ def compare(data: Path, figure: int, model: str, orders: int, restart_s: float =
 
 
 def mean_samples(lived: Sequence[Lived]) -> float:
-    """Return the samples of a policy, the mean over the orders."""
+    """Return the mean samples of a policy over the orders."""
     return float(np.mean([one.samples for one in lived]))
 
 
 def ratio(ours: Sequence[Lived], others: Sequence[Lived]) -> str:
-    """Return samples over samples, order by order: mean and range."""
+    """Format the ratio of samples for each order: mean and range."""
     each = [one.samples / max(1, other.samples) for one, other in zip(ours, others, strict=True)]
     return f"{np.mean(each):.2f} ({min(each):.2f}..{max(each):.2f})"
 
@@ -135,10 +135,10 @@ def make(options: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     parser = parser_of(__doc__)
     parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
-    parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds of a restart, loading aside")
+    parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds of a restart without loading")
     return finish(make, parser.parse_args(words))
 
 

@@ -1,9 +1,9 @@
-"""Lazarus, Figures 9 and 11: 80 minutes of a spot trace (up to 10 nodes), and where the time went.
+"""Lazarus, Figures 9 and 11: 80 minutes of a spot trace (up to 10 nodes), and how the time was spent.
 
-MODELLED on the paper's testbed (`testbed.py` has each number with its source). How the paper made 10 nodes of the
-recorded 32 is not known: three reconstructions of the trace are lived through. Lazarus has checkpoints here, too. The
-paper's numbers: Lazarus' samples over DS's and DS(FT)'s; what takes less than 10 % of Lazarus' time, over half of
-DS's, and 27 % of DS(FT)'s with GPT-L.
+MODELLED on the paper's testbed (`testbed.py` has each number with its source). The paper does not say how it reduced
+the recorded 32 nodes to 10, so three reconstructions of the trace are used. Lazarus writes checkpoints here too. The
+paper's numbers: Lazarus' samples relative to DS and DS(FT); overheads below 10 % of Lazarus' time, over half of DS's,
+and 27 % of DS(FT)'s with GPT-L.
 
 MEASURED on this machine: `figures_measured.py`.
 
@@ -27,7 +27,7 @@ from holdfast.planning.availability import Window, parse_trace, window_of
 
 TRACES = ("lazarus_p3_80min_cap10", "lazarus_p3_80min_cap10_firstjoined", "lazarus_p3_80min_scaled10")
 SECONDS = 4800.0
-#: over DS, over DS(FT) (6.4)
+#: Samples relative to DS and to DS(FT) (section 6.4).
 PAPER = {"S": (2.3, 1.2), "L": (3.4, 1.8)}
 
 
@@ -38,7 +38,7 @@ def window(data: Path, trace: str) -> Window:
 
 
 def compare(data: Path, model: str, trace: str) -> dict[str, Lived]:
-    """Let all policies live through a trace."""
+    """Run all policies through a trace."""
     testbed = Hardware(model=MODELS[model], data=data)
     lived_through = window(data, trace)
     return {
@@ -48,7 +48,7 @@ def compare(data: Path, model: str, trace: str) -> dict[str, Lived]:
 
 
 def show(model: str, found: dict[str, Lived]) -> None:
-    """Print one model's rows: samples, and where the time went."""
+    """Print one model's rows: samples, and how the time was spent."""
     paper_ds, paper_ft = PAPER.get(model, (None, None))
     for name, lived in found.items():
         paper = {"DS": paper_ds, "DS(FT)": paper_ft}.get(name)
@@ -75,7 +75,7 @@ def make(options: argparse.Namespace) -> None:
 
 
 def draw(out: Path, drawn: dict[str, dict[str, Lived]]) -> None:
-    """Draw both figures, of each model what the policies lived through."""
+    """Draw both figures from the results of each model."""
     figure, panels = sheet(len(drawn), width=5.0)
     for axes, (model, found) in zip(panels, drawn.items(), strict=True):
         for name, lived in found.items():
@@ -96,7 +96,7 @@ def draw(out: Path, drawn: dict[str, dict[str, Lived]]) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     return finish(make, parser_of(__doc__).parse_args(words))
 
 

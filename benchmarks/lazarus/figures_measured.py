@@ -1,13 +1,13 @@
-"""Lazarus, Figures 6, 7, 9 and 11 by real jobs on this machine: small experts, recorded routing, real kills.
+"""Lazarus, Figures 6, 7, 9 and 11 with real jobs on this machine: small experts, recorded routing, real kills.
 
-MEASURED, with an EMULATED accelerator (`benchmarks/spot.py`, which says how): ten nodes share a few cores, so an
-expert's computation takes a stated time for each token, the same for all. The baselines run in the same processes:
-DS(FT) is `--static-experts`, DS restarts all besides; neither pads, both restart from a warm zygote, so they are
-stronger than the paper's. Time runs faster than the paper's: 20x (Figure 6), 160x (7), 30x (9 and 11).
+MEASURED, with an EMULATED accelerator (described in `benchmarks/spot.py`): ten nodes share a few cores, so an expert's
+computation takes a stated time per token, the same for all systems. The baselines run in the same processes: DS(FT) is
+`--static-experts`, and DS also restarts all nodes. Neither pads, and both restart from a warm zygote, so they are
+stronger than the paper's. Time runs faster than in the paper: 20x (Figure 6), 160x (7), 30x (9 and 11).
 
     python benchmarks/lazarus/figures_measured.py [--model L] [--figure 9] [--data DIR] [--out DIR]
 
-Five to ten minutes for a model and a figure.
+Each model and figure takes five to ten minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.protocol.events import ReadEvent
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from spot import GOALS, POLICIES, Bench, Lived, account, single_failures
 
-#: speed, seconds between failures (0: the spot trace), seconds in all, what `spot.GOALS` calls it
+#: Speed, seconds between failures (0 for the spot trace), total seconds, and the name in `spot.GOALS`.
 FIGURES = {
     6: (20.0, 300, 1800, "single failures"),
     7: (160.0, 2400, 14400, "rare failures"),
@@ -39,9 +39,9 @@ FIGURES = {
 
 
 def progress(events: Sequence[ReadEvent], speed: float) -> tuple[list[float], list[float]]:
-    """Return seconds of the paper's time since the first step, and samples trained until then, of steps that count.
+    """Return seconds of the paper's time since the first step, and samples trained until then in committed steps.
 
-    Steps are too few for a rate: one takes a minute of the paper's time.
+    There are too few steps for a rate: one step takes a minute of the paper's time.
     """
     steps = committed_steps(events)
     seconds = [speed * (step.time - steps[0].time) for step in steps]
@@ -69,7 +69,7 @@ def trace_of(figure: int, data: Path, folder: Path) -> Path:
 
 
 def measure(figure: int, model: str, options: argparse.Namespace) -> dict[str, list[ReadEvent]]:
-    """Let a job of each policy live through a figure's trace; return their events."""
+    """Run a job of each policy through a figure's trace; return their events."""
     needed(options.data, Path("routing") / MODELS[model].recording)
     speed, _, seconds, _ = FIGURES[figure]
     with tempfile.TemporaryDirectory(prefix="holdfast-figures-") as folder:
@@ -114,13 +114,13 @@ def make(options: argparse.Namespace) -> None:
             panels[0].legend(fontsize=8)
             if figure == 9:
                 stacked(panels[2], list(where), {c.value: [where[p][c] for p in where] for c in Cause})
-                panels[2].set_title("Figure 11: where the time went", fontsize=10)
+                panels[2].set_title("Figure 11: share of time by cause", fontsize=10)
                 panels[2].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
             save(drawing, options.out, f"figure_{figure}_measured_{model}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     parser = parser_of(__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), action="append", help="L by default")
     parser.add_argument("--figure", type=int, choices=sorted(FIGURES), action="append", help="6 and 9 by default")

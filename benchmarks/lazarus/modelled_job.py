@@ -1,9 +1,9 @@
-"""A job that lives through losses and arrivals under a policy, MODELLED: what it trains, and where its time goes.
+"""MODELS a job through losses and arrivals of nodes under a policy: its trained samples, and how its time is spent.
 
-The policy says which nodes train, how long a step takes, and whether a loss is survived; the costs say for how long
-training stands still. A step that a failure strikes is done again. A failure during a recovery begins it anew. With a
-restart everything after the newest checkpoint is lost. Arrivals are gathered until none has come for a while; with a
-failure all who are there are taken in, but by policies that do not.
+The policy chooses the training nodes, the duration of a step, and whether a loss is survived. The costs define how long
+training stops. A step interrupted by a failure is repeated. A failure during a recovery restarts the recovery. A
+restart loses everything after the newest checkpoint. Arrivals are collected until no node has arrived for a while. A
+failure adds all waiting nodes at once, unless the policy restarts to grow.
 """
 
 from __future__ import annotations
@@ -17,110 +17,112 @@ from typing import Protocol
 from holdfast.planning.arrays import IntArray
 from holdfast.planning.availability import Batch, Window
 
-#: a rate that is drawn is the mean over so many seconds
+#: A drawn rate is the mean over this many seconds.
 SMOOTHED_S = 60.0
 _NEVER = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """For how long training stands still, in seconds; intervals in steps (0: never)."""
+    """How long training stops, in seconds; intervals are in steps (0 for never)."""
 
-    #: a live recovery, and a change of placement or world without a failure
+    #: A live recovery, or a change of placement or world without a failure.
     reconfigure_s: float
+    #: A rebalancing of experts.
     rebalance_s: float
-    #: from a failure until all train again, from a checkpoint that is loaded
+    #: From a failure until all nodes train again from a loaded checkpoint.
     restart_s: float
     save_s: float
     checkpoint_every: int
     rebalance_every: int = 0
-    #: none has come for so long: then arrivals are taken in
+    #: Waiting nodes are added once no other node has arrived for this time.
     gather_s: float = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Formation:
-    """Who trains, in order, and at what pace until further notice."""
+    """The training nodes in order, and their pace until the next change."""
 
     nodes: tuple[str, ...]
     samples: int
     step_s: Callable[[int], float]
-    #: what the nodes hold: replicas `(L, E, N)`, or which chunk of all experts
+    #: Replicas on the nodes, `(L, E, N)`, if the policy has replicas.
     counts: IntArray | None = None
+    #: The chunk of all experts on each node, if the policy has chunks.
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Policy(Protocol):
-    """How a system uses nodes; `step` is where the job stands, for loads that change."""
+    """How a system uses nodes; `step` is the current step of the job, for loads that change."""
 
     @property
     def name(self) -> str: ...
     @property
     def restarts_to_grow(self) -> bool:
-        """Whether it takes arrivals in by a restart."""
+        """Whether it adds nodes by a restart."""
         ...
 
     def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
-        """Return who of `nodes` trains, from a checkpoint; None: they are too few."""
+        """Return the formation of `nodes` that trains from a checkpoint, or None if they are too few."""
         ...
 
     def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
-        """Return who goes on of those `alive`; None: state is lost, or it restarts always."""
+        """Return the formation of the `alive` nodes that continues, or None if a restart is needed."""
         ...
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
-        """Return who trains when others are there; the same formation: nothing changes."""
+        """Return the formation with more nodes, or the same one if nothing changes."""
         ...
 
     def rebalance(self, before: Formation, step: int) -> Formation:
-        """Return the formation for the loads of now; the same one: nothing changes."""
+        """Return the formation for the current loads, or the same one if nothing changes."""
         ...
 
     def same_pace(self, step: int) -> int:
-        """Return how many steps from `step` on take as long as this one."""
+        """Return the number of steps from `step` on that take as long as this one."""
         ...
 
 
 @dataclass(slots=True)
 class Lived:
-    """What became of it: samples that count, and all seconds by what they were spent on."""
+    """The result of a job: samples that count, and seconds by cause."""
 
     samples: int = 0
     steps: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     restarts: int = 0
     reconfigurations: int = 0
-    #: (seconds, samples that count) wherever that changes its pace
+    #: Pairs (seconds, samples that count) at each change of pace.
     course: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def share(self, *causes: str) -> float:
-        """Return the share of all time that went there."""
+        """Return the share of all time that these causes took."""
         return sum(self.seconds[cause] for cause in causes) / max(sum(self.seconds.values()), 1e-12)
 
 
-#: what time goes to, in the order in which it is shown
+#: The causes in the order in which they are shown.
 CAUSES = ("effective", "checkpoint", "restart", "lost", "reconfigure", "rebalance", "wait")
 
 
 class ModelledJob:
-    """One job under one policy through one availability trace, to its end or until enough samples are trained."""
+    """One job under one policy through one availability trace, until its end or until enough samples are trained."""
 
     def __init__(self, policy: Policy, costs: Costs, window: Window, enough: float = _NEVER) -> None:
         self._policy, self._costs, self._window, self._enough = policy, costs, window, enough
         self._now, self._step, self._samples = 0.0, 0, 0
-        #: (step, samples) of the newest checkpoint, and seconds trained since
+        #: (step, samples) of the newest checkpoint, and seconds trained since.
         self._saved, self._since = (0, 0), 0.0
-        #: seconds that the next step has had already
+        #: Seconds already spent on the next step.
         self._under_way: float = 0.0
         self._alive = dict.fromkeys(window.start_nodes)
         self._formation = policy.begin(tuple(self._alive), 0)
-        #: what training stands still for, and until when
+        #: Why training is stopped, and until when.
         self._busy: list[tuple[str, float]] = []
         self._gather_at = _NEVER
         self._lived = Lived(course=[(0, 0)])
 
     def run(self) -> Lived:
-        """Live through it."""
+        """Run the job to its end."""
         pending = list(self._window.batches)[::-1]
         while self._now < self._window.seconds and self._samples < self._enough:
             coming = pending[-1].seconds if pending else _NEVER
@@ -138,10 +140,10 @@ class ModelledJob:
         self._mark()
         return self._lived
 
-    # ---- time passes ----
+    # ---- passage of time ----
 
     def _pass(self, until: float) -> None:
-        """Let time pass, at the most until then."""
+        """Advance the time, at most until the given moment."""
         if self._formation is None:
             self._spend("wait", until - self._now)
         elif self._busy:
@@ -153,7 +155,7 @@ class ModelledJob:
             self._train(self._formation, until)
 
     def _train(self, formation: Formation, until: float) -> None:
-        """Train to the next step at which something is due, or as far as whole steps go."""
+        """Train to the next step at which something is due, or as many full steps as fit."""
         step_s = formation.step_s(self._step)
         self._under_way = min(self._under_way, step_s)
         due = self._step + self._policy.same_pace(self._step)
@@ -201,7 +203,7 @@ class ModelledJob:
         if self._lived.course[-1] != (self._now, self._samples):
             self._lived.course.append((self._now, self._samples))
 
-    # ---- nodes come and go ----
+    # ---- changes of nodes ----
 
     def _happen(self, batch: Batch) -> None:
         gone = {event.node for event in batch.events if not event.add}
@@ -229,7 +231,7 @@ class ModelledJob:
                 self._busy = [("reconfigure", self._now + self._costs.reconfigure_s)]
 
     def _restart(self) -> None:
-        """Go back to the newest checkpoint, with whoever is there."""
+        """Go back to the newest checkpoint, with all available nodes."""
         self._mark()
         self._lived.seconds["lost"] += self._since + self._under_way
         (self._step, self._samples), self._since, self._under_way = self._saved, 0.0, 0.0
@@ -240,7 +242,7 @@ class ModelledJob:
         self._mark()
 
     def _take_in(self) -> None:
-        """Use those who have come, if the policy has a use for them."""
+        """Add the waiting nodes, if the policy can use them."""
         formation, alive = self._formation, tuple(self._alive)
         if formation is None:
             self._restart()
@@ -256,7 +258,7 @@ class ModelledJob:
 
 
 def rates(lived: Lived, every: float = SMOOTHED_S) -> tuple[list[float], list[float]]:
-    """Return times, and samples per second around them, the means over `every` seconds; 0 where more were undone."""
+    """Return times and samples per second around them, as means over `every` seconds; 0 if more samples were undone."""
     end = lived.course[-1][0]
     times: list[float] = []
     found: list[float] = []

@@ -1,7 +1,7 @@
-"""How long DeepSeek-V3's layers take on a GPU, by shallowsim's formulae for prefill, restated from its numbers.
+"""Computes the time of DeepSeek-V3's layers on a GPU, with shallowsim's formulae for prefill and its recorded numbers.
 
-Times are ms, for one sequence on `tp` GPUs of a node; loads are balanced, whoever has more takes longer in proportion.
-The source has no backward pass: `figure_13.py` says what is made of it.
+Times are ms for one sequence on `tp` GPUs of a node. Loads are balanced; a GPU with more load takes proportionally
+longer. The source has no backward pass; `figure_13.py` states how it is modelled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTimes:
-    """Of one layer, in ms: attention on one GPU and on `tp` ones, a dense MLP, an MoE's parts."""
+    """Times of one layer in ms: attention on one GPU and on `tp` GPUs, a dense MLP, and the parts of an MoE."""
 
     attention: float
     attention_tp: float
@@ -37,12 +37,12 @@ class PerfModel:
 
     @classmethod
     def read(cls, file: Path, gpu: str = "H200") -> Self:
-        """Read a GPU of the recorded numbers."""
+        """Read one GPU from the recorded numbers."""
         whole: dict[str, Any] = json.loads(file.read_text())
         return cls(dims=whole["model_dims"], gpu=whole["gpu_table"][gpu], constants=whole["constants"])
 
     def layer(self, tokens: int, *, tp: int, dp: int, kv_hit: float = 0.0) -> LayerTimes:
-        """Return the times for sequences of so many tokens on `dp` groups of `tp` GPUs."""
+        """Return the times for sequences of this many tokens on `dp` groups of `tp` GPUs."""
         whole, spread = self._attention(tokens, tp, kv_hit)
         expert = 3 * self.dims["dim"] * self.dims["moe_inter"]
         shared = self._gemm(tokens / tp * expert) + self._load(expert)
@@ -63,7 +63,7 @@ class PerfModel:
     # ---- inside ----
 
     def _rate(self, precision: str) -> float:
-        """Return GFLOP in a ms."""
+        """Return GFLOP per ms."""
         free = (self.gpu["sm"] - self.gpu["comm_sm"]) / self.gpu["sm"]
         return self.gpu[precision] * self.constants["efficiency"] * free
 
@@ -74,7 +74,7 @@ class PerfModel:
         return weights / MIB / (self.gpu["mem_bw"] * self.constants["efficiency"])
 
     def _attention(self, tokens: int, tp: int, kv_hit: float) -> tuple[float, float]:
-        """Return the time on one GPU and on `tp`."""
+        """Return the time on one GPU and on `tp` GPUs."""
         d = self.dims
         query = d["dim"] * d["q_lora"] + d["q_lora"] * d["heads"] * (d["nope"] + d["rope"])
         down = d["dim"] * (d["kv_lora"] + d["rope"])
@@ -89,11 +89,11 @@ class PerfModel:
         return alone, alone / tp + reduced + self.constants["tp_allreduce_static_ms"] + self.constants["mla_static_ms"]
 
     def _all_to_all(self, tokens: int, tp: int) -> tuple[float, float]:
-        """Return dispatch and combine between nodes."""
+        """Return the times of dispatch and combine between nodes."""
         per_node = self.gpu["gpu_per_node"]
         others = self.constants["dispatch_nodes_max"] - 1
         size = others * (per_node / tp) * tokens * self.dims["topk"] / per_node * self.dims["dim"] / MIB
         rate = self.gpu["pcie_bw"] * self.constants["efficiency"] * per_node
         static = self.constants["prefill_a2a_static_ms"]
-        # (halved as in the source, which takes every GPU for one with FP4)
+        # Halved as in the source, which assumes FP4 on every GPU.
         return size / 2 / rate + static, 2 * size / rate + static

@@ -1,7 +1,7 @@
-"""The policies that Lazarus compares (6.1, 6.6), for jobs that are MODELLED: replicas by loads, or fixed chunks.
+"""The MODELLED policies that Lazarus compares (6.1, 6.6): replicas by loads, or fixed chunks.
 
-A step's time is that of what does not depend on the experts, plus the busiest node's tokens, computed and sent. Nodes
-have the same batch each, as in the paper, so a step's time does not depend on how many they are; samples do.
+A step takes a fixed time plus the computation and transfer of the busiest node's tokens. Each node has the same batch,
+as in the paper, so the time of a step does not depend on the number of nodes, but its samples do.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from setting import RECORDED_EVERY, SLOTS, Recording, kept, planned
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.balance.work import busiest_over_mean
 
-#: the busiest node's tokens over the mean one's `(L,)`, of shares `(L, E)` and an EP size
+#: Returns the busiest node's tokens relative to the mean, `(L,)`, from shares `(L, E)` and an EP size.
 Busiest = Callable[[FloatArray, int], FloatArray]
-#: steps from one rebalancing to the next (6.1)
+#: Steps between rebalancings (section 6.1).
 EVERY = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a step costs on one kind of GPU: `fixed_s`; `expert_s` for a mean node's tokens; `wire_s` if all travel."""
+    """Costs of a step on one kind of GPU."""
 
     recording: Recording
+    #: Seconds that do not depend on the experts.
     fixed_s: float
+    #: Seconds to compute the mean node's tokens.
     expert_s: float
+    #: Seconds to transfer the mean node's tokens, if all are sent to other nodes.
     wire_s: float = 0.0
-    #: samples of a step on each node
+    #: Samples of a step on each node.
     samples: int = 4
 
     @cached_property
     def _shares(self) -> FloatArray:
-        """Each expert's share `(T, L, E)`."""
+        """Each expert's share of the tokens, `(T, L, E)`."""
         tokens = self.recording.tokens
         return tokens / tokens.sum(axis=2, keepdims=True)
 
     def place(self, step: int) -> int:
-        """Return which recorded iteration a step has; the last one serves for all that follow."""
+        """Return the recorded iteration for a step; the last one is used for all later steps."""
         return min(step // RECORDED_EVERY, len(self.recording.tokens) - 1)
 
     def loads(self, step: int) -> FloatArray:
@@ -50,26 +53,27 @@ class Workload:
         return self._shares[self.place(step)]
 
     def seen(self, step: int) -> IntArray:
-        """Return tokens `(L, E)` of the last steps before `step`, what a placement is planned by."""
+        """Return tokens `(L, E)` of the last steps before `step`, from which a placement is planned."""
         last = self.place(step)
         return self.recording.tokens[max(0, last - EVERY // RECORDED_EVERY) : last + 1].sum(axis=0)
 
     def same_pace(self, step: int) -> int:
-        """Return for how many steps the loads stay."""
+        """Return the number of steps until the loads change."""
         return RECORDED_EVERY - step % RECORDED_EVERY
 
     def step_s(self, busiest: FloatArray, remote: FloatArray | float) -> float:
         """Return a step's seconds.
 
         Args:
-            busiest: the busiest node's tokens over the mean one's, `(L,)`. remote: the share that comes from elsewhere.
+            busiest: the busiest node's tokens relative to the mean, `(L,)`.
+            remote: the share of tokens that comes from other nodes.
         """
         return self.fixed_s + float((busiest * (self.expert_s + self.wire_s * remote)).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """Replicas by loads on all nodes: MRO planned anew with every change (Lazarus), or `best`, keeping what is held."""
+    """Replicas by loads on all nodes: MRO replanned after each change (Lazarus), or `best`, which keeps replicas."""
 
     name: str
     workload: Workload
@@ -79,13 +83,13 @@ class Elastic:
     slots: int = SLOTS
 
     def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
-        """All train who are there, if they can hold all experts."""
+        """Train on all available nodes, if they can hold all experts."""
         if len(nodes) * self.slots < self.workload.recording.tokens.shape[2]:
             return None
         return self._with(nodes, planned(self.workload.seen(step), len(nodes), self.strategy).counts)
 
     def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
-        """Go on with the experts that are left, if none is lost."""
+        """Continue with the remaining experts, if none is lost."""
         held = self._held(before, alive)
         if not held.any(axis=2).all() or len(alive) * self.slots < held.shape[1]:
             return None
@@ -94,13 +98,13 @@ class Elastic:
         return self._with(alive, counts)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
-        """Use everybody."""
+        """Use all available nodes."""
         return self._with(alive, self._anew(self._held(before, alive), self.workload.seen(step)))
 
     def rebalance(self, before: Formation, step: int) -> Formation:
-        """Place by the loads of now, where that changes anything."""
+        """Place by the current loads, if that changes anything."""
         if self.workload.place(step) == self.workload.place(max(0, step - EVERY)):
-            return before  # the recording is over
+            return before  # the recording has ended
         held = self._held(before, before.nodes)
         counts = self._anew(held, self.workload.seen(step))
         return before if (counts == held).all() else self._with(before.nodes, counts)
@@ -113,7 +117,7 @@ class Elastic:
         return planned(loads, held.shape[2], self.strategy, held=held).counts
 
     def _held(self, before: Formation, nodes: tuple[str, ...]) -> IntArray:
-        """Return what these nodes hold `(L, E, N)`; who was not there, nothing."""
+        """Return the replicas of these nodes, `(L, E, N)`; new nodes have none."""
         counts = before.counts
         assert counts is not None
         number = {node: place for place, node in enumerate(before.nodes)}
@@ -137,10 +141,11 @@ class Elastic:
 
 
 def remote_share(counts: IntArray, shares: FloatArray) -> FloatArray:
-    """Return which share of a layer's tokens leave their node `(L,)`, if all nodes have the same ones.
+    """Return the share of a layer's tokens that leave their node, `(L,)`, if all nodes have the same tokens.
 
     Args:
-        counts: replicas `(L, E, N)`. shares: of the tokens, `(L, E)`; each node's own go to its own replicas first.
+        counts: replicas `(L, E, N)`.
+        shares: of the tokens, `(L, E)`; each node's tokens go to its own replicas first.
     """
     capacity = counts * (shares / counts.sum(axis=2))[:, :, None]
     local = np.minimum(capacity, shares[:, :, None] / counts.shape[2]).sum(axis=(1, 2))
@@ -148,21 +153,21 @@ def remote_share(counts: IntArray, shares: FloatArray) -> FloatArray:
 
 
 def padded(shares: FloatArray, _: int) -> FloatArray:
-    """All experts count as the busiest one: what DeepSpeed MoE sends and computes (4.2), `(L,)` of `(L, E)`."""
+    """Return the load if all experts are padded to the busiest, as DeepSpeed MoE does (4.2); `(L,)` of `(L, E)`."""
     return shares.max(axis=1) * shares.shape[1]
 
 
 def unpadded(shares: FloatArray, ep_size: int) -> FloatArray:
-    """The busiest chunk's tokens over the mean one's, `(L,)` of `(L, E)`."""
+    """Return the busiest chunk's tokens relative to the mean, `(L,)` of `(L, E)`."""
     return shares.reshape(len(shares), ep_size, -1).sum(axis=2).max(axis=1) * ep_size
 
 
 class Pace(Protocol):
-    """How fast static chunks are, whoever trains."""
+    """The pace of static chunks on any nodes."""
 
     @property
     def samples(self) -> int:
-        """Of a step, on each node."""
+        """Samples of a step on each node."""
         ...
 
     def step_s(self, step: int) -> float:
@@ -170,13 +175,13 @@ class Pace(Protocol):
         ...
 
     def same_pace(self, step: int) -> int:
-        """Return how many steps from `step` on take as long as this one."""
+        """Return the number of steps from `step` on that take as long as this one."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkPace:
-    """That of a workload whose experts are cut into `ep_size` chunks."""
+    """The pace of a workload with experts divided into `ep_size` chunks."""
 
     workload: Workload
     ep_size: int
@@ -205,7 +210,7 @@ class ChunkPace:
 
 @dataclass(frozen=True, kw_only=True)
 class Static:
-    """Equal chunks of experts on each node, in groups of `ep_size` nodes: DS, Tutel, and those with live recovery."""
+    """Equal chunks of experts on each node, in groups of `ep_size` nodes: DS and Tutel, also with live recovery."""
 
     name: str
     pace: Pace
@@ -214,11 +219,11 @@ class Static:
 
     @property
     def restarts_to_grow(self) -> bool:
-        """Only live ones grow without."""
+        """Whether growing needs a restart, which is the case without live recovery."""
         return not self.live
 
     def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
-        """As many groups as there are; the others are idle."""
+        """Form as many full groups as possible; the remaining nodes are idle."""
         world = len(nodes) // self.ep_size * self.ep_size
         if not world:
             return None
@@ -226,7 +231,7 @@ class Static:
         return self._with(chunks)
 
     def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
-        """Go on with those that trained, if each chunk has a copy; who was idle stays so until a restart (6.2)."""
+        """Continue with the training nodes, if each chunk has a copy; idle nodes stay idle until a restart (6.2)."""
         if not self.live:
             return None
         there = set(alive)
@@ -244,7 +249,7 @@ class Static:
         return self._with(stay)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
-        """Use as many whole groups as there are now, if they are more."""
+        """Form as many full groups as possible now, if that is more than before."""
         chunks = dict(before.chunks)
         if len(alive) // self.ep_size * self.ep_size <= len(chunks):
             return before
@@ -256,7 +261,7 @@ class Static:
         return self._with(chunks)
 
     def rebalance(self, before: Formation, step: int) -> Formation:
-        """Never."""
+        """Keep the placement."""
         return before
 
     def same_pace(self, step: int) -> int:
@@ -270,5 +275,5 @@ class Static:
 
 
 def ep_size_of(experts: int, slots: int = SLOTS) -> int:
-    """Return the least divisor of the experts whose chunks fit a node's slots (6.1)."""
+    """Return the smallest divisor of the number of experts for which a chunk fits a node's slots (6.1)."""
     return next(size for size in range(1, experts + 1) if experts % size == 0 and experts // size <= slots)

@@ -1,4 +1,4 @@
-"""What all of Lazarus' figures share: the paper's cluster and models, the recorded loads, and a script's options."""
+"""The common parts of Lazarus' figures: the paper's cluster and models, the recorded loads, and the options."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
-#: the testbed of 6.1: GPUs, each a node of its own, expert slots on each, and f
+#: The testbed of section 6.1: GPUs (each is a node), expert slots per GPU, and f.
 NODES, SLOTS, THRESHOLD = 10, 6, 2
-#: iterations of the recording lie this far apart, the first is number 1
+#: Iterations between two records of the recording. The first iteration has number 1.
 RECORDED_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """One of the models of Table 1, the recording that stands for its routing, and an expert's state (6.3)."""
+    """One of the models of Table 1, the recording used as its routing, and an expert's state (section 6.3)."""
 
     name: str
     recording: str
@@ -70,30 +70,30 @@ MODELS = {
 
 
 class Recording:
-    """Loads of one model as they were recorded."""
+    """Recorded loads of one model."""
 
     def __init__(self, data: Path, model: Model) -> None:
-        """Read it; raises `BadInputError` where it is not there."""
+        """Read the recording; raise `BadInputError` if it is missing."""
         with np.load(needed(data, Path("routing") / model.recording)) as archive:
-            #: `(T,)` and `(T, L, E)`
+            #: Shapes `(T,)` and `(T, L, E)`.
             self.iterations: IntArray = archive["iterations"].astype(np.int64)
             self.tokens: IntArray = archive["tokens"].astype(np.int64)
 
     def at(self, step: float) -> IntArray:
-        """Return tokens `(L, E)` of the recorded iteration that is nearest to a step."""
+        """Return tokens `(L, E)` of the recorded iteration nearest to a step."""
         return self.tokens[int(np.abs(self.iterations - 1 - step).argmin())]
 
 
 def needed(data: Path, part: Path) -> Path:
-    """Return a file of the recorded data; raises `BadInputError` where it is not there."""
+    """Return a file of the recorded data; raise `BadInputError` if it is missing."""
     path = data / part
     if not path.is_file():
-        raise BadInputError(f"there is no {path}: give --data DIR, the folder with routing/, spot/ and perfmodel/")
+        raise BadInputError(f"{path} does not exist: give --data DIR, the folder with routing/, spot/ and perfmodel/")
     return path
 
 
 def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = None) -> Plan:
-    """Return a plan for so many nodes of the testbed."""
+    """Return a plan for this many nodes of the testbed."""
     slots = as_slots(SLOTS, nodes)
     plan = make_plan(loads, slots, fault_threshold=THRESHOLD, strategy=strategy_named(strategy), held=held)
     if not isinstance(plan, Plan):
@@ -102,7 +102,7 @@ def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = 
 
 
 def kept(held: IntArray, loads: IntArray) -> IntArray:
-    """Return what `holdfast` makes of `held` `(L, E, N)` at once: what is held stays."""
+    """Return the placement that `holdfast` forms at once from `held` `(L, E, N)`: it keeps held replicas."""
     layers, experts, nodes = held.shape
     slots = as_slots(SLOTS, nodes)
     allocation = allocate(loads, slots, fault_threshold=THRESHOLD)
@@ -118,7 +118,7 @@ def kept(held: IntArray, loads: IntArray) -> IntArray:
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with what every figure takes."""
+    """Return a parser with the common options of all figures."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "lazarus", help="folder for the pictures")
@@ -126,7 +126,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return what reads an option that is a whole number from `least` on."""
+    """Return a parser of integers that are `least` or more."""
 
     def read(text: str) -> int:
         try:
@@ -134,19 +134,19 @@ def at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             number = None
         if number is None or number < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {least}")
         return number
 
     return read
 
 
 def above_zero(text: str) -> float:
-    """Read an option that is a finite number above 0."""
+    """Parse a finite number above 0."""
     return _finite(text, "above 0", lambda number: number > 0)
 
 
 def from_zero(text: str) -> float:
-    """Read an option that is a finite number, 0 or more."""
+    """Parse a finite number of 0 or more."""
     return _finite(text, "of 0 or more", lambda number: number >= 0)
 
 
@@ -156,12 +156,12 @@ def _finite(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or not fits(number):
-        raise argparse.ArgumentTypeError(f"{text} is no finite number {wanted}")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number {wanted}")
     return number
 
 
 def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Make a figure; 2 where something is not there."""
+    """Make a figure; return 2 if an input is missing."""
     try:
         make(options)
     except BadInputError as error:
@@ -171,6 +171,6 @@ def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespa
 
 
 def row(name: str, values: Sequence[float | None], width: int = 7, digits: int = 3) -> str:
-    """Return one line of a table; what is None is left out."""
+    """Return one line of a table; None leaves a cell empty."""
     cells = ("" if value is None else f"{value:.{digits}f}" for value in values)
     return f"  {name:44}" + "".join(f"{cell:>{width}}" for cell in cells)

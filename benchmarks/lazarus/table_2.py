@@ -1,14 +1,14 @@
-"""Lazarus, Table 2: 2 to 5 of 10 nodes lost at once: how long until training goes on, experts moved, their transfer.
+"""Lazarus, Table 2: 2 to 5 of 10 nodes lost at once: time until training continues, experts moved, transfer time.
 
-1. Planned: for all losses that the placement survives (f = 2, recorded loads, 12 layers), how many copies of experts
-   travel, and how long that takes with the paper's bytes for each (63 MB, 112 MB) over the busiest of its links (100
-   Gbit/s, shared by the two GPUs of a server; the paper's transfers took longer than its links demand). "anew" is what
-   Lazarus does: MRO for the nodes that are left, mapped so that the fewest experts move. "kept" is what `holdfast` does
-   at once: what is held stays, what f demands comes back, free slots go by the loads. "later" are the moves of the
-   search behind it, which is adopted only where it pays, while training goes on.
-2. MEASURED on this machine: jobs of 10 processes that train small experts on the same loads; so many nodes are killed
-   at once. The paper's seconds are NCCL's timeouts (10-20 s) and groups (5-15 s) on RTX 3090s; ours gloo's groups on a
-   few shared cores, and experts of a few KB.
+1. Planned, for all losses that the placement survives (f = 2, recorded loads, 12 layers): the number of expert copies
+   sent, and the transfer time with the paper's bytes per copy (63 MB, 112 MB) over the busiest link (100 Gbit/s, shared
+   by the two GPUs of a server; the paper's transfers took longer than its links require). "replanned" is Lazarus: MRO
+   for the remaining nodes, mapped so that the fewest experts move. "kept" is the immediate repair of `holdfast`: held
+   replicas stay, replicas required by f are restored, and free slots are filled by the loads. "later" is the search
+   that follows while training continues, and is adopted only if it pays off.
+2. MEASURED on this machine: jobs of 10 processes train small experts on the same loads, and several nodes are killed at
+   once. The paper's seconds contain NCCL's timeouts (10-20 s) and groups (5-15 s) on RTX 3090s; ours contain gloo's
+   groups on a few shared cores, and experts of a few KB.
 
     python benchmarks/lazarus/table_2.py [--no-jobs] [--data DIR] [--out DIR]
 """
@@ -37,11 +37,11 @@ from tests.harness.local_job import LocalJob
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recovery import leaves_all
 
-#: bytes per second of one GPU's share of a link
+#: Bytes per second of one GPU's share of a link.
 LINK = 100e9 / 8 / 2
 SCRIPT = ROOT / "examples" / "moe_gpt.py"
 SIZES = "--dim 32 --hidden 32 --heads 2 --context 16 --global-batch 20 --micro-batch 2 --top-k 1 --aux-loss 0"
-#: losses of one case that are looked at, at the most
+#: Largest number of losses that are evaluated per case.
 MOST_LOSSES = 60
 
 
@@ -52,7 +52,7 @@ class Case:
     lost: int
     model: Model
     step: int
-    #: the paper's: seconds until training goes on, experts moved, seconds of their transfer
+    #: From the paper: seconds until training continues, experts moved, seconds of their transfer.
     paper: tuple[float, int, float]
 
 
@@ -66,14 +66,14 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """Copies of experts that travel after one loss, and how many the busiest node sends or receives."""
+    """Expert copies sent after one loss, and the number that the busiest node sends or receives."""
 
     experts: int
     busiest: int
 
 
 def moved_by(migration: Migration) -> Moved:
-    """Count what a migration moves."""
+    """Count the copies of a migration."""
     nodes = migration.counts.shape[2]
     ends = (migration.transfers.source, migration.transfers.destination)
     busiest = max(int(np.bincount(end, minlength=nodes).max()) for end in ends)
@@ -81,7 +81,7 @@ def moved_by(migration: Migration) -> Moved:
 
 
 def losses(counts: IntArray, lost: int) -> list[tuple[int, ...]]:
-    """Return the nodes that are left, for losses that `counts` `(L, E, N)` survives: all of them, or some."""
+    """Return the remaining nodes for losses that `counts` `(L, E, N)` survives: all losses, or a sample of them."""
     nodes = int(counts.shape[2])
     every = list(itertools.combinations(range(nodes), nodes - lost))
     alive = [left for left in every if counts[:, :, left].any(axis=2).all()]
@@ -89,7 +89,7 @@ def losses(counts: IntArray, lost: int) -> list[tuple[int, ...]]:
 
 
 def plan(case: Case, loads: IntArray) -> dict[str, list[Moved]]:
-    """Return what moves after each loss that is survived, by who plans."""
+    """Return the copies sent after each survived loss, by planner."""
     found: dict[str, list[Moved]] = {"anew": [], "kept": [], "later": []}
     before = planned(loads, NODES, "mro").counts
     for left in losses(before, case.lost):
@@ -108,13 +108,13 @@ def plan(case: Case, loads: IntArray) -> dict[str, list[Moved]]:
 
 
 def span(values: Sequence[float], form: str = "{:.0f}") -> str:
-    """Return the median with its range."""
+    """Format the median with its range."""
     return f"{form.format(statistics.median(values))} ({form.format(min(values))}..{form.format(max(values))})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lived:
-    """What one loss has cost a real job: seconds until the next step, parts of them, and experts that travelled."""
+    """The cost of one loss in a real job: seconds until the next step, parts of them, and experts sent."""
 
     down_s: float
     regroup_s: float
@@ -124,7 +124,7 @@ class Lived:
 
 
 def live(case: Case, loads: IntArray, folder: Path) -> Lived:
-    """Train on the case's loads with 10 nodes; once experts are placed by them, kill some at once."""
+    """Train on the case's loads with 10 nodes, and kill some at once after experts are placed by these loads."""
     routing = folder / "routing.npz"
     np.savez(routing, tokens=loads[None], iterations=np.array([1]))
     words = ["--layers", str(len(loads)), "--experts", str(loads.shape[1]), "--routing-trace", str(routing)]
@@ -160,7 +160,7 @@ def make(options: argparse.Namespace) -> None:
         f"Table 2: {NODES} nodes of {SLOTS} slots, f = {THRESHOLD}; medians (range) over the losses that are survived"
     )
     print(
-        "  lost  model  step   the paper: down s, experts, transfer s   experts moved anew   kept               later"
+        "  lost  model  step   the paper: down s, experts, transfer s   experts: replanned   kept               later"
     )
     drawn: dict[str, list[float]] = {"Lazarus": [], "holdfast": [], "paper": []}
     for case in CASES:
@@ -184,14 +184,14 @@ def make(options: argparse.Namespace) -> None:
     names = [f"{case.lost} lost\n{case.model.name}, {case.step}" for case in CASES]
     bars(panels[0], names, {"paper": drawn["paper"], "Lazarus": drawn["Lazarus"], "holdfast": drawn["holdfast"]})
     panels[0].set_ylabel("experts moved (median)")
-    panels[0].legend(["the paper", "planned anew (MRO)", "holdfast: what is held stays"], fontsize=8)
+    panels[0].legend(["the paper", "replanned (MRO)", "holdfast: held replicas stay"], fontsize=8)
     save(figure, options.out, "table_2")
     if not options.no_jobs:
         measure(options)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Let real jobs lose nodes, and print what that cost."""
+    """Kill nodes of real jobs, and print the cost."""
     print("MEASURED here, small experts:  until the next step s   less a usual step   regroup s  transfer s  experts")
     for case in CASES:
         with tempfile.TemporaryDirectory(prefix="holdfast-table-2-") as folder:
@@ -205,7 +205,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run; 2 where the data is not there."""
+    """Run; return 2 if the data is missing."""
     parser = parser_of(__doc__)
     parser.add_argument("--no-jobs", action="store_true", help="plan only, start no job")
     return finish(make, parser.parse_args(words))

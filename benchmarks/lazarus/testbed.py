@@ -1,10 +1,10 @@
-"""The paper's two testbeds as numbers: what a step and a recovery cost there. MODELLED: neither is here.
+"""The paper's two testbeds as numbers: the cost of a step and of a recovery. MODELLED: this machine is neither.
 
-Printed by the paper: 45 and 34 samples/s of Lazarus and DS with GPT-M on 10 undisturbed RTX 3090 (6.2), which together
-with the recorded loads give both constants of a step; 20-40 s for a reconfiguration (6.3); 5-15 s of them for NCCL's
-groups; 63 and 112 MB of state for each expert, which is 14 bytes a parameter; 10 Gbit/s to the checkpoints (6.1, 6.6);
-checkpoints every 50 steps (DS) or 250, four times that where failures are rare; rebalancing every 200. Fitted to one
-ratio: `RESTART_S`.
+The paper prints 45 and 34 samples/s of Lazarus and DS with GPT-M on 10 undisturbed RTX 3090 (section 6.2). With the
+recorded loads, they determine both constants of a step. A reconfiguration takes 20-40 s (6.3), of which NCCL's groups
+take 5-15 s. Each expert has 63 or 112 MB of state, which is 14 bytes per parameter. Checkpoints travel at 10 Gbit/s
+(6.1, 6.6), every 50 steps (DS) or 250, and four times as rarely if failures are rare. Experts are rebalanced every 200
+steps. Fitted to one ratio: `RESTART_S`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from modelled_job import Costs, Policy
 from policies import EVERY, Busiest, ChunkPace, Elastic, Static, Workload, ep_size_of, padded
 from setting import MODELS, SLOTS, Model, Recording
 
-#: samples/s of GPT-M on 10 nodes without failures, in the first 40 minutes
+#: Samples/s of GPT-M on 10 nodes without failures, in the first 40 minutes.
 PRINTED_LAZARUS, PRINTED_DS, PRINTED_STEPS = 45.0, 34.0, 2700
 BATCH, TOKENS = 4, 4096
 RECONFIGURE_S, REBALANCE_S = 30.0, 5.0
-#: FITTED to Figure 6's 2.8 of GPT-S: a failure is seen (NCCL's timeout, 10-20 s), processes, CUDA and groups are made
+#: FITTED to the 2.8 of GPT-S in Figure 6: detection (NCCL's timeout, 10-20 s), start of processes, CUDA and groups.
 RESTART_S = 180.0
 STATE_BYTES = 14.0
 STORE = 10e9 / 8
@@ -30,20 +30,20 @@ WARM_UP = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One of the two, with one model."""
+    """One of the two testbeds, with one model."""
 
     model: Model
     data: Path
-    #: bytes/s by which a node's tokens travel more slowly than in the first testbed: 0 there
+    #: Additional seconds per byte of a node's tokens compared with the first testbed, where it is 0.
     slower_link: float = 0.0
     restart_s: float = RESTART_S
 
     @cached_property
     def workload(self) -> Workload:
-        """What a step costs: GPT-M's constants, and for other widths by the square of these."""
+        """The cost of a step: GPT-M's constants, scaled by the square of the width for other models."""
         fixed_s, expert_s = calibrated(self.data)
         width = (self.model.dim / MODELS["M"].dim) ** 2
-        travelling = TOKENS * self.model.layers * 4 * 2 * self.model.dim  # there and back, forward and backward, FP16
+        travelling = TOKENS * self.model.layers * 4 * 2 * self.model.dim  # both directions, forward and backward, FP16
         return Workload(
             recording=Recording(self.data, self.model),
             fixed_s=fixed_s * width,
@@ -54,21 +54,21 @@ class Hardware:
 
     @property
     def ep_size(self) -> int:
-        """Nodes of a group of the static policies."""
+        """Number of nodes in a group of the static policies."""
         return ep_size_of(self.model.experts)
 
     def elastic(self, name: str) -> Elastic:
-        """Return Lazarus, or holdfast."""
+        """Return the policy of Lazarus or of holdfast."""
         ours = name == "holdfast"
         return Elastic(name=name, workload=self.workload, strategy="best" if ours else "mro", keeps=ours)
 
     def static(self, name: str, *, live: bool, busiest: Busiest = padded) -> Static:
-        """Return DS or Tutel, or with live recovery DS(FT) or Tutel(FT)."""
+        """Return the policy of DS or Tutel, or with live recovery of DS(FT) or Tutel(FT)."""
         pace = ChunkPace(workload=self.workload, ep_size=self.ep_size, busiest=busiest)
         return Static(name=name, pace=pace, ep_size=self.ep_size, live=live)
 
     def costs(self, policy: Policy, nodes: int, rare: int = 1) -> Costs:
-        """Return what recoveries cost a policy; checkpoints are `rare` times as far apart."""
+        """Return the costs of recoveries of a policy; checkpoints are `rare` times as far apart."""
         elastic = isinstance(policy, Elastic)
         held = SLOTS if elastic else self.model.experts // self.ep_size
         of_experts = self.model.layers * self.model.experts * self.model.expert_bytes

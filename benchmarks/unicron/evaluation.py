@@ -1,4 +1,4 @@
-"""What all of Unicron's figures share: its testbed and numbers, a script's options, what is assumed in a picture."""
+"""The common parts of Unicron's figures: the testbed and its numbers, the options, and assumptions in a picture."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from lazarus.drawing import COLOURS  # noqa: E402
 from lazarus.setting import finish  # noqa: E402
 
-#: 7.1: 16 nodes of 8 A800
+#: Section 7.1: 16 nodes of 8 A800.
 NODES, GPUS = 16, 128
-#: 7.5: how many times the accumulated WAF of each that of Unicron is
+#: Section 7.5: Unicron's accumulated WAF relative to each other system.
 PAPERS_RATIOS = {
     "trace a": {"megatron": 1.2, "bamboo": 4.6, "oobleck": 3.7, "varuna": 4.8},
     "trace b": {"megatron": 1.9, "bamboo": 4.8, "oobleck": 3.8, "varuna": 5.8},
@@ -38,18 +38,18 @@ COLOURS.update(
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with what every figure takes."""
+    """Return a parser with the common options of all figures."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "unicron", help="folder for the pictures")
     return parser
 
 
 def made(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Make a figure; 2 where it cannot be written."""
+    """Make a figure; return 2 if it cannot be written."""
     return finish(make, options)
 
 
 def assumptions(figure: Any, said: Sequence[str], width: int = 200) -> None:
-    """Say in the picture, below everything, what is assumed."""
+    """Write the assumptions below the picture."""
     lines = [fill(f"- {text}", width, subsequent_indent="  ") for text in dict.fromkeys(said)]
     figure.supxlabel("\n".join(lines), fontsize=7, x=0.01, ha="left", color="#444444")

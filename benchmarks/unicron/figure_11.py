@@ -1,9 +1,9 @@
 """Unicron, Figure 11: accumulated WAF of six jobs (Table 3, case 5) on 128 GPUs through failure traces a and b.
 
-The traces are not published: each is drawn from their printed counts, SEEDS times. What is printed of the paper's
-results is how many times the other systems' accumulated WAF Unicron's is. Megatron's two are predictions: nothing in
-them is fitted. The efficiencies of Bamboo, Oobleck and Varuna, which are not printed, are fitted so that trace a's mean
-ratios are the paper's; trace b's are predicted with them. Trace b's repair times are not printed: three readings.
+The traces are not published: each is drawn from the printed counts, SEEDS times. The paper prints Unicron's accumulated
+WAF relative to the other systems. Both Megatron ratios are predictions without any fit. The efficiencies of Bamboo,
+Oobleck and Varuna are not printed; they are fitted so that the mean ratios of trace a equal the paper's. Their ratios
+for trace b are predictions. Trace b's repair times are not printed either: three readings are shown.
 
     python benchmarks/unicron/figure_11.py [--seeds 200] [--out DIR]
 """
@@ -30,7 +30,7 @@ from holdfast.planning.arrays import FloatArray
 CASE = 5
 COMPARED = ("waf", "hit-only", "megatron-spare", "megatron", "bamboo", "oobleck", "varuna")
 FITTED = ("bamboo", "oobleck", "varuna")
-#: readings of trace b's repairs
+#: Readings of trace b's repairs.
 READINGS = {
     "trace b": TRACE_B,
     "trace b, repairs 1/20 of trace a's": replace(TRACE_B, repair_s=(DAY_S / 20, 7 * DAY_S / 20)),
@@ -40,21 +40,19 @@ READINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one kind of trace: accumulated WAF `(seeds,)` by system, as a share of what all nodes achieve undisturbed.
-
-    short: share of the six jobs' time without their least.
-    """
+    """Accumulated WAF `(seeds,)` of one kind of trace by system, as a share of the total without failures."""
 
     share: Mapping[str, FloatArray]
+    #: Share of the six jobs' time in which they have fewer nodes than they need.
     short: Mapping[str, FloatArray]
 
     def ratio(self, name: str, efficiency: float = 1.0) -> FloatArray:
-        """Return how many times another's total ours is, `(seeds,)`."""
+        """Return our total relative to another system's, `(seeds,)`."""
         return self.share["waf"] / (efficiency * self.share[name])
 
 
 def totals_of(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals:
-    """Let all systems live through the same traces."""
+    """Run all systems through the same traces."""
     tasks = table_3(CASE, NODES)
     most = undisturbed(tasks, NODES) * drawing.seconds
     share = {system.name: np.zeros(seeds) for system in systems}
@@ -69,7 +67,7 @@ def totals_of(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals
 
 
 def fitted(totals: Totals) -> dict[str, float]:
-    """Return the efficiencies with which trace a's mean ratios are the paper's."""
+    """Return the efficiencies with which the mean ratios of trace a equal the paper's."""
     paper = PAPERS_RATIOS["trace a"]
     return {name: float(totals.ratio(name).mean()) / paper[name] for name in FITTED}
 
@@ -87,13 +85,13 @@ def show(name: str, totals: Totals, efficiencies: Mapping[str, float], paper: Ma
 
 
 def show_beside(seeds: int, found: Mapping[str, Totals]) -> None:
-    """Print what ours would be if a planned change cost what an arrival was measured to: groups are built beside it."""
+    """Print our total if a planned change cost as much as a measured arrival, with groups built in the background."""
     join_s = HoldfastTimes().case.recovery.join_s
     times = HoldfastTimes(changed_s=join_s)
     for name, drawing in (("trace a", TRACE_A), ("trace b", TRACE_B)):
         totals = totals_of(drawing, seeds, [replace(SYSTEMS["waf"], times=times)])
         before, after = (float(one.share["waf"].mean()) for one in (found[name], totals))
-        print(f"{name}: if a planned change cost {join_s} s, ours would be {after / before:.4f} of what it is here")
+        print(f"{name}: if a planned change cost {join_s} s, our total would be multiplied by {after / before:.4f}")
 
 
 def draw_lines(axes: Any, title: str, drawing: Drawing, systems: Sequence[System]) -> None:
@@ -107,7 +105,7 @@ def draw_lines(axes: Any, title: str, drawing: Drawing, systems: Sequence[System
     axes.set_title(f"{title}: WAF on one trace (seed 0)", fontsize=10)
     axes.set_xlabel("days")
     axes.set_ylabel("weighted PFLOP/s")
-    # (above the lines there is room for their names)
+    # Leave room for the legend above the lines.
     axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
     axes.legend(fontsize=7, loc="upper center", ncols=len(systems))
 
@@ -115,7 +113,7 @@ def draw_lines(axes: Any, title: str, drawing: Drawing, systems: Sequence[System
 def draw_ratios(
     axes: Any, title: str, totals: Totals, efficiencies: Mapping[str, float], paper: Mapping[str, float]
 ) -> None:
-    """Draw how many times the others' accumulated WAF ours is, and the paper's value beside."""
+    """Draw our accumulated WAF relative to the others, and the paper's values."""
     names = [name for name in totals.share if name != "waf"]
     for place, name in enumerate(names):
         ratio = totals.ratio(name, efficiencies.get(name, 1.0))
@@ -149,7 +147,7 @@ def make(options: argparse.Namespace) -> None:
         show(name, totals, efficiencies, paper)
     show_beside(options.seeds, found)
     below = {name: _never_starved_and_below(totals) for name, totals in found.items()}
-    print("traces on which hit-only starves nobody, and on how many of them ours is below it:", below)
+    print("traces on which hit-only starves no job, and on how many of them ours is below it:", below)
     real = [at_efficiency(system, efficiencies.get(system.name, 1.0)) for system in systems]
     figure, panels = sheet(3, 2, width=6.0, height=3.9)
     papers = [system for system in real if system.name in ("waf", *PAPERS_RATIOS["trace a"])]
@@ -165,9 +163,9 @@ def make(options: argparse.Namespace) -> None:
     said = [
         *assumed(systems),
         "traces are drawn from their printed counts; repairs: 1 to 7 days in trace a; trace b's are not printed",
-        "trace b without more words: as many nodes come back as are lost",
+        "trace b without a suffix: as many nodes return as are lost",
         "jobs: FLOP/s by a model of ours (gpt_tasks.py); T_necessary: what memory needs",
-        "nobody goes below T_necessary by our plans; a job that is hit may by section 7.5's rule",
+        "our plans keep every job at T_necessary or above; the rule of section 7.5 may go below it for a hit job",
         "fit: efficiency of Megatron's, so that trace a's mean ratio is the paper's; Megatron's ratios are predictions",
     ]
     assumptions(figure, said)

@@ -1,10 +1,10 @@
-"""Unicron, Figure 3: GPT-3 7B on 64 GPUs: throughput without failures, and what 10 lost nodes in 7 days take from it.
+"""Unicron, Figure 3: GPT-3 7B on 64 GPUs: throughput without failures, and its reduction by 10 lost nodes in 7 days.
 
-The paper prints neither bars nor repair times. It says that 2 % downtime leads to throughput losses of three times the
-optimal or more, for each system beside its own undisturbed self, and that the theoretical reduction is the share of
-hardware that is not there. So repairs here take as long as makes that share 2 %: 10 nodes, 2.7 h each on average
-(ASSUMED, even from half to one and a half times that). 3a: the model of T(t, x) times the efficiencies that Figure 11
-fits.
+The paper prints neither bars nor repair times. It states that 2 % downtime reduces throughput by three times the
+optimal amount or more, for each system relative to its own undisturbed run, and that the theoretical reduction is the
+share of missing hardware. The repair time here is therefore chosen so that this share is 2 %: 10 nodes, 2.7 h each on
+average (ASSUMED, uniform from half to one and a half times that). 3a: the model of T(t, x) times the efficiencies that
+Figure 11 fits.
 
     python benchmarks/unicron/figure_3.py [--seeds 200] [--out DIR]
 """
@@ -29,12 +29,12 @@ NODES, DOWN = 8, 0.02
 _REPAIR_S = DOWN * NODES * 7 * DAY_S / 10
 WEEK = Drawing(name="7 days", seconds=7 * DAY_S, lost=10, faults=0, repair_s=(0.5 * _REPAIR_S, 1.5 * _REPAIR_S))
 SHOWN = ("waf", "megatron-spare", "megatron", "bamboo", "oobleck", "varuna")
-#: what the paper says of every system it measured there: three times the theoretical reduction, or more
+#: The paper's statement on every system it measured: three times the theoretical reduction, or more.
 PAPERS_LEAST = 3 * DOWN
 
 
 def reductions(seeds: int) -> dict[str, list[float]]:
-    """Return by system the share of its own undisturbed FLOP that failures take, for each trace."""
+    """Return by system the share of its undisturbed FLOP that failures take, for each trace."""
     tasks = [gpt_task("7B", MODELS["7B"], 1.0, NODES)]
     undisturbed = tasks[0].waf(NODES) * WEEK.seconds
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
@@ -64,9 +64,7 @@ def make(options: argparse.Namespace) -> None:
         panels[1].plot([place, place], [low, high], color="black", linewidth=1.2)
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         panels[1].annotate(f"{lost.mean():.1f}", (place, high + 0.5), ha="center", va="bottom", fontsize=8, bbox=box)
-    panels[1].axhline(
-        100 * DOWN, color="#777777", label=f"theoretical: {100 * DOWN:.0f} % of the hardware is not there"
-    )
+    panels[1].axhline(100 * DOWN, color="#777777", label=f"theoretical: {100 * DOWN:.0f} % of the hardware is missing")
     panels[1].axhline(
         100 * PAPERS_LEAST,
         color="#c0392b",
@@ -84,7 +82,7 @@ def make(options: argparse.Namespace) -> None:
     figure.suptitle("Unicron, Figure 3: GPT-3 7B on 64 GPUs, 10 nodes lost in 7 days, simulated", fontsize=12)
     said = [
         *assumed([SYSTEMS[name] for name in SHOWN]),
-        f"repairs: {_REPAIR_S / 3600:.1f} h on average, so that 2 % of the hardware is not there (not printed)",
+        f"repairs: {_REPAIR_S / 3600:.1f} h on average, so that 2 % of the hardware is missing (not printed)",
         f"3a: a model of ours (gpt_tasks.py); {', '.join(FITTED)}: times the efficiency fitted in Figure 11",
     ]
     assumptions(figure, said, width=180)

@@ -1,9 +1,9 @@
 """Unicron, Figure 8: a step of eight micro-batches in four replicas of two stages, undisturbed and with one lost.
 
-The paper's figure is a drawing without numbers. Ours is drawn from the functions that deal out micro-batches in a real
-job (`coordination.generations.assignment`): who computes which at first, and what becomes of those of a replica that is
-lost before the reduction (the paper's scenario 1). k' = k + k / (DP - 1) holds only where that is a whole number: here
-it is not, and the survivors have 3, 3 and 2. The times of stages are those of one forward, one backward (1F1B).
+The paper's figure is a drawing without numbers. Ours uses the functions that assign micro-batches in a real job
+(`coordination.generations.assignment`): the initial assignment, and the reassignment when a replica is lost before the
+reduction (the paper's scenario 1). k' = k + k / (DP - 1) holds only if it is an integer. Here it is not, and the
+survivors have 3, 3 and 2. Stages alternate one forward and one backward (1F1B).
 
     python benchmarks/unicron/figure_8_redone.py [--out DIR]
 """
@@ -22,7 +22,7 @@ from lazarus.drawing import save, sheet
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 
 REPLICAS, STAGES, MICRO_BATCHES = 4, 2, 8
-#: units of time: a stage's forward and backward of a micro-batch, the reduction, seeing and mending a failure
+#: Units of time: a stage's forward and backward of a micro-batch, the reduction, and a recovery with its detection.
 FORWARD, BACKWARD, REDUCE, MEND = 1.0, 2.0, 1.5, 2.0
 LOST, LOST_AT = REPLICAS - 1, 4.5
 FORWARD_COLOUR, BACKWARD_COLOUR, REDUCE_COLOUR, MEND_COLOUR = "#9ecae1", "#3182bd", "#d68910", "#c0392b"
@@ -30,7 +30,7 @@ FORWARD_COLOUR, BACKWARD_COLOUR, REDUCE_COLOUR, MEND_COLOUR = "#9ecae1", "#3182b
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage of a replica does from a time on."""
+    """One forward or backward of a stage of a replica."""
 
     stage: int
     what: str
@@ -40,7 +40,7 @@ class Work:
 
 
 def pipeline(micro_batches: Sequence[int], begin: float) -> list[Work]:
-    """Return what the stages do, each one forward and one backward in turn once its first forwards are on their way."""
+    """Return the work of the stages: after the first forwards, each stage alternates one forward and one backward."""
     orders = [_order(micro_batches, stage) for stage in range(STAGES)]
     done: dict[tuple[str, int, int], float] = {}
     free = [begin] * STAGES
@@ -74,7 +74,7 @@ def _order(micro_batches: Sequence[int], stage: int) -> list[tuple[str, int]]:
 def _ready(
     done: dict[tuple[str, int, int], float], what: str, micro_batch: int, stage: int, begin: float
 ) -> float | None:
-    """Return when what it needs is there, None where that is not known yet."""
+    """Return when the inputs of an operation are ready, or None if that is not known yet."""
     if what == "F":
         return begin if stage == 0 else done.get(("F", micro_batch, stage - 1))
     if stage == STAGES - 1:
@@ -83,14 +83,14 @@ def _ready(
 
 
 def undisturbed() -> list[list[Work]]:
-    """Return each replica's work."""
+    """Return the work of each replica."""
     return [pipeline(round_robin(MICRO_BATCHES, REPLICAS, rank), 0.0) for rank in range(REPLICAS)]
 
 
 def disturbed() -> tuple[list[list[Work]], list[tuple[int, ...]]]:
-    """Return each replica's work where one is lost before the reduction, and the survivors' shares afterwards.
+    """Return the work of each replica if one is lost before the reduction, and the survivors' shares afterwards.
 
-    The survivors finish what they have begun; then the lost one's micro-batches are dealt out among them.
+    The survivors finish the work they have started. Then the lost micro-batches are assigned to them.
     """
     before = undisturbed()
     survivors = [rank for rank in range(REPLICAS) if rank != LOST]
@@ -133,7 +133,7 @@ def draw(axes: Any, title: str, work: Sequence[Sequence[Work]], lost: bool) -> N
     for name, colour in (("forward", FORWARD_COLOUR), ("backward", BACKWARD_COLOUR), ("all-reduce", REDUCE_COLOUR)):
         axes.barh(0, 0, color=colour, label=name)
     if lost:
-        axes.barh(0, 0, color=MEND_COLOUR, alpha=0.2, label="seen, regrouped")
+        axes.barh(0, 0, color=MEND_COLOUR, alpha=0.2, label="detected, regrouped")
     axes.legend(fontsize=7, loc="lower right", ncols=2)
 
 
@@ -155,7 +155,7 @@ def make(options: argparse.Namespace) -> None:
         "the paper's figure is a drawing without numbers, of 8 micro-batches too",
         "who computes which micro-batch: holdfast's own functions; a replica of its jobs is one worker so far",
         "ASSUMED: a backward takes two forwards; both stages take as long; the all-reduce and the recovery as drawn",
-        "k' = k + k / (DP - 1) = 2.67 is no whole number: the survivors have 3, 3 and 2, and keep what they have done",
+        "k' = k + k / (DP - 1) = 2.67 is not an integer: the survivors have 3, 3 and 2, and keep their finished work",
     )
     assumptions(figure, said, width=180)
     save(figure, options.out, "figure_8")

@@ -1,9 +1,10 @@
-"""Unicron, Figures 9 and 10: what a lost node stops, what one job achieves by its GPUs, and six jobs' WAF on 128 GPUs.
+"""Unicron, Figures 9 and 10: transitions after a lost node, one job's throughput, and six jobs' WAF on 128 GPUs.
 
-The text of the paper has none of these figures' numbers: what is drawn of others is what is stated of them in
-`planner/fleet/pool/systems.py`. 9: GPT-3 7B. 10a, 10b (and 4): the model of T(t, x) on which all figures here rest;
-holdfast and Megatron train alike in it, by assumption. 10c: Table 3's five cases with a GPU as the unit, as the paper
-has it; our plan, which keeps T_necessary, beside the three baselines (equally, by weight, by model size). No chance.
+The text of the paper has no numbers for these figures. Other systems are drawn as stated in
+`planner/fleet/pool/systems.py`. 9: GPT-3 7B. 10a, 10b (and 4): the model of T(t, x) on which all figures here are
+based; it assumes that holdfast and Megatron train equally fast. 10c: the five cases of Table 3 with single GPUs as in
+the paper; our plan, which keeps T_necessary, and the three baselines (equally, by weight, by model size). Nothing is
+random.
 
     python benchmarks/unicron/figures_9_10.py [--out DIR]
 """
@@ -30,7 +31,7 @@ SYSTEMS_9 = ("waf", "bamboo", "oobleck", "varuna", "megatron-spare")
 
 
 def gpu_task(name: str, model: GptModel, weight: float) -> Task:
-    """Return a job whose nodes are GPUs; it keeps the fewest that hold it (T_necessary)."""
+    """Return a job in units of GPUs; it keeps the smallest number that can hold it (T_necessary)."""
     seconds = steps_on_gpus(model, GPUS)
     rates = [0.0, *(0.0 if step == inf else model.flop * model.batch / step for step in seconds)]
     least = next(held for held, rate in enumerate(rates) if rate)
@@ -38,7 +39,7 @@ def gpu_task(name: str, model: GptModel, weight: float) -> Task:
 
 
 def apportioned(shares: Sequence[float], units: int) -> list[int]:
-    """Return whole numbers in proportion to shares, by the largest remainders."""
+    """Return integers in proportion to shares, by the largest remainders."""
     exact = [units * share / sum(shares) for share in shares]
     sizes = [int(part) for part in exact]
     order = sorted(range(len(shares)), key=lambda at: sizes[at] - exact[at])
@@ -65,12 +66,12 @@ def case_of(case: int) -> tuple[dict[str, float], dict[str, list[int]]]:
 
 
 def draw_transitions(axes: Any) -> None:
-    """Draw Figure 9: seconds from a lost node's being seen to training again."""
+    """Draw Figure 9: seconds from the detection of a lost node to training again."""
     marks, held = (0.5,) * MARKS, range(2, NODES + 1)
-    print("Figure 9: seconds from a lost node's being seen to training again, GPT-3 7B, 16 to 128 GPUs")
+    print("Figure 9: seconds from the detection of a lost node to training again, GPT-3 7B, 16 to 128 GPUs")
     for place, name in enumerate(SYSTEMS_9):
         seconds = [SYSTEMS[name].times.lost(nodes, marks).resume_s for nodes in held]
-        # (bamboo's and oobleck's are assumed to be the same: the wider line shows beneath)
+        # Bamboo and Oobleck are assumed to be equal. The wider line remains visible beneath the other.
         style = {"linewidth": 1.4 + 4.0 * (name == "bamboo"), "markersize": 3, "color": COLOURS[name]}
         axes.plot([8 * nodes for nodes in held], seconds, marker="o", label=name, zorder=place + 2, **style)
         print(f"  {name:16}{seconds[0]:8.1f} .. {seconds[-1]:.1f}")
@@ -94,7 +95,7 @@ def draw_throughput(axes: Any) -> None:
 
 
 def draw_shares(axes: Any) -> None:
-    """Draw Figures 4 and 10b: the share of the peak by GPUs, and with 64 of them."""
+    """Draw Figures 4 and 10b: the share of the peak by number of GPUs, and with 64 of them."""
     print("Figure 10b: share of the peak FLOP/s on 64 GPUs, as modelled")
     gpus = range(8, GPUS + 1, 8)
     for model in MODELS.values():
@@ -140,7 +141,7 @@ def make(options: argparse.Namespace) -> None:
         *assumed([SYSTEMS[name] for name in SYSTEMS_9]),
         "9: ours: a failure in the middle of a step of 10 s; Megatron with a hot spare, as in the paper",
         "4, 10: FLOP/s by a model of ours (gpt_tasks.py states every number), the same for Megatron and holdfast",
-        "10c: our plan keeps T_necessary, the fewest GPUs whose memory suffices; a baseline's job below that counts 0",
+        "10c: our plan keeps T_necessary, the fewest GPUs with enough memory; a baseline's job below that counts 0",
     ]
     assumptions(figure, said, width=180)
     save(figure, options.out, "figures_9_10")

@@ -1,9 +1,9 @@
-"""Unicron, Tables 2 and 3: how soon failures are seen, and the plans for the five cases of six jobs.
+"""Unicron, Tables 2 and 3: detection times of failures, and the plans for the five cases of six jobs.
 
-Table 2: the paper's beside ours as measured by `benchmarks/detect.py` (make bench-detect): what it has printed is read
-from --detected FILE, by default from `detected.txt` beside this script, which says when and by which command it came.
-Table 3: sizes and weights as printed; the nodes that the pool's own machine gives each job under `waf`, and what the
-policies `equal` and `weighted` achieve.
+Table 2: the paper's times and those measured by `benchmarks/detect.py` (make bench-detect). Its output is read from
+--detected FILE, by default from `detected.txt` next to this script, which states when and how it was produced. Table 3:
+sizes and weights as printed; the nodes that the pool's state machine gives each job under `waf`, and the results of the
+policies `equal` and `weighted`.
 
     python benchmarks/unicron/tables_2_3.py [--detected FILE] [--out DIR]
 """
@@ -24,20 +24,20 @@ from holdfast.planner.fleet.pool.living import shares_of, undisturbed
 from holdfast.planner.fleet.pool.outages import names_of
 from holdfast.planner.fleet.pool.systems import SYSTEMS
 
-#: Table 2: the case, Unicron's method, with it, without; what `benchmarks/detect.py` calls the case
+#: Table 2: the case, Unicron's method, the time with it and without, and the name in `benchmarks/detect.py`.
 TABLE_2 = (
     ("1", "node health monitoring", "5.6 s", "5.7 s", "lost node"),
     ("2", "process supervision", "1.8 s", "30 min", "killed process"),
     ("3", "exception propagation", "0.3 s", "30 min", "exception"),
     ("4", "statistical monitoring", "3 x D_iter", "30 min", "hung thread"),
 )
-#: what it has printed once
+#: Recorded output of `benchmarks/detect.py`.
 DETECTED = Path(__file__).with_name("detected.txt")
 POLICIES = ("waf", "equal", "weighted")
 
 
 def detected(path: Path) -> dict[str, str]:
-    """Return what `benchmarks/detect.py` has printed of each case."""
+    """Return the output of `benchmarks/detect.py` for each case."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -53,7 +53,7 @@ def detected(path: Path) -> dict[str, str]:
 
 
 def plans() -> list[list[str]]:
-    """Return a row for each case of Table 3: its jobs, their nodes, and each policy's WAF as a share of the best."""
+    """Return a row for each case of Table 3: jobs, nodes, and each policy's WAF as a share of the best."""
     rows: list[list[str]] = []
     for case, (sizes, weights) in TABLE_3.items():
         tasks = table_3(case, NODES)
@@ -87,19 +87,19 @@ def make(options: argparse.Namespace) -> None:
     ours = detected(options.detected)
     rows = [[*papers, ours[kind]] for *papers, kind in TABLE_2]
     figure, panels = sheet(1, 2, width=12.0, height=2.6)
-    headers = ["case", "method", "Unicron", "without", "ours, s: median (range; how many)"]
-    draw(panels[0], "Table 2: seen after", headers, rows, [0.06, 0.24, 0.14, 0.14, 0.34])
+    headers = ["case", "method", "Unicron", "without", "ours, s: median (range; count)"]
+    draw(panels[0], "Table 2: detected after", headers, rows, [0.06, 0.24, 0.14, 0.14, 0.34])
     headers = ["case", "jobs (size x weight)", "nodes under waf", "PFLOP/s", *(f"{name} / best" for name in POLICIES)]
     draw(
         panels[1],
-        "Table 3, and what comes of it on 16 nodes",
+        "Table 3, and its plans on 16 nodes",
         headers,
         plans(),
         [0.05, 0.47, 0.12, 0.08, 0.09, 0.09, 0.11],
     )
     said = [
         "2: the paper's on a GPU cluster; ours by make bench-detect, four processes as nodes on two cores",
-        f"2: D_iter: the mean step; ours: {ours['step'].split(';')[0]}; a hung thread: from the begin of its step",
+        f"2: D_iter: the mean step; ours: {ours['step'].split(';')[0]}; a hung thread: from the start of its step",
         "3: FLOP/s by a model of ours (gpt_tasks.py); the pool's own machine; best: of all that keep T_necessary",
     ]
     assumptions(figure, said)
@@ -108,5 +108,5 @@ def make(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     reader = parser_of(__doc__)
-    reader.add_argument("--detected", type=Path, default=DETECTED, help="what benchmarks/detect.py has printed")
+    reader.add_argument("--detected", type=Path, default=DETECTED, help="file with the output of benchmarks/detect.py")
     sys.exit(made(make, reader.parse_args()))

@@ -1,9 +1,9 @@
-"""What it takes to make each script of the gallery resilient: the lines that differ from its plain twin.
+"""Count the lines that differ between each resilient script of the gallery and its plain version.
 
     python examples/gallery/changed_lines.py [--show NAME]
 
-Counted by difflib, imports, comments and docstrings included, empty lines not. Changed are as many lines as were
-removed or added, whichever are more: a line that was replaced counts once.
+Lines are compared with difflib. Imports, comments and docstrings count, empty lines do not. The number of changed lines
+is the larger of removed and added lines, so a replaced line counts once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ MAX_CHANGED = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A script and its twin. lines: of the plain one; removed, added: what only the one or the other has."""
+    """The difference between a script and its plain version."""
 
     name: str
     shows: str
+    #: Lines of the plain script.
     lines: int
+    #: Lines that only the plain script has.
     removed: int
+    #: Lines that only the resilient script has.
     added: int
 
     @property
     def changed(self) -> int:
-        """Lines that differ."""
+        """The number of changed lines."""
         return max(self.removed, self.added)
 
 
@@ -53,7 +56,7 @@ def names() -> list[str]:
 
 
 def change_of(name: str) -> Change:
-    """Compare a plain script with its resilient twin."""
+    """Compare a plain script with its resilient version."""
     plain, twin = _lines(name)
     marks = [line[0] for line in difflib.ndiff(_filled(plain), _filled(twin))]
     return Change(

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import holdfast
 
 CONTEXT = 32
-#: "inductor", torch's own, needs a C++ compiler and a minute; this one needs neither
+#: torch's default "inductor" needs a C++ compiler and a minute; this backend needs neither.
 BACKEND = "aot_eager"
 
 

@@ -12,7 +12,7 @@ from parts.text import Text, read_text
 from torch.utils.data import DataLoader
 
 CONTEXT = 32
-#: "inductor", torch's own, needs a C++ compiler and a minute; this one needs neither
+#: torch's default "inductor" needs a C++ compiler and a minute; this backend needs neither.
 BACKEND = "aot_eager"
 
 

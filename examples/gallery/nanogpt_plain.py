@@ -21,7 +21,7 @@ EVALUATE_EVERY = 20
 
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices, and leaves biases and norms alone."""
+    """Return AdamW with weight decay for matrices, but not for biases and norms."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
@@ -31,7 +31,7 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Return the part of the full rate after so many steps: up in a line, down to a tenth as a cosine."""
+    """Return the factor on the full rate after a number of steps: linear warm-up, then cosine decay to a tenth."""
     if step < WARM_UP:
         return (step + 1) / (WARM_UP + 1)
     passed = (step - WARM_UP) / max(1, steps - WARM_UP)

@@ -18,7 +18,7 @@ ACCUMULATE = 4
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, device: torch.device) -> float:
-    """Return the part of images, not trained on, whose kind the model tells by its running statistics."""
+    """Return the share of held-out images that the model classifies correctly, in evaluation mode."""
     model.eval()
     right = [
         (model(images.to(device)).argmax(1) == kinds.to(device)).float().mean().item()

@@ -1,4 +1,4 @@
-"""Kill one of four workers on one device and add one; the losses must equal those of an undisturbed run."""
+"""Kill one of four workers on one device and add one; the losses must equal an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train one model sharded over two workers with FSDP2 on one device; the losses must equal those of one worker."""
+"""Train one model sharded over two workers with FSDP2 on one device, and compare the losses with one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss on text that is not trained on, and a folder for curves and for the model that had the least so far."""
+"""The loss on held-out text, and a folder for training curves and for the best model so far."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(model: torch.nn.Module, held_out: Dataset[Batch]) -> float:
 
 
 class RunFolder:
-    """Takes scalars as torch.utils.tensorboard's SummaryWriter does, prints them, and keeps the best model."""
+    """Records scalars with the interface of torch.utils.tensorboard's SummaryWriter, and keeps the best model."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -46,7 +46,7 @@ class RunFolder:
         print(f"step {global_step} {tag} {scalar_value:.9g}", flush=True)
 
     def evaluated(self, model: torch.nn.Module, loss: float, step: int) -> None:
-        """Add a loss to its curve; the weights are saved where it is the least so far."""
+        """Add a loss to its curve, and save the weights if it is the lowest so far."""
         self.add_scalar("eval/loss", loss, step)
         if loss < self._best:
             self._best = loss

@@ -12,11 +12,13 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 
 class GPT(nn.Module):
-    """A GPT whose head shares its weight with the embedding.
+    """A GPT with one weight for its head and its embedding.
 
     Args:
-        context: bytes that it sees. width: D. layers: blocks. recompute: keep no activations inside the blocks, and
-            compute them again in backward.
+        context: bytes that it sees.
+        width: D.
+        layers: number of blocks.
+        recompute: discard the activations inside the blocks, and compute them again in backward.
     """
 
     def __init__(self, *, context: int, width: int = 48, layers: int = 2, recompute: bool = False) -> None:
@@ -47,7 +49,7 @@ class GPT(nn.Module):
 
 
 def recomputed(block: nn.Module, x_BTD: torch.Tensor, mask_TT: torch.Tensor) -> torch.Tensor:
-    """Return what a block makes of x, and let backward compute the block's activations once more."""
+    """Return the block's output; backward computes the block's activations again."""
     return checkpoint(block, x_BTD, mask_TT, use_reentrant=False)  # pyright: ignore[reportUnknownVariableType]
 
 

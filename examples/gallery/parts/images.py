@@ -1,4 +1,4 @@
-"""Small images that are made by their number, and a network that tells their kinds apart."""
+"""Small images generated from their index, and a network that classifies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
 
 class _Residual(nn.Module):
-    """Two convolutions, each with BatchNorm, added to what came in."""
+    """Two convolutions, each with BatchNorm, added to the input."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()

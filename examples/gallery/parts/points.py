@@ -1,4 +1,4 @@
-"""Points on a ring, and the two networks that play about them."""
+"""Points on a ring, and the two networks of a GAN for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOISE = 4
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sample i is (a point `(2,)` near the unit circle, noise `(NOISE,)` to make a false one of)."""
+    """Sample i is (a point `(2,)` near the unit circle, noise `(NOISE,)` for generating a false point)."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -30,7 +30,7 @@ class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def make_networks(width: int = 64) -> nn.ModuleDict:
-    """Return a generator of points and a critic that tells true from false ones."""
+    """Return a generator of points and a critic that distinguishes true points from generated ones."""
     generator = nn.Sequential(nn.Linear(NOISE, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
     critic = nn.Sequential(nn.Linear(2, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2))
     generator.append(nn.Linear(width, 2))
@@ -39,7 +39,7 @@ def make_networks(width: int = 64) -> nn.ModuleDict:
 
 
 def loss_of(networks: nn.ModuleDict, turn: str, real_B2: torch.Tensor, noise_BN: torch.Tensor) -> torch.Tensor:
-    """Return the loss of the network whose turn it is."""
+    """Return the loss of the network that is updated in this turn."""
     made_B2 = networks["generator"](noise_BN)
     if turn == "generator":
         return F.softplus(-networks["critic"](made_B2)).mean()

@@ -1,4 +1,4 @@
-"""The standard library's source as a stream that is read as it is trained on, and can be cut into shards."""
+"""The standard library's source as a stream that is read during training and can be sharded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class SourceStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pieces of one file after the other: (bytes, the bytes that follow each of them), both `(T,)`.
+    """Consecutive pieces of each file: (bytes, the bytes that follow each of them), both `(T,)`.
 
-    It has what the streams of Hugging Face's `datasets` have: each worker of a DataLoader reads a shard of its own, and
-    where a shard stands is in `state_dict()`.
+    It has the interface of streams in Hugging Face's `datasets`: each worker of a DataLoader reads its own shard, and
+    `state_dict()` contains the position of a shard.
     """
 
     def __init__(self, context: int, num_shards: int = 1, index: int = 0) -> None:
@@ -25,7 +25,7 @@ class SourceStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         self._file, self._place = 0, 0
 
     def shard(self, num_shards: int, index: int) -> SourceStream:
-        """Return every n-th file, from its beginning."""
+        """Return every n-th file, from its start."""
         return SourceStream(self.context, num_shards, index)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -42,9 +42,9 @@ class SourceStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             self._file, self._place = self._file + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it stands."""
+        """Return the position."""
         return {"file": self._file, "place": self._place}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on there."""
+        """Continue from a position."""
         self._file, self._place = state["file"], state["place"]

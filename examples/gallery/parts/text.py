@@ -1,4 +1,4 @@
-"""The standard library's own source as a text, byte by byte: the data of the gallery's language models."""
+"""The standard library's source as bytes: the data of the gallery's language models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_BYTES = 1 << 20
 
 
 def read_text() -> torch.Tensor:
-    """Return the first MiB of the standard library's source, one number a byte."""
+    """Return the first MiB of the standard library's source, one number per byte."""
     text = b""
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += file.read_bytes()
@@ -24,7 +24,7 @@ def read_text() -> torch.Tensor:
 
 
 class Text(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pieces of a text, back to back: sample i is (bytes, the bytes that follow each of them), both `(T,)`."""
+    """Consecutive pieces of a text: sample i is (bytes, the bytes that follow each of them), both `(T,)`."""
 
     def __init__(self, text: torch.Tensor, context: int) -> None:
         self.text = text
@@ -39,7 +39,7 @@ class Text(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class LabelledText(Dataset[dict[str, torch.Tensor]]):
-    """The same as the models of transformers want it: they themselves compare each byte with the one before."""
+    """The same text in the format of transformers' models, which shift the labels themselves."""
 
     def __init__(self, text: torch.Tensor, context: int) -> None:
         self.pieces = Text(text, context)
