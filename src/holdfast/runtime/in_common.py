@@ -18,8 +18,9 @@ _LISTED_CHARACTERS = 8000
 
 
 def describe_configuration(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
-    """Return the configuration as text by name. All ranks of a replica group return the same, even if the model is
-    sharded.
+    """Return the configuration as text by name.
+
+    All ranks of a replica group return the same, even if the model is sharded.
     """
     software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
     state, order = workload.state.capture().manifest.global_manifest, workload.loader.order

@@ -63,9 +63,7 @@ class SessionExperts:
             return machine.end_move(resources.generation)
 
     def await_arrivals(self, generation: int) -> bool:
-        """Wait for experts that arrive in the background of the step. Return False if the generation is over, or has to
-        end.
-        """
+        """Wait for experts that arrive in the background of the step. Return False if the generation is over."""
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
             parcels = resources.parcels if resources is not None else None
@@ -105,8 +103,9 @@ class SessionExperts:
         return True
 
     def rows_to_save(self) -> ExpertRows:
-        """Return the experts that this worker saves. Each expert is saved by one of its hosts, which all ranks agree
-        on.
+        """Return the experts that this worker saves.
+
+        Each expert is saved by one of its hosts; all ranks choose the same host.
         """
         return ExpertRows(specs=self._experts.describe_layers(), rows=self._experts.rows_to_save())
 

@@ -162,8 +162,8 @@ class ProposalPage(Protocol):
     """The shared memory in which the ranks of a replica group agree on their work."""
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until all ranks proposed this. Return False if the proposal became obsolete first; then no rank computes
-        it.
+        """Wait until all ranks proposed this. Return False if the proposal became obsolete first; no rank computes it
+        then.
         """
         ...
 
@@ -206,9 +206,7 @@ class SharedContext:
             self.report_failure(generation, error)
 
     def report_unreachable_members(self, generation: int) -> None:
-        """Report unreachable members, because the coordinator found that all members of a generation wait for each
-        other.
-        """
+        """Report unreachable members, after the coordinator found that all members of a generation wait for each other."""
         self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
 
     def _send_complaint(

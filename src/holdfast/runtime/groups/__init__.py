@@ -1,4 +1,4 @@
-"""Process groups whose collectives can be left when a generation ends.
+"""Process groups with collectives that can be left when a generation ends.
 
 1. Each member posts its addresses to a `Board`; agents and coordinator distribute them.
 2. `build_communicator` builds the group on gloo, on NCCL or through host memory, flat or by levels.

@@ -1,4 +1,4 @@
-"""Several groups built at once: their addresses go out together, and nobody waits for one before the next."""
+"""Builds several groups concurrently: their addresses are sent together, and no group waits for another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Retirable(Protocol):
-    """What can be given up."""
+    """An object that can be retired."""
 
     def retire(self) -> None: ...
 
@@ -17,9 +17,9 @@ G = TypeVar("G", bound=Retirable)
 
 
 def build_concurrently(builds: Sequence[Callable[[], G]], name: str = "groups") -> list[G]:
-    """Build all, each in a thread of its own; blocks.
+    """Build all, each in its own thread. Blocks.
 
-    Raises what the first that fails has raised, at once: what the other threads still make is retired.
+    Raises the first error at once. Groups that other threads still build are retired.
     """
     return _ConcurrentBuild(builds, name).results()
 
@@ -46,7 +46,7 @@ class _ConcurrentBuild(Generic[G]):
     def _run(self, number: int, build: Callable[[], G]) -> None:
         try:
             group = build()
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the results raises it)
+        except BaseException as error:  # noqa: BLE001 - raised again by `results`
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()

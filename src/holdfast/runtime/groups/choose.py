@@ -1,4 +1,4 @@
-"""Which transport carries a generation's group, and whether its members meet all at once or level by level."""
+"""Chooses the transport of a generation's group, and whether its members meet all at once or level by level."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def build_communicator(
     flat_up_to: int = FLAT_UP_TO,
     fan_out: int = FAN_OUT,
 ) -> Communicator:
-    """Build the group of a generation, or of some of its members, on the transport that fits; see `build_gloo`.
+    """Build the group of a generation, or of some of its members, on the right transport; see `build_gloo`.
 
-    NCCL finds its own ways through nodes and between them: there all members are one group.
+    NCCL finds its own paths within and between nodes, so there all members form one group.
 
     Args:
-        nodes: of each member, the node it is on.
-        members, name: as of `build_gloo`.
-        any_to_any: tokens, or experts, are to go from any rank to any other.
+        nodes: the node of each member.
+        members, name: see `build_gloo`.
+        any_to_any: whether any rank sends tokens or experts to any other.
         backend: the library that exchanges CUDA tensors; "gloo" stages them through host memory.
         flat_up_to, fan_out: see planning.levels.
     """
@@ -92,10 +92,10 @@ def uses_nccl(device: torch.device, backend: Backend) -> bool:
 
 
 def choose_device(local_rank: int, backend: Backend) -> torch.device:
-    """Return the device of a worker: its GPU, or the CPU if there is none.
+    """Return the device of a worker: its GPU, or the CPU without a GPU.
 
-    With "gloo", the workers of a node may outnumber its GPUs and share them. The current device is set, so that the
-    memory and the streams that torch uses without being told are this worker's.
+    With "gloo", the workers of a node may outnumber its GPUs and share them. The current device is set, so that torch's
+    default memory and streams are this worker's.
 
     Raises:
         BadInputError: NCCL would need another GPU for this worker.

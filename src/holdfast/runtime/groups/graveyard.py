@@ -1,8 +1,8 @@
-"""Where given-up groups wait for their operations to end, and are destroyed out of the training thread's way.
+"""Destroys abandoned groups in the background, once their operations have ended.
 
-Freeing a group whose operations are still under way would block (gloo joins its threads) or free memory that is still
-being written to. So a group is buried together with its operations and their buffers, and destroyed (about 10 ms per
-rank) once they have all ended: because the sockets were severed, or by the operation's own timeout.
+Freeing a group with operations in progress would block (gloo joins its threads), or free memory that torch still writes
+to. So the reaper keeps a group together with its operations and their buffers. It destroys the group (about 10 ms per
+rank) once all operations ended, because the sockets were severed, or by their own timeout.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
+#: seconds between two checks whether groups have ended, at first and at most
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.05
 
 
 class AbandonedGroup(Protocol):
-    """A group with what it still needs."""
+    """A group together with the operations and buffers that it still needs."""
 
     def has_ended(self) -> bool:
-        """Return whether all its operations have ended; never blocks."""
+        """Return whether all its operations have ended. Never blocks."""
         ...
 
     def destroy(self) -> None:
-        """Free everything. May take a while. Called once, after `ended`."""
+        """Free everything, which may take a while. Called once, after `has_ended`."""
         ...
 
 
 class _Entry:
     __slots__ = ("group", "not_before")
 
-    def __init__(self, remains: AbandonedGroup, not_before: float) -> None:
-        self.group = remains
-        #: on the monotonic clock, seconds
+    def __init__(self, group: AbandonedGroup, not_before: float) -> None:
+        self.group = group
+        #: on the monotonic clock, in seconds
         self.not_before = not_before
 
     def is_due(self) -> bool:
@@ -44,7 +45,7 @@ class _Entry:
 
 
 class GroupReaper:
-    """Owns the retired groups of one worker, and the thread that destroys them."""
+    """Owns the abandoned groups of one worker, and the thread that destroys them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,23 +56,25 @@ class GroupReaper:
 
     @property
     def size(self) -> int:
-        """How many groups are not destroyed yet."""
+        """The number of groups that are not destroyed yet."""
         with self._changed:
             return len(self._entries)
 
-    def add(self, remains: AbandonedGroup, *, linger_s: float = 0.0) -> None:
-        """Take over a group; returns at once. The caller must drop its own references. After `close`: kept for ever.
+    def add(self, group: AbandonedGroup, *, linger_s: float = 0.0) -> None:
+        """Take ownership of a group; returns at once.
+
+        The caller must drop its references. After `close`, the group is never freed.
 
         Args:
-            remains: what to destroy once it has ended.
-            linger_s: but not before this time (seconds) has passed, or `close` is called.
+            group: destroyed once it has ended.
+            linger_s: wait at least this many seconds before, unless `close` is called.
         """
         with self._changed:
             self.added += 1
-            grave = _Entry(remains, time.monotonic() + linger_s)
-            self._entries.append(grave)
+            entry = _Entry(group, time.monotonic() + linger_s)
+            self._entries.append(entry)
             if self._closing:
-                _never_free(grave)
+                _never_free(entry)
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-reaper", daemon=True)
@@ -84,19 +87,19 @@ class GroupReaper:
             return self._changed.wait_for(lambda: not self._entries, timeout=deadline_s)
 
     def close(self, deadline_s: float) -> bool:
-        """Destroy what has ended within the deadline (seconds), end the thread, and return whether nothing is left.
+        """Destroy groups that end within the deadline, and end the thread. Return whether all groups are destroyed.
 
-        What is left is never freed: freeing it at interpreter exit would block until its operations time out.
+        Other groups are never freed: freeing them at interpreter exit would block until their operations time out.
         """
         with self._changed:
-            for grave in self._entries:
-                grave.not_before = 0.0
+            for entry in self._entries:
+                entry.not_before = 0.0
             self._changed.notify_all()
         self.wait_empty(deadline_s)
         with self._changed:
             self._closing = True
-            for grave in self._entries:
-                _never_free(grave)
+            for entry in self._entries:
+                _never_free(entry)
             empty = not self._entries
             self._changed.notify_all()
             thread = self._thread
@@ -114,36 +117,36 @@ class GroupReaper:
                     look = FIRST_POLL_S
                     self._changed.wait()
                     continue
-                due = next((grave for grave in self._entries if grave.is_due()), None)
+                due = next((entry for entry in self._entries if entry.is_due()), None)
                 if due is None:
                     self._changed.wait(look)
                     look = min(look * 1.5, LONGEST_POLL_S)
                     continue
             self._destroy(due)
-            # It would keep the group alive through the next wait.
+            # A reference here would keep the group alive through the next wait.
             del due
             look = FIRST_POLL_S
 
-    def _destroy(self, grave: _Entry) -> None:
+    def _destroy(self, entry: _Entry) -> None:
         started = time.monotonic()
-        grave.group.destroy()
+        entry.group.destroy()
         with self._changed:
             last = len(self._entries) == 1
         if last:
             _trim_memory()
         with self._changed:
-            self._entries.remove(grave)
+            self._entries.remove(entry)
             self._changed.notify_all()
-        logger.debug("a retired group is destroyed, in %.1f ms", (time.monotonic() - started) * 1e3)
+        logger.debug("destroyed a retired group in %.1f ms", (time.monotonic() - started) * 1e3)
 
 
 def _trim_memory() -> None:
-    """Let glibc return freed memory: the threads of each group leave holes, about 60 KB a group in the long run."""
+    """Return freed memory to the system: the threads of each group leave holes, about 60 KB a group in the long run."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _never_free(thing: object) -> None:
-    """Make sure that an object is never freed."""
+    """Ensure that an object is never freed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,7 +1,7 @@
-"""The group of a generation as levels of small groups: within a node first, then across nodes a few at a time.
+"""The group of a generation as levels of small groups: within a node first, then between nodes, a few at a time.
 
-A rank has connections to about the fan-out times log(ranks) others, not to all. What adds up goes level by level, see
-`Communicator.groups`; only a job whose tokens go from any rank to any other has a group of all besides.
+A rank has connections to about fan-out times log(ranks) other ranks instead of all. Sums go level by level (see
+`Communicator.groups`). Only a job that sends tokens from any rank to any other also has a group of all ranks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pendin
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.severing import GroupSockets
 
-#: Builds the group of that name among those of a generation, of these ranks.
+#: Builds a group of a generation, given its name and its ranks.
 BuildGroup = Callable[[str, Sequence[int]], Communicator]
 
 
 class HierarchicalCommunicator(Communicator):
-    """A communicator made of one per level, and perhaps of one of all ranks. Made by `build_hierarchical`."""
+    """A communicator with one group per level, and perhaps one of all ranks. Made by `build_hierarchical`."""
 
     def __init__(
         self,
         groups: Sequence[Communicator],
-        everybody: Communicator | None,
+        all_ranks: Communicator | None,
         *,
         owners: Sequence[int],
         rank: int,
@@ -37,17 +37,17 @@ class HierarchicalCommunicator(Communicator):
         generation: int,
         halt: threading.Event | HaltCheck | None,
     ) -> None:
-        """Take groups over; for the arguments see the base class.
+        """Take ownership of groups. For the other arguments see the base class.
 
         Args:
-            groups: this rank's, lowest level first.
-            everybody: the group of all ranks, where there is one.
+            groups: this rank's groups, lowest level first.
+            all_ranks: the group of all ranks, if there is one.
         """
         super().__init__(rank=rank, size=size, generation=generation, halt=halt)
         self.device = groups[0].device
         self._groups = tuple(groups)
         self._owners = tuple(owners)
-        self._everybody = everybody
+        self._all_ranks = all_ranks
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -89,12 +89,12 @@ class HierarchicalCommunicator(Communicator):
             group.retire(sever=sever)
 
     def _all_groups(self) -> tuple[Communicator, ...]:
-        return self._groups if self._everybody is None else (*self._groups, self._everybody)
+        return self._groups if self._all_ranks is None else (*self._groups, self._all_ranks)
 
     def _require_full_group(self) -> Communicator:
-        if self._everybody is None:
+        if self._all_ranks is None:
             raise RuntimeError(f"broken invariant: generation {self.generation} has no group of all {self.size} ranks")
-        return self._everybody
+        return self._all_ranks
 
 
 def build_hierarchical(
@@ -107,12 +107,14 @@ def build_hierarchical(
     any_to_any: bool,
     halt: threading.Event | HaltCheck | None,
 ) -> HierarchicalCommunicator:
-    """Build all groups that a rank is in, at once, each in a thread of its own; blocks.
+    """Build all groups of a rank at once, each in its own thread. Blocks.
+
+    If one group fails, its error is raised, and groups that other threads still build are retired.
 
     Args:
         board: the generation's rendezvous, over which they are built.
-        build: makes one group; blocks. What it raises, this raises: what the other threads still make is retired.
-        any_to_any: a group of all ranks is needed, too.
+        build: builds one group; blocks.
+        any_to_any: whether a group of all ranks is needed too.
     """
     wanted: list[tuple[str, Sequence[int]]] = [
         (f"{level}-{group[0]}/", group) for level, group in enumerate(levels.groups)

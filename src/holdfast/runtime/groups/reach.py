@@ -1,4 +1,4 @@
-"""Whom no connection can be made to: asked once something was waited for until its time was up."""
+"""Finds unreachable members, after a wait timed out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.protocol.plan import GenerationPlan, Member
 
-#: How long a connection may take; longer than any network on which training makes sense.
+#: Seconds that a connection may take; longer than on any network on which training makes sense.
 CONNECT_S = 1.0
-#: How many are tried at a time.
+#: How many members are tried at a time.
 AT_ONCE = 32
-#: Nobody is tried after this: what is known by then is to be heard.
+#: No member is tried after this many seconds, so that the result is reported in time.
 LONGEST_S = 5.0
 
 
@@ -24,15 +24,15 @@ def find_unreachable(
     connects: Callable[[str, int], bool] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Return the members on other nodes whose state ports take no connection, in rank order.
+    """Return the members on other nodes with a state port that refuses connections, in rank order.
 
-    Where they are so many that trying them takes too long, the rest is left out: first one worker of each node is
-    tried, from one's own rank on, so that each member tries others first.
+    If there are too many to try in time, the rest is left out. One worker of each node is tried first, starting from
+    this worker's rank, so that each member starts with different ones.
 
     Args:
-        worker: who asks.
-        connects: tries an address; a TCP connection that is closed at once if None.
-        now: in seconds.
+        worker: the worker that asks.
+        connects: tries to connect to an address; None: opens a TCP connection and closes it.
+        now: a clock, in seconds.
     """
     rank = plan.rank(worker) or 0
     own = plan.members[rank].node

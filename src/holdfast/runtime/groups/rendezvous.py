@@ -1,8 +1,8 @@
-"""Rendezvous of a process group over the control channel: keys are pushed to all members, nobody asks.
+"""The rendezvous of a process group over the control channel: keys are pushed to all members.
 
-Each member posts its keys once, all together; agents and coordinator pass them on in bundles; a `Board` holds what has
-arrived. torch sees it as a `torch.distributed.Store`. gloo makes one `set` per rank and then `wait` and `get` of each
-rank's key, nothing else.
+Each member posts its keys once, all together. Agents and coordinator distribute them in bundles, and a `Board` holds
+the keys that arrived. torch sees it as a `torch.distributed.Store`. gloo makes one `set` per rank, and then a `wait`
+and a `get` of each rank's key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_VALUE_BYTES = MAX_KEY_BYTES
 MAX_KEY_CHARS = 1024
 MAX_KEYS = 1 << 20
 
-#: How often a waiting thread looks at the halt check, which has no way to wake it.
+#: Seconds between two calls of the halt check, which cannot wake a waiting thread.
 POLL_S = 0.02
 
 
 class Board:
-    """The keys of the group of one generation, as far as they have reached this worker. Thread-safe."""
+    """The keys of one generation's groups that have reached this worker. Thread-safe."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Board:
         *,
         halt: threading.Event | HaltCheck | None = None,
     ) -> None:
-        """Make an empty board.
+        """Create an empty board.
 
         Args:
             generation: the group's generation.
             post: sends keys of this worker to all other members; must not block.
-            halt: breaks every wait off.
+            halt: interrupts every wait.
         """
         self.generation = generation
         self._post = post
@@ -48,32 +48,35 @@ class Board:
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._closed = False
-        #: this worker's keys that are not sent yet, and how many are still to come before they are
+        #: this worker's keys that are not sent yet, and how many more keys to wait for before sending
         self._unsent: dict[str, bytes] = {}
         self._to_come = 0
-        #: of what this worker has posted
+        #: bytes that this worker has posted
         self._posted_bytes = 0
 
     def expect_keys(self, keys: int) -> None:
-        """This worker will post so many more keys, all together; where there is none, nobody waits for any."""
+        """Announce that this worker will post this many more keys, all together.
+
+        With 0 keys, no member waits for this one.
+        """
         with self._changed:
             self._to_come = max(self._to_come, 0) + keys
         if not keys:
             self._post({})
 
     def post(self, key: str, value: bytes) -> None:
-        """Publish a key of this worker, here and at the other members.
+        """Publish a key of this worker, here and on the other members.
 
         Raises:
-            ValueError: key or value is larger than a message may be, or all that this worker has posted is.
+            ValueError: the key or value, or the sum of all posted bytes, is over its limit.
         """
         self.put({key: value})
         with self._changed:
             self._posted_bytes += posted_bytes({key: value})
             if self._posted_bytes > MAX_POSTED_BYTES:
                 raise ValueError(
-                    f"this worker's addresses for generation {self.generation} come to {self._posted_bytes} bytes, "
-                    f"and {MAX_POSTED_BYTES} at most can be exchanged: the group is too large; begin with fewer workers"
+                    f"this worker's addresses for generation {self.generation} have {self._posted_bytes} bytes, "
+                    f"and at most {MAX_POSTED_BYTES} can be exchanged: the group is too large; start with fewer workers"
                 )
             self._unsent[key] = value
             self._to_come -= 1
@@ -83,10 +86,10 @@ class Board:
         self._post(keys)
 
     def put(self, keys: Mapping[str, bytes]) -> None:
-        """Enter keys that members have posted. A repetition replaces one.
+        """Add keys that members posted. A repeated key replaces the earlier value.
 
         Raises:
-            ValueError: a key, a value or the number of keys is over its bound.
+            ValueError: a key, a value or the number of keys is over its limit.
         """
         for key, value in keys.items():
             if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY_CHARS:
@@ -98,11 +101,11 @@ class Board:
             self._changed.notify_all()
 
     def wait(self, keys: list[str], timeout_s: float) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys have arrived.
 
         Raises:
             HaltedError: the generation was halted, or the board closed.
-            TimeoutError: some key did not come in time.
+            TimeoutError: a key did not arrive in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -117,46 +120,46 @@ class Board:
                 self._changed.wait(min(left, POLL_S))
 
     def values(self) -> dict[str, bytes]:
-        """Return what has arrived."""
+        """Return all keys that have arrived."""
         with self._changed:
             return dict(self._values)
 
     def value(self, key: str) -> bytes:
-        """Return what has arrived under a key.
+        """Return the value of a key.
 
         Raises:
-            KeyError: nothing has.
+            KeyError: it has not arrived.
         """
         with self._changed:
             return self._values[key]
 
     def remove(self, key: str) -> bool:
-        """Forget a key here; return whether it was there."""
+        """Remove a key here; return whether it had arrived."""
         with self._changed:
             return self._values.pop(key, None) is not None
 
     def close(self) -> None:
-        """Break off every wait, now and from now on."""
+        """Interrupt every wait, now and from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class BoardStore(Store):
-    """A board in the shape that torch's process groups want. Atomic operations are refused: a push has none.
+    """Adapts a board to torch's store interface. Atomic operations are refused, because keys are only pushed.
 
-    Waits end by the store's own timeout, whatever the process group asks for: gloo would ask for its connect timeout.
+    Waits end by the store's own timeout, and ignore the process group's: gloo would pass its connect timeout.
     """
 
     def __init__(
         self, board: Board, *, timeout_s: float, rank: int, owner: Callable[[str], int], name: str = ""
     ) -> None:
-        """Show a board's keys, or those of one of its groups.
+        """Create the view of a board, or of one of its groups.
 
         Args:
-            rank: this worker's in the generation.
-            owner: returns the rank in the generation that a key is to come from; nobody else's counts.
-            name: of the group among those of the generation that this worker is in; members of it say the same.
+            rank: this worker's rank in the generation.
+            owner: returns the rank in the generation that posts a key. The same key of other ranks is ignored.
+            name: the group's name, if the generation has several; equal on all its members.
         """
         super().__init__()
         self._board = board
@@ -166,7 +169,7 @@ class BoardStore(Store):
         self._name = name
 
     def values(self) -> dict[str, bytes]:
-        """Return what has arrived of this group."""
+        """Return the keys of this group that have arrived."""
         named = ((wire.partition(":")[2], value) for wire, value in self._board.values().items())
         return {key.removeprefix(self._name): value for key, value in named if key.startswith(self._name)}
 

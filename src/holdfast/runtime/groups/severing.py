@@ -1,8 +1,8 @@
-"""Finding the sockets of a group, and breaking exactly those, later, whatever happened to the descriptors meanwhile.
+"""Finds the sockets of a group, and later breaks exactly those, even if descriptors were reused meanwhile.
 
-gloo does not tell its sockets. They are those descriptors that appeared while the group was made and whose address
-was exchanged in the rendezvous: the second test keeps out sockets that other threads opened at the same time.
-Listeners are left alone: shutting one down ends the process.
+gloo does not expose its sockets. They are the descriptors that appeared while the group was made, and have an address
+that was exchanged in the rendezvous. The second test excludes sockets that other threads opened at the same time.
+Listeners are left alone, because shutting one down ends the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SocketHandle:
-    """A descriptor, and the inode that it named when it was found."""
+    """A descriptor, and the inode that it referred to when it was found."""
 
     descriptor: int
     inode: int
@@ -26,21 +26,21 @@ class SocketHandle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSockets:
-    """The connected sockets of the group of one generation."""
+    """The connected sockets of one generation's group."""
 
     generation: int
     handles: tuple[SocketHandle, ...]
 
     def sever(self) -> int:
-        """Shut down those that are still what they were; return how many. Any thread, any number of times."""
+        """Shut down all sockets that still exist; return how many. Any thread may call it, repeatedly."""
         return sum(_shut_down(handle) for handle in self.handles)
 
 
 def socket_inodes() -> dict[int, int]:
-    """Return descriptor -> inode of this process's open sockets."""
+    """Return the inodes of this process's open sockets, by descriptor."""
     inodes: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
-        # The descriptor of the listing itself is gone by now, and others come and go in other threads.
+        # The listing's own descriptor is closed by now, and other threads open and close descriptors.
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:["):
@@ -49,11 +49,11 @@ def socket_inodes() -> dict[int, int]:
 
 
 def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *, generation: int) -> GroupSockets:
-    """Find the sockets of a group that has just been made.
+    """Find the sockets of a group that was just made.
 
     Args:
         before: `socket_inodes()` from before it was made.
-        addresses: what the members exchanged in the rendezvous; holds their listening addresses as socket addresses.
+        addresses: the values exchanged in the rendezvous; they contain the members' listening addresses.
         generation: the group's generation.
     """
     exchanged = tuple(addresses)
@@ -70,9 +70,9 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
 
 @contextlib.contextmanager
 def open_duplicate(handle: SocketHandle) -> Generator[socket.socket | None]:
-    """Give a duplicate of a handle's socket; None where the descriptor names something else by now.
+    """Yield a duplicate of a handle's socket; None if the descriptor refers to something else by now.
 
-    The duplicate is taken first and compared then, so that the descriptor cannot be reused in between.
+    The duplicate is made before the comparison, so that the descriptor cannot be reused in between.
     """
     try:
         copy = os.dup(handle.descriptor)
@@ -89,7 +89,7 @@ def open_duplicate(handle: SocketHandle) -> Generator[socket.socket | None]:
 
 
 def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
-    """Return the socket that has this inode, which owns the descriptor from then on; None where it is not that."""
+    """Return the socket with this inode, which then owns the descriptor; None if the inode differs."""
     try:
         return socket.socket(fileno=descriptor) if os.fstat(descriptor).st_ino == inode else None
     except OSError:
@@ -104,13 +104,13 @@ def _shut_down(handle: SocketHandle) -> bool:
             if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False
             duplicate.shutdown(socket.SHUT_RDWR)
-        except OSError:  # not connected any more
+        except OSError:  # no longer connected
             return False
         return True
 
 
 def _is_group_socket(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
-    """Return whether a socket is a connected one with one end at an address of the rendezvous."""
+    """Return whether a socket is connected, with one end at an address of the rendezvous."""
     try:
         if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
@@ -124,7 +124,7 @@ def _is_group_socket(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> 
 
 
 def _pack_address(family: int, name: Any) -> bytes:
-    """Return the beginning of the C socket address: family, port, address; b"" for anything but TCP/IP."""
+    """Return the start of the C socket address: family, port, address; b"" for anything but TCP/IP."""
     if family not in (socket.AF_INET, socket.AF_INET6):
         return b""
     host, port = str(name[0]), int(name[1])

@@ -1,8 +1,8 @@
-"""Sums over all ranks that come out alike on every rank, in every bit: tiny all-gathers, added in rank order.
+"""Sums over all ranks that are equal on every rank in every bit: tiny all-gathers, added in rank order.
 
-Where the communicator has levels, each group adds up its members' sums, and the owners of a group, who all have the
-same sum, meet those of other groups one level higher. So a sum over all ranks is nowhere before every rank has given
-its values, and after the highest level it is everywhere, but for members that own nothing: those are told last.
+If the communicator has levels, each group adds its members' sums first. The owners of a group, which all have the same
+sum, then meet the owners of other groups one level higher. So no rank has a sum over all ranks before every rank gave
+its values. After the highest level all owners have it, and they send it to members that own nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from holdfast.runtime.tensors import to_float_rows, to_floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingSums:
-    """Sums under way, on the lowest level; `gathered` is `(size of the group, values)`, float64."""
+    """Sums in progress, on the lowest level."""
 
     comm: Communicator
     pending: Pending
+    #: `(size of the group, values)`, float64
     gathered: torch.Tensor
 
 
 def start_sums(comm: Communicator, values: Sequence[float], what: str) -> PendingSums:
-    """Issue the first all-gather of this rank's values; never blocks. All ranks must give as many.
+    """Issue the first all-gather of this rank's values. Never blocks. All ranks must give the same number of values.
 
     Args:
         what: the operation's name, for messages.
@@ -64,7 +65,7 @@ def _start_gather(group: Communicator, values: Sequence[float], what: str) -> tu
 
 
 def _add_rows(gathered: torch.Tensor) -> list[float]:
-    # One rank after the other: a sum over the rows may regroup them.
+    # Add row by row: a sum over the rows may regroup them.
     rows = gathered.cpu()
     total = torch.zeros(gathered.shape[1], dtype=gathered.dtype)
     for row in rows:
@@ -73,17 +74,18 @@ def _add_rows(gathered: torch.Tensor) -> list[float]:
 
 
 def _send_to_non_owners(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
-    """Bring the sums from the group's first owner to those who own nothing; each returns them."""
-    values, waiting = len(total), group.rank >= owners
-    telling = group.rank == 0
-    told = torch.empty(values if waiting else 0, dtype=torch.float64, device=group.device)
-    mine = torch.tensor(total if telling else (), dtype=torch.float64, device=group.device).repeat(group.size - owners)
+    """Send the sums from the group's first owner to members that own nothing; each rank returns the sums."""
+    values = len(total)
+    receives = group.rank >= owners
+    sends = group.rank == 0
+    received = torch.empty(values if receives else 0, dtype=torch.float64, device=group.device)
+    mine = torch.tensor(total if sends else (), dtype=torch.float64, device=group.device).repeat(group.size - owners)
     pending = group.start_all_to_all(
-        told,
+        received,
         mine,
-        [told.numel()] + [0] * (group.size - 1),
-        [0] * owners + [values if telling else 0] * (group.size - owners),
+        [received.numel()] + [0] * (group.size - 1),
+        [0] * owners + [values if sends else 0] * (group.size - owners),
     )
     pending.what = what
     group.wait(pending)
-    return to_float_rows(told.view(1, -1))[0] if waiting else total
+    return to_float_rows(received.view(1, -1))[0] if receives else total

@@ -99,9 +99,7 @@ class Attempt:
         self.complete = self._serve_surplus_rounds()
 
     def _agree_on_micro_batch(self, micro_batch: int) -> bool:
-        """Wait until all ranks of the replica group are ready to compute a micro-batch. Return False if none of them
-        will.
-        """
+        """Wait until all ranks of the replica group are ready to compute a micro-batch; False if none of them will."""
         shared, machine = self._shared, self._shared.machine
         with shared.changed:
             proposal = machine.proposal
@@ -248,9 +246,7 @@ class Attempt:
         return self._vote(groups, v)
 
     def _cross_ready(self, v: Commit) -> bool:
-        """Cross READY, as every local reduction has returned. Return False if a Stop came first, or the result is
-        refused.
-        """
+        """Cross READY after all local reductions. Return False if a Stop came first, or the result is refused."""
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.is_over(self._generation):
@@ -259,8 +255,7 @@ class Attempt:
             return machine.phase is Phase.READY
 
     def _vote(self, groups: Groups, v: Commit) -> Commit | None:
-        """Issue the commit operation; return the step result with its flags, or None if a Stop froze this worker
-        before.
+        """Issue the commit operation. Return the step result with its flags, or None if a Stop came first.
 
         Raises:
             HaltedError, PeerLostError: the operation was interrupted; the machine knows.

@@ -1,1 +1,1 @@
-"""What a group runs on: gloo, NCCL, or gloo through host memory; and a measurement of link rates."""
+"""The transports of a group (gloo, NCCL, or gloo through host memory), and a measurement of link rates."""

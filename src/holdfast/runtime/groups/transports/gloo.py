@@ -29,23 +29,23 @@ from holdfast.runtime.groups.transports.waiters import WaitThreads
 
 #: torch's type stubs know few of its members.
 ProcessGroupGloo: Any = dist.ProcessGroupGloo
-#: gloo's threads per group: how many operations progress at once. One per broadcast of an all-gather was not faster,
-#: nor did severing then end more of them.
+#: gloo's threads per group: how many operations progress at once. One thread per broadcast of an all-gather was not
+#: faster, nor did severing then end more of them.
 THREADS = 2
-#: A group left in good order is destroyed only after this time: closing its sockets could break a peer's operation
-#: that has all its data but is not quite through.
+#: A group retired after a swap is destroyed only after this time: closing its sockets could break a peer's operation
+#: that has all its data but has not ended.
 LINGER_S = 1.0
 #: gloo waits this many times its timeout for a connection.
 CONNECT_FACTOR = 5
-#: From this size on, an all-gather is made of broadcasts.
+#: From this size on, an all-gather consists of broadcasts.
 BROADCAST_BYTES = 1 << 16
 
 
 class _GlooOperation:
     """The works of one operation.
 
-    They are waited for in C++, a short time at once: to be woken by a callback takes a tenth of a millisecond of
-    processor time more per operation, for the interpreter's lock must go to one of gloo's threads and back.
+    The wait is in C++, a short time at once. A callback from gloo's threads would cost 0.1 ms more processor time per
+    operation, because the interpreter's lock must move between threads.
     """
 
     __slots__ = ("_works",)
@@ -56,7 +56,7 @@ class _GlooOperation:
     def sleep(self, seconds: float) -> None:
         for work in self._works:
             if not work.is_completed():
-                # It raises where the time is over, and where the work has failed: `finish` tells.
+                # It raises on a timeout, and if the work failed. `finish` reports which.
                 with contextlib.suppress(RuntimeError):
                     work.wait(timedelta(seconds=seconds))
                 return
@@ -70,7 +70,7 @@ class _GlooOperation:
 
 
 class _AbandonedGlooGroup:
-    """A retired group: the group, what was under way on it, and the buffers of that."""
+    """A retired group with its operations in progress and their buffers."""
 
     def __init__(self, group: Any, pending: Sequence[Pending]) -> None:
         self._group: Any = group
@@ -85,7 +85,7 @@ class _AbandonedGlooGroup:
 
 
 class GlooCommunicator(GroupCommunicator):
-    """All-to-all and all-gather on a process group of gloo's. Made by `build_gloo`."""
+    """All-to-all and all-gather on a process group of gloo. Made by `build_gloo`."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class GlooCommunicator(GroupCommunicator):
 
     def set_timeout(self, timeout_s: float) -> None:
         super().set_timeout(timeout_s)
-        # (what is sent to one rank, or received from one, has no timeout of its own)
+        # Point-to-point operations have no timeout of their own.
         self._require_group()._set_default_timeout(self._timeout)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         if input.nbytes < BROADCAST_BYTES:
-            # gloo's own goes round a ring: as many waits, one after the other, as there are ranks.
+            # gloo's all-gather uses a ring: as many sequential waits as there are ranks.
             return self.start_all_to_all(output, input.repeat(self.size))
         return self._gather_in_place(output, input, self.size)
 
@@ -119,7 +119,7 @@ class GlooCommunicator(GroupCommunicator):
         return self._gather_in_place(output, input, owners)
 
     def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        """One broadcast per owner: gloo's own all-gather would go through a fresh copy of the whole output."""
+        """Broadcast each owner's part: gloo's all-gather would copy the whole output."""
         parts = output.view(owners, -1)
         if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
             parts[self.rank].copy_(input.view(-1))
@@ -183,26 +183,26 @@ def build_gloo(
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> GlooCommunicator:
-    """Build the group of a generation together with all its other members; blocks, so call it in a background thread.
+    """Build the group of a generation together with all its other members. Blocks, so call it in a background thread.
 
     Args:
         board: the generation's rendezvous.
-        name: what its keys begin with there, where the generation has several groups.
-        members: the members' ranks in the generation, None where all of it are members.
-        host: the address to bind to and be reached at.
-        timeout_s: after which an operation ends by itself; the backstop that empties the reaper.
-        build_timeout_s: how long to wait for a member in rendezvous, then to connect, then in the first operations.
-        halt: breaks off the rendezvous and every wait on the communicator.
+        name: the prefix of its keys there, if the generation has several groups.
+        members: the members' ranks in the generation; None if it has all of them.
+        host: the address to bind to, at which peers reach this worker.
+        timeout_s: seconds after which an operation fails, so that the reaper can destroy its group in the end.
+        build_timeout_s: seconds to wait for a member in rendezvous, then to connect, then in the first operations.
+        halt: interrupts the rendezvous and every wait on the communicator.
 
     Raises:
         HaltedError: the generation was halted meanwhile.
-        PeerLostError: some member did not join in, or went away again.
+        PeerLostError: a member did not join, or was lost again.
     """
     before, began = socket_inodes(), time.monotonic()
     ranks = range(size) if members is None else members
 
     def owner(key: str) -> int:
-        return ranks[int(key.rpartition("/")[2])]  # (gloo's keys end with the rank of whoever sets them)
+        return ranks[int(key.rpartition("/")[2])]  # gloo's keys end with the rank that sets them
 
     store = BoardStore(board, timeout_s=build_timeout_s, rank=ranks[rank], owner=owner, name=name)
     group = _make_group(store, rank, size, host, build_timeout_s)
@@ -224,7 +224,7 @@ def build_gloo(
 
 
 def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return a raw group, or the words of its failure: an exception would keep its sockets open."""
+    """Return a raw group, or the failure's message: an exception would keep its sockets open."""
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s / CONNECT_FACTOR)
@@ -236,7 +236,7 @@ def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: f
 
 
 def _warm_up(communicator: GlooCommunicator) -> None:
-    """Make the first operation, which is slow, before the group is used."""
+    """Run the first operations, which are slow, before the group is used."""
     size = communicator.size
     sent, received = torch.zeros(size), torch.empty(size)
     communicator.wait(communicator.start_all_to_all(received, sent))

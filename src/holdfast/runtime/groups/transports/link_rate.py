@@ -1,8 +1,8 @@
-"""How fast a worker's data goes out to its peers: read of the kernel's counters, from what is sent anyway.
+"""Measures how fast a worker's data reaches its peers, from the kernel's counters of normal traffic.
 
-The kernel counts for each connection what was acknowledged and for how long there was something on its way; waits for
-peers that compute are no part of that. A worker whose own link is slow is slow to all peers, and they are slow to it
-alone: so the median of its connections tells whose link it is.
+For each connection the kernel counts the acknowledged bytes, and the time in which data was in flight. Waits for peers
+that compute do not count. A worker with a slow link is slow to all peers, and they are slow only to it. So the median
+of its connections shows which link is slow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from holdfast.runtime.groups.severing import GroupSockets, open_duplicate
 
-#: it is looked so often: that takes microseconds for each connection
+#: seconds between two measurements; one takes microseconds for each connection
 MEASURE_S = 5.0
-#: less than this says how long the peer took to acknowledge, and not how fast the link is
+#: below this, the rate shows how long the peer took to acknowledge, not the speed of the link
 LEAST_BYTES = 1 << 20
 
 _BYTES_ACKED_AT, _BUSY_AT, _LONG_ENOUGH = 120, 168, 184
@@ -30,22 +30,21 @@ _MAX_PACING = 47  # SO_MAX_PACING_RATE
 
 @dataclass(frozen=True, slots=True)
 class SentBytes:
-    """What has gone out over a connection: bytes that were acknowledged; seconds in which some were on their way.
+    """The traffic sent over a connection."""
 
-    Seconds in which the peer had no room for more do not count.
-    """
-
+    #: acknowledged bytes
     bytes: int
+    #: seconds in which data was in flight, without the time in which the peer's receive window was full
     busy_s: float
 
     def rate(self, before: SentBytes) -> float | None:
-        """Return bytes per second since then; None where it was too little to say."""
+        """Return bytes per second since an earlier count; None if too little was sent."""
         sent, busy_s = self.bytes - before.bytes, self.busy_s - before.busy_s
         return sent / busy_s if sent >= LEAST_BYTES and busy_s > 0.0 else None
 
 
 class LinkRate:
-    """One worker's link, over however many groups; for the training thread."""
+    """One worker's link, over any number of groups. For the training thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, SentBytes] = {}
@@ -53,7 +52,7 @@ class LinkRate:
         self._looked_at = 0.0
 
     def measure(self, groups: Iterable[GroupSockets]) -> float | None:
-        """Return how fast data goes out to a peer, in bytes per second: the median; None where nothing new is known."""
+        """Return how fast data reaches a peer, in bytes per second (median); None if nothing new is known."""
         now = time.monotonic()
         if now - self._looked_at < MEASURE_S:
             return None
@@ -64,7 +63,7 @@ class LinkRate:
         return statistics.median(rates) if rates else None
 
     def slow_down(self, groups: Iterable[GroupSockets], times: float) -> None:
-        """Let data go out so many times slower over each connection from now on, once: fault injection."""
+        """Limit each connection to its rate divided by `times` from now on, once: fault injection."""
         for inode, traffic, connection in _traffic(groups):
             rate = traffic.rate(SentBytes(0, 0.0))
             if inode not in self._limited and rate is not None:
@@ -73,14 +72,14 @@ class LinkRate:
 
 
 def _traffic(groups: Iterable[GroupSockets]) -> Iterator[tuple[int, SentBytes, socket.socket]]:
-    """Yield the inode of each connection, what has gone out, and the connection (valid until the next is asked for)."""
+    """Yield each connection's inode, its traffic and the connection, which is valid until the next iteration."""
     for sockets in groups:
         for handle in sockets.handles:
             with open_duplicate(handle) as connection:
                 if connection is None:
                     continue
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-                if len(info) >= _LONG_ENOUGH:  # (an older kernel knows less)
+                if len(info) >= _LONG_ENOUGH:  # older kernels report less
                     (sent,) = _ONE.unpack_from(info, _BYTES_ACKED_AT)
                     busy_us, no_room_us = _TWO.unpack_from(info, _BUSY_AT)
                     yield handle.inode, SentBytes(sent, max(0, busy_us - no_room_us) / 1e6), connection

@@ -1,8 +1,9 @@
-"""The communicator on NCCL: the same interface, with `abort` in place of severing and abandoning.
+"""The communicator on NCCL: the same interface, with `abort` instead of severing and abandoning.
 
-Not run where it was written: there were no two GPUs. It relies on documented behaviour only: works are polled through
-their CUDA events, and aborting the communicators ends what is under way on the device. The process must run with
-TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (`environment.for_workers` sets it), or NCCL's watchdog ends the process on an error.
+It was never run on two GPUs, because its authors had none. It relies on documented behaviour only: works are polled
+through their CUDA events, and aborting the communicators ends their operations on the device. The process must run with
+TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (`environment.for_workers` sets it); otherwise NCCL's watchdog ends the process on an
+error.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 
-#: Nothing wakes a thread at the end of a CUDA kernel without a thread that polls.
+#: Nothing wakes a thread at the end of a CUDA kernel, so it polls at this interval.
 POLL_S = 200e-6
-#: What the choice between NCCL's reduce-scatter and our all-to-all rests on, as no machine was at hand to measure it:
-#: a ring's seconds per hop between ranks, and the bytes per second that a rank sends to other nodes (400 Gbit/s).
+#: Assumptions for the choice between NCCL's reduce-scatter and our all-to-all, as no machine was available to measure
+#: it: a ring's seconds per hop between ranks, and a rank's bytes per second to other nodes (400 Gbit/s).
 HOP_S = 7e-6
 ACROSS_BYTES_PER_S = 50e9
 
 
 class _NcclOperation:
-    """One NCCL work, complete when its CUDA events say so."""
+    """One NCCL work, which completes with its CUDA events."""
 
     __slots__ = ("_work",)
 
@@ -52,12 +53,12 @@ class _NcclOperation:
         time.sleep(min(seconds, POLL_S))
 
     def finish(self) -> None:
-        # Orders the current stream behind the operation; raises where NCCL reported an error.
+        # Orders the current stream behind the operation. It raises if NCCL reported an error.
         self._work.wait()
 
 
 class _AbandonedNcclGroup:
-    """An aborted group: nothing of it is under way any more."""
+    """An aborted group: no operation is in progress."""
 
     def __init__(self, group: Any) -> None:
         self._group: Any = group
@@ -73,14 +74,14 @@ class _AbandonedNcclGroup:
 class NcclCommunicator(GroupCommunicator):
     """All-to-all, all-gather and reduce-scatter on a raw NCCL process group. Made by `build_nccl`."""
 
-    #: how many nodes the ranks are on
+    #: the number of nodes of the ranks
     nodes = 1
 
     def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
-        """Weigh the two: one hop with all bytes against a ring, which is long, but carries a node's sum out of it.
+        """Compare one hop with all bytes against a ring: it has many hops, but sends only a node's sum to other nodes.
 
-        Of `b` bytes a rank's all-to-all brings `b * (1 - 1/nodes)` to other nodes; the ring as many for the whole node,
-        over all its ranks' ways out, and takes a hop for each rank but one. Half precision never takes the ring, which
+        Of `b` bytes, a rank's all-to-all sends `b * (1 - 1/nodes)` to other nodes. The ring sends as many for the whole
+        node, over all its ranks' links, and takes one hop per rank but one. Half precision never uses the ring, which
         would round at every hop.
         """
         if input.dtype.itemsize < torch.float32.itemsize:
@@ -124,10 +125,10 @@ def build_nccl(
     members: Sequence[int] | None = None,
     name: str = "",
 ) -> NcclCommunicator:
-    """Build the group of a generation on NCCL; arguments and errors are those of `build_gloo`.
+    """Build the group of a generation on NCCL. Arguments and errors are the same as for `build_gloo`.
 
     Args:
-        nodes: how many nodes the ranks are on.
+        nodes: the number of nodes of the ranks.
     """
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 

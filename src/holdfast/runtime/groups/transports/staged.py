@@ -1,4 +1,4 @@
-"""Collectives of a device's tensors by way of host memory: several workers can share one GPU, and NCCL is not needed.
+"""Collectives of a device's tensors through host memory: several workers can share one GPU, without NCCL.
 
 NCCL refuses two ranks on one device. Here each operation copies its input to pinned host memory, a communicator of CPU
 tensors (gloo) exchanges it, and `wait` copies the result back to the device. Starting an operation therefore waits for
@@ -19,7 +19,7 @@ _NOTHING = torch.empty(0)
 
 
 class _StagedPending(Pending):
-    """An operation under way in host memory, and the tensor of the device that gets its result."""
+    """An operation in progress in host memory, and the device tensor for its result."""
 
     __slots__ = ("inner", "output", "received")
 

@@ -1,4 +1,4 @@
-"""What the communicators on a process group of torch's share: the operations, the timeout, the end."""
+"""The common part of communicators on a process group of torch: operations, timeout, end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.runtime.groups.graveyard import GroupReaper
 
 
 class GroupCommunicator(Communicator, ABC):
-    """All-to-all and all-gather on a raw process group, until it is retired; a transport says what an operation is."""
+    """All-to-all and all-gather on a raw process group, until it is retired. Each transport defines its operations."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class GroupCommunicator(Communicator, ABC):
         reaper: GroupReaper,
         device: torch.device = Communicator.device,
     ) -> None:
-        """Take a group over.
+        """Take ownership of a group.
 
         Args:
-            timeout_s: after which an operation ends by itself, in seconds.
-            reaper: where the group ends up.
+            timeout_s: seconds after which an operation fails.
+            reaper: destroys the group in the end.
         """
         super().__init__(rank=group.rank(), size=group.size(), generation=generation, halt=halt)
         self.device = device
@@ -42,7 +42,7 @@ class GroupCommunicator(Communicator, ABC):
         self._reaper = reaper
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Let operations that are started from now on end by themselves after so many seconds."""
+        """Set the timeout of operations that start from now on, in seconds."""
         self.timeout_s = timeout_s
         self._timeout = timedelta(seconds=timeout_s)
 
@@ -77,7 +77,7 @@ class GroupCommunicator(Communicator, ABC):
 
     @abstractmethod
     def _make_operation(self, works: Sequence[dist.Work]) -> Operation:
-        """Return one operation of this transport, made of these works."""
+        """Return one operation of this transport, which consists of these works."""
 
     def _make_pending(self, what: str, works: Sequence[dist.Work], *tensors: torch.Tensor) -> Pending:
         return Pending(what, self._make_operation(works), tensors)
@@ -93,6 +93,6 @@ class GroupCommunicator(Communicator, ABC):
         return self._group
 
     def _detach_group(self) -> Any:
-        """Return the group, which is retired from now on; None where it was before."""
+        """Return the group and retire it; None if it was retired before."""
         group, self._group = self._group, None
         return group

@@ -1,8 +1,8 @@
-"""Threads that wait for operations which nobody can poll: gloo's send and receive end only in a wait.
+"""Threads that wait for operations that cannot be polled: gloo's send and receive only complete in a wait.
 
-Such a wait lets the interpreter's lock go, and ends with the operation: when the peer has come, when the sockets are
-severed, or when the group's time is up. A thread waits for one operation at a time, and there are as many as were ever
-under way at once.
+Such a wait releases the interpreter's lock. It ends with the operation: when the peer has come, when the sockets are
+severed, or when the group's timeout is over. A thread waits for one operation at a time, so there are as many threads
+as operations that were ever in progress at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WaitedOperation:
             raise RuntimeError(self._failure)
 
     def wait(self) -> None:
-        """Wait to its end, in a thread of its own."""
+        """Wait for its end. Called in a thread of `WaitThreads`."""
         work, self._work = self._work, None
         try:
             if work is not None:
@@ -40,12 +40,12 @@ class WaitedOperation:
         except RuntimeError as error:
             self._failure = str(error) or "failed"
         finally:
-            del work  # (it keeps the group alive)
+            del work  # it keeps the group alive
             self._ended.set()
 
 
 class WaitThreads:
-    """The threads of one group."""
+    """The waiting threads of one group."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class WaitThreads:
         self._idle = 0
 
     def wait_for(self, work: dist.Work) -> WaitedOperation:
-        """Let a thread wait for an operation; returns at once."""
+        """Wait for an operation in a thread. Returns at once."""
         operation = WaitedOperation(work)
         with self._lock:
             if self._idle:
@@ -67,7 +67,7 @@ class WaitThreads:
         return operation
 
     def close(self) -> None:
-        """Let every thread end with the operation that it waits for; nothing may be asked for any more."""
+        """End every thread after its operation. No operation may be added afterwards."""
         with self._lock:
             for _ in range(self._threads):
                 self._operations.put(None)

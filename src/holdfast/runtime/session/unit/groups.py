@@ -31,11 +31,10 @@ def build_groups(
     backend: Backend = AUTO,
     timeout_s: float = BUILD_S,
 ) -> Mapping[str, Communicator]:
-    """Build the groups of a local rank, together with the other ranks of its replica group. Groups of one rank are left
-    out.
+    """Build the groups of a local rank, together with the other ranks of its replica group.
 
     Returns:
-        The groups, by the name of the dimension.
+        The groups, by the name of the dimension. Groups of one rank are left out.
 
     Raises:
         HoldfastError: a rank did not join; the message names it.
