@@ -162,9 +162,7 @@ class ProposalPage(Protocol):
     """The shared memory in which the ranks of a replica group agree on their work."""
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until all ranks proposed this. Return False if the proposal became obsolete first; no rank computes it
-        then.
-        """
+        """Wait until all ranks proposed this. Return False if it became obsolete first; then no rank computes it."""
         ...
 
 

@@ -400,7 +400,7 @@ class Session:
             self.finish()
 
     def _on_after_apply_error(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
-        """End the job after an exception of `after_apply`, and raise it again once all workers saved the applied step."""
+        """End the job after an exception of `after_apply`; raise it again once all workers saved the applied step."""
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
