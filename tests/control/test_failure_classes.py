@@ -47,13 +47,13 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
         ("class = 1", "class is 1: write each rule under a [[class]] of its own"),
         (
             GOOD.replace("fan .*", "fan ("),
-            "line 3: the pattern 'BMC: fan ( failed' is no regular expression: missing )",
+            "line 3: the pattern 'BMC: fan ( failed' is not a regular expression: missing )",
         ),
         (
             GOOD.replace("fan .*", "[[a]"),
             "line 3: the pattern 'BMC: [[a] failed' may mean something else one day: Possible nested set at position 6",
         ),
-        (GOOD.replace("riser (", "x (riser ("), "line 9: the pattern 'x (riser (\\\\d+)' is no regular"),
+        (GOOD.replace("riser (", "x (riser ("), "line 9: the pattern 'x (riser (\\\\d+)' is not a regular"),
         (
             GOOD.replace("'riser (\\d+)'", '"old BMC: fan failed"').replace("\\1", "x").replace(" .*", ""),
             "line 9: it can",

@@ -130,14 +130,14 @@ def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> 
 @pytest.mark.parametrize(
     ("patterns", "number", "why"),
     [
-        (["fan", "fan"], 1, "it can never match: rule 1, 'fan', takes all that it would"),
+        (["fan", "fan"], 1, "it can never match: rule 1, 'fan', matches first"),
         (["fan", "disk", "FAN .* failed"], 2, "it can never match: rule 1, 'fan'"),
         ([".*", "anything"], 1, "it can never match"),
         (["fan|disk", "old fan|hard disk"], 1, "it can never match"),
         ([r"v1\.0", r"driver v1\.0+"], 1, "it can never match"),
-        (["fan", "^hang$"], 1, "it can never match: what it is looked for in begins with one of connection_lost: , "),
-        ([r"fan (\w+\s*)+:"], 0, "is not taken: it repeats what may itself be repeated, or be one thing or another: "),
-        (["fan("], 0, "the pattern 'fan(' is no regular expression: missing ), unterminated subpattern"),
+        (["fan", "^hang$"], 1, "it can never match: the searched texts begin with one of connection_lost: , "),
+        ([r"fan (\w+\s*)+:"], 0, "is refused: it repeats what may itself be repeated, or be one thing or another: "),
+        (["fan("], 0, "the pattern 'fan(' is not a regular expression: missing ), unterminated subpattern"),
     ],
 )
 def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> None:

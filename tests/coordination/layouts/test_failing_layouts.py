@@ -123,7 +123,7 @@ def test_a_script_that_fails_under_a_layout_goes_on_under_the_one_before(
     kept = [event for event in job.events if isinstance(event, ev.LayoutKept)][-1]
     assert kept.layout == "one place"
     assert kept.why.startswith("under shard 2 the job failed before its first step: ")
-    assert "to step 3, as it was put away, and shard 2 is not tried again for 10 minutes" in kept.why
+    assert "to the stashed step 3, and shard 2 is not tried again for 10 minutes" in kept.why
     for node, held in parts.items():
         job.up(node, WHOLE, "d", held)
     decision = job.machine.record.decision

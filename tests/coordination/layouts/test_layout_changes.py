@@ -230,7 +230,7 @@ def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> 
     assert job.machine.record.change is None
     assert not job.plan.puts_away
     (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
-    assert "something else came first" in kept.why
+    assert "another change came first" in kept.why
     assert job.machine.parts.snapshots.serving(3) is None, "it was never known whether all had that state"
     job.enter(3)
     job.done(4)

@@ -1,7 +1,7 @@
-"""A worker's experts as they travel: one blob each, read and written for all workers at once.
+"""Encodes the experts of workers for the wire: one blob each, for all workers at once.
 
-Shape letters: L layers, E experts per layer, W workers. On the wire a worker's experts are one blob: its slots layer by
-layer, as little-endian 16-bit expert numbers, ascending, repeats allowed, each layer ended by 0xFFFF.
+Shape letters: L layers, E experts per layer, W workers. A blob contains a worker's slots layer by layer: little-endian
+16-bit expert numbers, ascending, repeats allowed, each layer ended by 0xFFFF.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import ExpertShape
 
 _ID = np.dtype("<u2")
-#: ends each layer
+#: the number that ends each layer
 _END = 0xFFFF
 
 
@@ -32,7 +32,7 @@ def decode(blob: bytes, shape: ExpertShape) -> IntArray:
     """Return a worker's replicas per expert `(L, E)`; the empty blob holds nothing.
 
     Raises:
-        ValueError: the blob does not fit the shape.
+        ValueError: The blob does not fit the shape.
     """
     slots = _checked(blob, shape)
     layer = np.cumsum(slots == _END)
@@ -41,22 +41,22 @@ def decode(blob: bytes, shape: ExpertShape) -> IntArray:
 
 
 def replicas_of(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
-    """Return what all of these workers hold, the first of them as worker 0.
+    """Return the replicas of all these workers, the first of them as worker 0.
 
     Raises:
-        ValueError: a blob does not fit the shape.
+        ValueError: A blob does not fit the shape.
     """
     parts = [_checked(blob, shape) for blob in blobs]
     slots = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
     worker = np.repeat(indices(len(parts)), [part.size for part in parts])
     is_end = slots == _END
-    # (a blob that is not empty has one end for each layer)
+    # Each blob that is not empty has one end for each layer.
     layer = (np.cumsum(is_end) - is_end) % shape.layers
     return Replicas(layer=layer[~is_end], expert=slots[~is_end], worker=worker[~is_end])
 
 
 def blobs_of(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
-    """Return the blobs of these workers, one each."""
+    """Return one blob for each worker."""
     rows = workers * layers
     keys = (replicas.worker * layers + replicas.layer) * (_END + 1)
     keys = np.sort(np.concatenate((keys + replicas.expert, indices(rows) * (_END + 1) + _END)))
@@ -67,7 +67,7 @@ def blobs_of(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
 
 
 def unreadable(report: Report, shape: ExpertShape | None) -> str:
-    """Return why a report's experts are none of a job with these, "" where they are (or nobody looks at them)."""
+    """Return why a report's experts do not fit the job, or "" if they do, or the job has none."""
     try:
         for blob in (report.state.experts, report.result.experts if report.result is not None else b""):
             if shape is not None:
@@ -90,13 +90,13 @@ def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], 
 
 def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs that none of these workers holds."""
-    here = replicas_of(held, shape)
-    live = np.bincount(here.layer * shape.experts + here.expert, minlength=shape.layers * shape.experts)
+    replicas = replicas_of(held, shape)
+    live = np.bincount(replicas.layer * shape.experts + replicas.expert, minlength=shape.layers * shape.experts)
     return [divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]
 
 
 def fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
-    """Return on how many nodes each expert lives at least, by what the workers on these nodes hold."""
+    """Return the smallest number of nodes on which an expert lives, given the blobs of their workers."""
     by_node: dict[str, IntArray] = {}
     for node, blob in held:
         by_node[node] = by_node.get(node, 0) + decode(blob, shape)
@@ -105,7 +105,11 @@ def fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
 
 
 def _checked(blob: bytes, shape: ExpertShape) -> IntArray:
-    """Return what is in a blob, its layers' ends too."""
+    """Return the numbers in a blob, the ends of layers included.
+
+    Raises:
+        ValueError: The blob does not fit the shape.
+    """
     slots = np.frombuffer(blob, dtype=_ID).astype(np.int64)
     ends = np.flatnonzero(slots == _END)
     fits = ends.size == shape.layers and int(ends[-1]) == slots.size - 1

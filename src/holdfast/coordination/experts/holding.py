@@ -1,11 +1,12 @@
-"""The experts of one worker from generation to generation: which are here, which are to be, and what a report says.
+"""The experts of one worker across generations: which it holds, which it will hold, and its reports of them.
 
-Entering a generation changes the placement tentatively: what was held stays until the generation's first commit
-operation has passed. That proves that everybody has all it is to host, so that a migration that was broken off loses
-nothing. What is missing comes before anybody computes, or, after a swap that says so, beside the first step: then
-nobody is READY before all that it is to host is here, and those serve the experts in that step who held them before.
+Entering a generation changes the placement tentatively: held experts stay until the first commit operation of the
+generation has passed. That proves that every worker has all experts that it hosts, so an interrupted migration loses
+nothing. Missing experts arrive before the first step. After a swap they may arrive during that step; then no worker is
+READY before all its experts have arrived, and the previous holders serve the experts in that step.
 
-A loss is noted before the shell carries it out, a gain after: at any moment all that is noted here is in memory.
+A loss is noted before the shell drops the state, and a gain after it has arrived. So all noted experts are in memory at
+any time.
 
 Axes: L layers, E experts.
 """
@@ -24,81 +25,87 @@ from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """What a worker does to take up a placement: let go of all but `keep` (replicas `(L, E)`), then fetch the rest.
+    """How a worker applies a placement: drop all experts except `keep`, then fetch the rest."""
 
-    bring: experts travel between the members, and all of them take part; `beside` the first step, or before it.
-    serving: which experts each rank serves in that step, as a plan has them.
-    """
-
+    #: replicas to keep `(L, E)`
     keep: IntArray
+    #: whether experts move between the members; then all members take part
     bring: bool
+    #: whether they move during the first step, not before it
     beside: bool
+    #: experts that each rank serves in that step, as in a plan
     serving: tuple[bytes, ...]
 
 
 class HeldExperts:
-    """What one worker holds, as replicas per layer and expert `(L, E)`."""
+    """The experts that one worker holds, as replicas per layer and expert `(L, E)`."""
 
     def __init__(self, shape: ExpertShape) -> None:
-        """Hold all initial experts, as a script has made them."""
+        """Hold all initial experts, as the script has made them."""
         self.shape = shape
-        #: what is here with the state of the applied step
+        #: replicas that are here, with the state of the applied step
         self.held: IntArray = decode(everything(shape), shape)
-        #: what of it stays once a commit operation of the generation has passed; more where experts are still to come
+        #: replicas after the generation's first commit operation; some may not have arrived yet
         self.placed: IntArray = self.held
-        #: what is missing comes while the first step of the generation is computed
+        #: whether missing experts arrive during the first step of the generation
         self.beside = False
-        #: these are the experts that the script made, all of them, never trained nor replaced
+        #: whether these are all experts as the script made them, untrained and not replaced
         self.initial = True
 
     @property
     def blob(self) -> bytes:
-        """What a report says is held now."""
+        """The experts that a report names as held now."""
         return encode(self.held)
 
     @property
     def next_blob(self) -> bytes:
-        """What a report says will be held once the step that is ready here is applied."""
+        """The experts that a report names as held once the ready step is applied."""
         return encode(self.placed)
 
     @property
     def whole(self) -> bool:
-        """True where all is here that the placement gives this worker."""
+        """Whether all experts that the placement gives this worker are here."""
         return not ((self.placed > 0) & (self.held == 0)).any()
 
     def overwrite(self) -> None:
-        """A checkpoint is about to be read over what is here."""
+        """Note that a checkpoint will be read over the experts."""
         self.initial = False
 
     def loaded(self, plan: ExpertPlan, rank: int) -> None:
-        """A checkpoint's experts are here: those that the plan gives this rank, and no others."""
+        """Note that a checkpoint was read: the worker holds exactly the experts that the plan gives this rank."""
         self.held = self.placed = decode(plan.placement[rank], self.shape)
         self.initial = False
 
     def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None) -> Rearrangement:
-        """Take up a generation's placement, and note the loss of what does not count in it.
+        """Start a generation's placement, and note the loss of experts that do not count in it.
 
-        That is experts of a state that was replaced by another worker's, or some that had just come when a Stop was
-        obeyed, before the report could say so.
+        Such experts belong to a state that another worker's has replaced, or arrived when a Stop was obeyed, too late
+        for the report.
 
         Args:
-            decision: what the generation began with, None after a swap.
+            plan: the placement
+            rank: the worker's rank
+            decision: the decision with which the generation starts, or None after a swap
 
         Raises:
-            JobFailedError: the initial experts are wanted, and are not here any more.
-            ValueError: the plan counts on what is not here.
+            JobFailedError: The plan needs the initial experts, and this worker no longer has them.
+            ValueError: The plan counts on experts that this worker does not hold.
         """
         placed = decode(plan.placement[rank], self.shape)
         moves = decision not in (DecisionKind.START, DecisionKind.ROLLBACK)
         if decision is DecisionKind.START and not self.initial:
-            raise JobFailedError("the initial experts are wanted, but this worker has none any more")
-        # Everybody has made or loaded its own where nothing moves.
+            raise JobFailedError("the job starts from the initial experts, but this worker no longer has them")
+        # If nothing moves, every worker has made or loaded its own experts.
         counted = decode(plan.held[rank], self.shape) if moves else self.held
         bring = moves and plan.moves > 0
         if ((counted > 0) & (self.held == 0)).any():
-            raise ValueError(f"the plan says {counted.tolist()} is held, here is {self.held.tolist()}")
+            raise ValueError(
+                f"the plan counts on experts {counted.tolist()}, and this worker holds {self.held.tolist()}"
+            )
         if not bring and ((placed > 0) & (counted == 0)).any():
-            raise ValueError(f"the plan wants {placed.tolist()} and moves nothing, here is {counted.tolist()}")
+            raise ValueError(
+                f"the plan places {placed.tolist()} and moves nothing, and this worker holds {counted.tolist()}"
+            )
         if bring or ((counted == 0) & (self.held > 0)).any():
             self.initial = False
         self.held, self.placed = counted, placed
@@ -107,10 +114,10 @@ class HeldExperts:
         return Rearrangement(keep=counted, bring=bring, beside=self.beside, serving=serving)
 
     def brought(self) -> None:
-        """All that the placement gives this worker is here, beside what was held."""
+        """Note that all experts of the placement have arrived, in addition to the held ones."""
         self.held = np.maximum(self.held, self.placed)
 
     def passed(self) -> None:
-        """A commit operation of the generation has passed: what lives elsewhere now goes."""
+        """Note that a commit operation of the generation has passed: drop replicas that live elsewhere."""
         self.held = self.placed
         self.initial = False

@@ -1,4 +1,4 @@
-"""Where the experts live from generation to generation: at once by keeping what is held, at leisure by a search.
+"""Places experts from generation to generation: at once by keeping held replicas, or later by a search.
 
 Shape letters: L layers, E experts per layer, N nodes, W workers.
 """
@@ -29,29 +29,31 @@ _TOKENS = np.dtype("<f8")
 
 
 class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a placement depends on. It shares nothing with the job: it can be answered anywhere, and at any time.
-
-    `workers`: in rank order; `held`: what each holds now. `slots`: room per layer on each node, in the order of the
-    nodes' first workers; `racks`: of each node, as 0, 1, ..., None where no two share one, or all do.
-    `failure_rates`: of each node, None where all are alike. `loads`: of `loads_blob`. `fault_threshold`: f, on how many
-    distinct nodes each expert is wanted. `window`: over about so many steps the workers are to take the loads from now
-    on.
-    """
+    """All inputs of a placement. It shares nothing with the job, so it can be answered anywhere and at any time."""
 
     shape: ExpertShape
+    #: in rank order
     workers: tuple[str, ...]
+    #: the experts that each worker holds now, as blobs
     held: tuple[bytes, ...]
+    #: slots per layer of each node, in the order of the nodes' first workers
     slots: tuple[int, ...]
+    #: f: on how many distinct nodes each expert should live
     fault_threshold: int
+    #: name of the placement strategy
     strategy: str
+    #: result of `encode_loads`
     loads: bytes = b""
+    #: rack of each node, as 0, 1, ...; None if all nodes share one, or no two do
     racks: tuple[int, ...] | None = None
+    #: of each node; None if all are equal
     failure_rates: tuple[float, ...] | None = None
+    #: number of steps over which workers average the loads
     window: int = LOADS_WINDOW
 
     @property
     def tokens(self) -> FloatArray:
-        """Tokens per step, layer and expert `(L, E)`; ones where they are not known."""
+        """Tokens per step, layer and expert `(L, E)`; ones if unknown."""
         cells = self.shape.layers, self.shape.experts
         return np.frombuffer(self.loads, dtype=_TOKENS).reshape(cells) if self.loads else np.ones(cells)
 
@@ -73,12 +75,12 @@ class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rates(self) -> FloatArray | None:
-        """How often each node fails `(N,)`."""
+        """Failure rate of each node `(N,)`."""
         return None if self.failure_rates is None else np.array(self.failure_rates, dtype=np.float64)
 
 
 def loads_blob(tokens: FloatArray | None) -> bytes:
-    """Return tokens per step, layer and expert `(L, E)` as a question has them; None: not known."""
+    """Return tokens per step, layer and expert `(L, E)` in the format of a question; None if unknown."""
     return b"" if tokens is None else tokens.astype(_TOKENS).tobytes()
 
 
@@ -90,6 +92,7 @@ def counts_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: Expert
 
 
 def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray:
+    """Return replicas per layer, expert and node `(L, E, N)`."""
     nodes = int(home.max()) + 1
     cells = (replicas.layer * shape.experts + replicas.expert) * nodes + home[replicas.worker]
     size = shape.layers, shape.experts, nodes
@@ -97,14 +100,19 @@ def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray
 
 
 def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: Mapping[str, str]) -> ExpertPlan | None:
-    """Give whoever takes another's place, now or once that has gone, its experts, one to one.
+    """Return a placement in which each node that replaces another one gets exactly its experts.
+
+    It may replace the other node now, or once that has left.
 
     Args:
-        takes: the nodes that take others' places, with those.
+        question: workers and held experts
+        plan: the current plan
+        takes: replacing nodes, with the nodes that they replace
 
     Returns:
-        None where nobody does, where others have not what the plan says, or where each expert would live on fewer nodes
-        than it could.
+        None if no node replaces another, if other workers do not hold the experts of their plan, or if an expert would
+            live
+        on fewer nodes than possible.
     """
     before, shape = plan.expert_plan if plan is not None else None, question.shape
     if before is None or plan is None or not takes:
@@ -112,7 +120,9 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
     known = {
         node_and_index_of(worker): (worker, blob) for worker, blob in zip(plan.workers, before.placement, strict=True)
     }
-    placement, filled, moves = list[bytes](), set[str](), 0
+    placement: list[bytes] = []
+    filled: set[str] = set()
+    moves = 0
     for worker, held in zip(question.workers, question.held, strict=True):
         taken = takes.get(node_of(worker))
         seat = node_and_index_of(worker) if taken is None else f"{taken}/{index_of(worker)}"
@@ -128,17 +138,17 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
     if fewest_nodes(shape, list(zip(nodes, placement, strict=True))) < before.given:
         return None
     if len(nodes) > len(plan.workers) and before.given < before.asked:
-        return None  # (with another node there is room for more copies)
+        return None  # Another node has room for more copies.
     return msgspec.structs.replace(
         before, placement=tuple(placement), held=question.held, moves=moves, repaired=False, beside=False
     )
 
 
 def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
-    """Place the experts without any search: what is held stays, and what the guarantee of f lacks is mended.
+    """Place experts without a search: held replicas stay, and replicas that the guarantee of f lacks are added.
 
     Returns:
-        The plan; why there is none: fewer slots than experts; or None where there is nothing to keep.
+        The plan; a `Shortage` if there are fewer slots than experts; or None if there is nothing to keep.
     """
     shape = question.shape
     allocation = allocate(question.tokens, question.room, fault_threshold=question.fault_threshold)
@@ -148,7 +158,7 @@ def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     found = repair(held, allocation.replicas, room_of(question.room, question.home, question.rack), threshold.given)
     if found is None:
         return None
-    # Only the blobs of workers of which something changes are written anew.
+    # Only blobs of workers with changes are encoded again.
     number = np.full(len(question.workers), -1, dtype=np.int64)
     touched = np.unique(np.concatenate((held.worker[~found.stays], found.added.worker)))
     number[touched] = indices(touched.size)
@@ -173,15 +183,15 @@ def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
 
 
 def _cells(replicas: Replicas, shape: ExpertShape) -> IntArray:
-    """Number who has which expert of which layer."""
+    """Return a number for each (worker, layer, expert) of the replicas."""
     return (replicas.worker * shape.layers + replicas.layer) * shape.experts + replicas.expert
 
 
 def place(question: PlacementQuestion) -> ExpertPlan | Shortage:
-    """Place all experts by the strategy, such that few of them move, and spread each node's over its workers.
+    """Place all experts by the strategy, with few moves, and spread the experts of a node over its workers.
 
     Returns:
-        The plan, or why there is none: fewer slots than experts.
+        The plan, or a `Shortage` if there are fewer slots than experts.
     """
     shape, home = question.shape, question.home
     held = replicas_of(question.held, shape)

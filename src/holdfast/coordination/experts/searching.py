@@ -1,6 +1,6 @@
-"""The search for a better placement than the one in force, as a question that is answered beside everything else.
+"""Searches in the background for a better placement than the current one.
 
-All that the answer depends on is in the question, measured costs too: so it does not matter how long it takes.
+The question contains all inputs, also measured costs, so the result does not depend on how long the search takes.
 """
 
 from __future__ import annotations
@@ -14,38 +14,48 @@ from holdfast.protocol.plan import ExpertPlan
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: a placement, and whether it is worth its switch: seconds saved and spent, and why in words."""
+    """The result of a search: a placement, and whether it is worth the switch."""
 
     experts: ExpertPlan
+    #: whether the switch is worth its cost
     adopt: bool
+    #: seconds saved
     gain_s: float
+    #: seconds that the switch costs
     cost_s: float
+    #: the reason, in words
     why: str
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """A search for the members of `generation`, asked for at a step.
-
-    `question`: what is held is the placement in force. `repaired`: nobody has looked for a better one since it was
-    mended. `token_s`: seconds that a worker needs for one token of one expert, forward and backward; `expert_bytes`,
-    `bandwidth`, `pause_s` and `hidden_s`: as in `CostModel`. `horizon`: for so many steps what is saved counts.
-    `within_s`: an answer after so many seconds is worth nothing.
-    """
+    """A search for the members of `generation`, requested at a step."""
 
     generation: int
     step: int
+    #: its held experts are the current placement
     question: PlacementQuestion
+    #: whether the current placement was only repaired since the last search
     repaired: bool
+    #: seconds of one worker for one token of one expert, forward and backward
     token_s: float
+    #: as in `CostModel`
     expert_bytes: int
+    #: as in `CostModel`
     bandwidth: float
+    #: as in `CostModel`
     pause_s: float
+    #: as in `CostModel`
     hidden_s: float
+    #: number of steps over which savings count
     horizon: int
+    #: seconds after which an answer comes too late to be useful
     within_s: float
 
     def solve(self) -> Found | None:
-        """Search, for milliseconds to minutes, by the size of the job; None: there is no room for all experts."""
+        """Return the best placement found, or None if not all experts have room.
+
+        It takes milliseconds to minutes, by the size of the job.
+        """
         question = self.question
         experts = place(question)
         if isinstance(experts, Shortage):

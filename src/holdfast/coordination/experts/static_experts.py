@@ -1,8 +1,8 @@
-"""Classic expert parallelism, as a baseline: equal chunks of experts, whole replicas of all of them, spare nodes idle.
+"""Classic expert parallelism, as a baseline: equal chunks of experts, full replicas of all of them, idle spare nodes.
 
-The experts are cut into P equal chunks (P: the EP size); a worker holds one chunk, and P workers together one replica
-of all experts. So the world is a multiple of P, each chunk has world / P hosts whatever its load, and workers beyond
-the largest multiple wait (Lazarus 6.1, what DeepSpeed's MoE does). One worker per node.
+The experts are cut into P equal chunks (P is the EP size). Each worker holds one chunk, and P workers together hold one
+replica of all experts. So the world is a multiple of P, each chunk has world / P hosts whatever its load, and workers
+beyond the largest multiple wait (Lazarus 6.1, as DeepSpeed's MoE does). One worker per node.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 
 def ep_size_of(shape: ExpertShape | None, asked: int) -> int | Shortage:
-    """Return P: as asked, else the least that fits a node's slots; 1 for a dense model for which none is asked.
+    """Return P: as requested, else the smallest that fits a node's slots; 1 for a dense model by default.
+
+    Args:
+        shape: the experts, or None for a dense model
+        asked: the requested P, or 0
 
     Returns:
-        P, or why the experts cannot be divided so.
+        P, or a `Shortage` if the experts cannot be divided so.
     """
     if shape is None:
         return asked or 1
@@ -38,17 +42,20 @@ def ep_size_of(shape: ExpertShape | None, asked: int) -> int | Shortage:
 
 
 def usable(workers: int, ep_size: int) -> int:
-    """Return how many of so many workers can train: the largest multiple of the EP size."""
+    """Return how many of these workers can train: the largest multiple of the EP size."""
     return workers // ep_size * ep_size
 
 
 def seats(workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape | None, ep_size: int) -> dict[str, int]:
-    """Choose the members, and the chunk of each: every chunk equally often, and as few chunks moved as can be.
+    """Choose the members, and the chunk of each: every chunk equally often, with as few moves as possible.
 
-    A chunk that somebody holds is held by a member: no live copy is left among those who wait.
+    Each chunk that some worker holds gets a member that holds it, so a waiting worker never has the only live copy.
 
     Args:
-        workers: at least P, in order of preference. held: what each holds now, as blobs.
+        workers: at least P workers, in order of preference
+        held: the blob of each worker
+        shape: the experts, or None for a dense model
+        ep_size: P
 
     Returns:
         Worker -> chunk.
@@ -78,11 +85,14 @@ def seats(workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape 
 def place_static(
     shape: ExpertShape, workers: Sequence[str], held: Mapping[str, bytes], chunks: Mapping[str, int], *, asked: int
 ) -> ExpertPlan:
-    """Return the placement: each worker's chunk, in all layers alike.
+    """Return the placement: each worker's chunk, the same in all layers.
 
     Args:
-        workers: the members in rank order. chunks: the chunk of each (`seats`). asked: f, for the record: what is given
-            is world / P, be it less.
+        shape: the experts
+        workers: the members, in rank order
+        held: the blob of each worker
+        chunks: the chunk of each worker (`assign_chunks`)
+        asked: The requested f, for the record. At most world / P is given.
     """
     ep_size = max(chunks.values()) + 1
     placed: IntArray = np.zeros((shape.layers, shape.experts, len(workers)), dtype=np.int64)
@@ -103,5 +113,6 @@ def place_static(
 
 
 def _columns(shape: ExpertShape, ep_size: int, chunk: int) -> slice:
+    """Return the experts of a chunk."""
     size = shape.experts // ep_size
     return slice(chunk * size, (chunk + 1) * size)

@@ -1,19 +1,19 @@
-r"""The table of failures: what says which class, and how severe that is (Unicron, Table 1, in more detail).
+r"""The table of failures: patterns with their class and severity (Unicron, Table 1, in more detail).
 
-The first line that fits counts. Looked at is `KIND: DETAIL`: `exception: RuntimeError: CUDA error: ...`,
-`process_exit: SIGKILL`, `connection_lost: ...`. First comes what takes a node out, so that an error of the hardware is
-not taken for one of the software that met it; then from the special to the general. What a site adds stands before all
-of it (docs/failures.md).
+The first matching rule counts. The text to match is `KIND: DETAIL`: `exception: RuntimeError: CUDA error: ...`,
+`process_exit: SIGKILL`, `connection_lost: ...`. Rules that remove a node come first, so that a hardware error is not
+mistaken for an error of the software that met it. The others go from special to general. Rules of a site come before
+all of these (docs/failures.md).
 """
 
 from __future__ import annotations
 
 from holdfast.protocol.failures import Detector, FailureRule, Severity
 
-#: classes that say something of the machine, however severe; what takes a node out does so, too
+#: Classes that indicate a problem of the machine, whatever their severity. Rules that remove a node do so, too.
 OF_THE_MACHINE = frozenset(("ecc_error", "nvlink_error", "gpu_lost", "gpu_driver_error", "xid", "disk_error"))
 
-#: a worker has other settings, or another state, than the others of its role
+#: class of a worker with other settings or state than the other workers of its role
 REPLICA_DIFFERS = "replica_differs"
 
 _NODE, _PROCESS, _RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
@@ -34,7 +34,7 @@ TABLE: tuple[FailureRule, ...] = (
     _rule("gpu_lost", _NODE, _XID + r"79\b|fallen off the bus|\bGPU is lost\b"),
     _rule("gpu_driver_error", _NODE, _XID + r"(?:46|61|62|109|119|120)\b"),
     _rule("illegal_memory_access", _PROCESS, _XID + r"31\b"),
-    _rule("ecc_error", _PROCESS, _XID + r"94\b"),  # contained: the process that met it ends, no other
+    _rule("ecc_error", _PROCESS, _XID + r"94\b"),  # contained: only the process that met it ends
     _rule("xid", _PROCESS, _XID + r"\d+"),
     _rule("ecc_error", _NODE, r"uncorrectable ECC|ECC_UNCORRECTABLE|ECCUncorrectable|double[- ]bit ECC"),
     _rule("nvlink_error", _NODE, r"uncorrectable NVLink|NVLINK_UNCORRECTABLE|NvlinkUncorrectable"),
@@ -50,7 +50,7 @@ TABLE: tuple[FailureRule, ...] = (
     _rule("connection_reset", _RETRY, r"connection (?:was )?closed by (?:remote )?peer|ncclRemoteError"),
     _rule("network_error", _RETRY, r"no route to host|network is (?:unreachable|down)|connection timed out"),
     _rule("network_error", _RETRY, r"name or service not known|temporary failure in name resolution|ncclSystemError"),
-    # ---- what a fresh process may mend ----
+    # ---- a new process may help ----
     _rule("gpu_out_of_memory", _PROCESS, r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED"),
     _rule("illegal_memory_access", _PROCESS, r"illegal memory access|misaligned address|ErrorIllegalAddress"),
     _rule("cuda_error", _PROCESS, r"CUDA (?:driver )?error|unhandled cuda error|device-side assert"),
@@ -66,6 +66,6 @@ TABLE: tuple[FailureRule, ...] = (
     _rule(REPLICA_DIFFERS, _PROCESS, r"^exception: replica differs:"),
     _rule("task_hang", _PROCESS, r"^hang:"),
     _rule("software_error", _PROCESS, r"^exception: [\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stop)\b"),
-    # ---- a collective failed, and nothing says why ----
+    # ---- a collective failed without a known reason ----
     _rule("network_error", _RETRY, r"^connection_lost:"),
 )

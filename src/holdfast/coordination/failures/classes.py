@@ -1,4 +1,4 @@
-"""Classes of failures: a table of rules, the site's before our own; the first that fits counts.
+"""Classifies failures by a table of rules, the site's before our own; the first match counts.
 
 Pure: the same rules and the same failure give the same class, in an agent and in the coordinator.
 """
@@ -16,23 +16,25 @@ from holdfast.coordination.failures.class_table import TABLE
 from holdfast.patterns import length_for, may_begin, too_slow
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
-#: what no rule knows
+#: class of a failure that no rule matches
 UNKNOWN = "unknown"
-#: of a failure's detail, so much is looked at
+#: characters of a failure's detail that are searched
 _LOOKED_AT = 8192
-#: of all that is looked at
+#: prefixes of all searched texts
 _BEGINNINGS = tuple(f"{kind}: " for kind in FailureKind)
-#: a character that stands for itself, and must be there
+#: a literal character that every match contains
 _PLAIN = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])(?![*?{])")
-#: what may stand around a piece of text without changing whether a pattern is found in it
+#: surroundings in which a pattern is tried
 _AROUND = ("", "x", " ", "\n", "0", "_")
 
 
 @dataclass(frozen=True, slots=True)
 class FailureClass:
-    """What kind of thing has failed: `status`, `unknown` where no rule fits, and how severe that is."""
+    """The class of a failure."""
 
+    #: name of the class, or `unknown`
     status: str
+    #: what must be restarted or removed
     severity: Severity
 
 
@@ -43,7 +45,7 @@ class Classes:
         """Put the site's rules before our own.
 
         Raises:
-            ValueError: a rule of the site is wrong (`faults` says which, and why).
+            ValueError: A rule of the site is invalid (`find_rule_errors` explains which, and why).
         """
         self._site = tuple((_site_pattern(rule), length_for(rule.pattern, _LOOKED_AT), rule) for rule in site)
 
@@ -61,7 +63,7 @@ class Classes:
 
 
 def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
-    """Yield what is wrong with a site's rules: which one (counted from 0), and why."""
+    """Yield the errors in a site's rules: the index of the rule, and the reason."""
     earlier: list[tuple[int, re.Pattern[str], FailureRule]] = []
     for number, rule in enumerate(rules):
         try:
@@ -70,38 +72,47 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
             yield number, str(error)
             continue
         if not may_begin(rule.pattern, _BEGINNINGS):
-            yield number, f"it can never match: what it is looked for in begins with one of {', '.join(_BEGINNINGS)}"
+            yield number, f"it can never match: the searched texts begin with one of {', '.join(_BEGINNINGS)}"
         for before, other, theirs in earlier:
             if theirs.detector in (None, rule.detector) and _shadows(other, rule.pattern):
-                yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, takes all that it would"
+                yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, matches first"
                 break
         earlier.append((number, pattern, rule))
 
 
 @cache
 def _our_own() -> tuple[tuple[re.Pattern[str], int, FailureRule], ...]:
-    """Compile our own rules, once something has failed: that takes longer than to make a coordinator."""
+    """Compile our own rules at the first failure: that takes longer than starting a coordinator."""
     return tuple((_compiled(rule), _LOOKED_AT, rule) for rule in TABLE)
 
 
 def _site_pattern(rule: FailureRule) -> re.Pattern[str]:
-    """Return a pattern that others have written, unless a search for it may hang whoever looks."""
+    """Compile a pattern of a site.
+
+    Raises:
+        ValueError: The pattern is invalid, or a search for it may take forever.
+    """
     pattern = _compiled(rule)
     if why := too_slow(rule.pattern):
-        raise ValueError(f"the pattern {rule.pattern!r} is not taken: {why}")
+        raise ValueError(f"the pattern {rule.pattern!r} is refused: {why}")
     return pattern
 
 
 def _compiled(rule: FailureRule) -> re.Pattern[str]:
+    """Compile the pattern of a rule.
+
+    Raises:
+        ValueError: The pattern or the status is invalid.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
             pattern = re.compile(rule.pattern, re.IGNORECASE)
     except FutureWarning as error:
         why = f"the pattern {rule.pattern!r} may mean something else one day: {error}"
-        raise ValueError(f"{why}; put a backslash before it where it stands for itself") from None
+        raise ValueError(f"{why}; put a backslash before a literal character") from None
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"the pattern {rule.pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"the pattern {rule.pattern!r} is not a regular expression: {error}") from None
     for group in re.findall(r"\\(.?)", rule.status):
         if not group.isdigit() or not 1 <= int(group) <= pattern.groups:
             raise ValueError(f"the status {rule.status!r} names a group that the pattern does not have")
@@ -109,27 +120,31 @@ def _compiled(rule: FailureRule) -> re.Pattern[str]:
 
 
 def _shadows(earlier: re.Pattern[str], pattern: str) -> bool:
-    """Tell whether surely all that has a pattern has the earlier one, too; only what is plain to see is seen."""
+    """Return whether every text that matches a pattern certainly matches the earlier one, too.
+
+    Only obvious cases are found.
+    """
     if earlier.pattern == pattern:
         return True
     return all(any(_surely_in(earlier, text) for text in _texts(part)) for part in _alternatives(pattern))
 
 
 def _surely_in(earlier: re.Pattern[str], text: str) -> bool:
-    """Tell whether a pattern is found in a text, whatever stands around it."""
+    """Return whether a pattern is found in a text, in any surroundings."""
     return all(earlier.search(f"{before}{text}{after}") is not None for before in _AROUND for after in _AROUND)
 
 
 def _alternatives(pattern: str) -> Iterable[str]:
-    """Return what stands between the bars; nothing is known where there are brackets or escapes, too."""
+    """Return the alternatives of a pattern; [""] if brackets or escapes make that uncertain."""
     if "|" in pattern and set(pattern) & set("([\\"):
         return ("",)
     return pattern.split("|")
 
 
 def _texts(pattern: str) -> Iterator[str]:
-    """Yield texts that are in all that a pattern without alternatives fits, up to what may be one thing or another."""
-    text, place = "", 0
+    """Yield texts that every match of a pattern without alternatives contains, up to the first optional part."""
+    text = ""
+    place = 0
     while place < len(pattern) and pattern[place] not in "([{":
         found = _PLAIN.match(pattern, place)
         if found is not None:
@@ -139,5 +154,6 @@ def _texts(pattern: str) -> Iterator[str]:
         if pattern[place] == "\\":
             break
         yield text
-        text, place = "", place + 1
+        text = ""
+        place += 1
     yield text

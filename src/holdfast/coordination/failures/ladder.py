@@ -1,7 +1,7 @@
-"""The ladder of a job's nodes (Unicron, Figure 7): try again in place, start its processes again, take the node out.
+"""Escalates failures of a node (Unicron, Figure 7): retry in place, restart its processes, remove the node.
 
-Each rung has a budget per node and window of time; where it is used up, or the class of a failure says so, the next one
-is taken. What is beyond them all is quarantined, by name and host, until somebody lets it come back.
+Each escalation step has a budget per node and window of time. When it is used up, or the class of a failure requires
+it, the next step follows. After the last one the node is quarantined, by name and host, until a user readmits it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ from holdfast.protocol.messages.agent import EndNode, Leave
 from holdfast.protocol.names import index_of
 from holdfast.protocol.record import MAX_LISTED, MAX_REASON, GivenUp, Quarantined
 
-#: Trying again costs all members some tens of milliseconds; a link that breaks more than once a minute is better left
-#: out.
+#: Most retries within the window. Each costs all members some tens of milliseconds; a link that breaks more often than
+#: once a minute is better left out.
 MAX_RETRIES = 5
-#: of budgets, so many are kept: far more than nodes fail within a window
+#: most budgets that are kept; far fewer nodes fail within a window
 _KEPT = 4096
-AUTOMATIC, TICKET = "automatic", "ticket"
-#: what an agent says for its reason to leave, and as what its node has left: nobody knows yet whose fault that is
+AUTOMATIC = "automatic"
+TICKET = "ticket"
+#: An agent's reason to leave, and the reason in the event: the cause is not known yet.
 LEFT_AS = {"exhausted": "failed", "told": "failed"}
 
 
 class Ladder:
-    """Who has used up what, who is quarantined, and who was repaired by whom."""
+    """The budgets of nodes, the quarantined and given-up nodes, and the repairs."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
         self._transaction = transaction
-        self._max_restarts, self._nodes_to_begin = config.spec.recovery.max_restarts, config.spec.nodes_to_begin
+        self._max_restarts = config.spec.recovery.max_restarts
+        self._nodes_to_begin = config.spec.nodes_to_begin
         self._pooled = bool(config.submission)
-        #: by node, its agent's process (see `_agent`) and rung: a machine that was replaced begins anew
+        #: by node, its agent's process (see `_agent`) and severity: a replaced machine starts with full budgets
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
-        #: the newest loss of a node: when, which, and what it was counted in
+        #: the newest loss of a node: time, name, budget
         self._lost = -TOGETHER_S, "", Budget()
-        #: since when nodes are gone, and who brings them back
+        #: by lost node, since when, and the kind of repair
         self._gone: dict[str, tuple[float, str]] = {}
-        #: the node that is out since this transaction, and why
+        #: the node that was excluded in this transaction, and why
         self._out = "", ""
 
     def tries(self, failure: Failure) -> int:
-        """Count a failure on the rung that its severity says; return how often that makes within the window."""
+        """Count a failure on the escalation step of its severity; return the number of tries within the window."""
         place = index_of(failure.worker) if failure.worker else 0
         key = failure.node, self._agent(failure), failure.severity
         budget = self._budgets.pop(key, None) or Budget()
-        self._budgets[key] = budget  # (the newest last)
+        self._budgets[key] = budget  # The newest is last.
         while len(self._budgets) > _KEPT:
             del self._budgets[next(iter(self._budgets))]
         if failure.evidence.detector is Detector.NODE_HEALTH and self._with_others(failure.node, budget):
@@ -57,10 +59,10 @@ class Ladder:
         return budget.use(self._transaction.now, place)
 
     def _agent(self, failure: Failure) -> int:
-        """Return the agent's process whose budget a failure uses up; 0: the name's, whoever bears it.
+        """Return the agent process that owns the budget of a failure, or 0 for the name of the node.
 
-        What says nonsense, or is lost while others build a group with it, costs them a swap each time: that it comes
-        back as another process must not let it keep all other newcomers out for ever.
+        A node that sends invalid messages, or is lost while others build a group with it, costs the others a swap each
+        time. A new agent process must not reset that budget: the node would keep all other new nodes out forever.
         """
         record, node = self._transaction.record, self._transaction.members.nodes.get(failure.node)
         if node is None:
@@ -72,7 +74,10 @@ class Ladder:
         return 0 if not failure.worker and (nonsense or (coming and not member)) else node.agent_pid
 
     def _with_others(self, node: str, budget: Budget) -> bool:
-        """Nodes that are lost within a second of each other are lost with what they share, and blameless."""
+        """Return whether a node is lost within a second of another: then both lost something shared, and are blameless.
+
+        The try of the other node is undone.
+        """
         now = self._transaction.now
         since, other, counted = self._lost
         self._lost = now, node, budget
@@ -82,31 +87,31 @@ class Ladder:
         return True
 
     def exhausted(self, severity: Severity, tries: int) -> bool:
-        """Tell whether so many tries are more than a rung has."""
+        """Return whether this many tries exceed the budget of an escalation step."""
         return tries > (MAX_RETRIES if severity is Severity.RETRY else self._max_restarts)
 
     def gone(self, node: str) -> None:
-        """A node has left although nobody wanted it to."""
+        """Handle that a node was lost."""
         self._gone.pop(node, None)
         self._gone[node] = self._transaction.now, AUTOMATIC
         while len(self._gone) > _KEPT:
             del self._gone[next(iter(self._gone))]
 
     def back(self, node: Node) -> None:
-        """All workers of a node run: say so where it had been gone."""
+        """Handle that all workers of a node run: report a repair if it was lost before."""
         since, repair = self._gone.pop(node.name, (0.0, ""))
         if repair:
             self._transaction.emit(NodeRepaired, node=node.name, repair=repair, repair_s=self._transaction.now - since)
 
-    # ---- beyond the last rung ----
+    # ---- after the last escalation step ----
 
     def quarantined(self, node: str, host: str) -> Quarantined | None:
-        """Return why a node may not come, None where it may."""
+        """Return the quarantine that refuses a node, or None if it may join."""
         known = self._transaction.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
 
     def quarantine(self, node: str, host: str, why: str) -> None:
-        """Let a node come no more; nor another one on its host, unless more nodes are there, or on their way."""
+        """Quarantine a node, and its host if no other node is there and the job has started."""
         transaction = self._transaction
         begun = transaction.record.generation > 0
         shared = not begun or any(
@@ -116,11 +121,11 @@ class Ladder:
         others = (one for one in transaction.record.quarantined if one.node != node)
         transaction.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_but(node))
         self._gone.pop(node, None)
-        if not self._pooled:  # (a pool may have another one)
+        if not self._pooled:  # A pool may grant another node.
             self._out = node, f"is quarantined: {why}"
 
     def left(self, node: Node, leave: Leave) -> None:
-        """An agent goes: its machine is broken, or it has used up its tries (it waits to be heard), or all is well."""
+        """Handle that an agent leaves: its machine is broken, its tries are used up, or all is well."""
         if leave.reason == "quarantined":
             self.quarantine(node.name, node.host, leave.detail)
         elif leave.reason == "exhausted":
@@ -129,10 +134,10 @@ class Ladder:
             self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
 
     def _give_up(self, node: str, host: str, why: str) -> None:
-        """A node has used up its tries: whether that is its own fault, the steps of the others say.
+        """Give up a node that has used up its tries.
 
-        What its processes die of may be the work's, and the others only slower to meet it: as long as nothing has been
-        committed without the node, nobody knows. The step that is under way may be of before.
+        The cause may be the work, which the other nodes meet later. So the node is quarantined only once a step is
+        committed without it. The current step may have started with it, so it does not count.
         """
         transaction = self._transaction
         step = transaction.position.step + 2
@@ -141,25 +146,26 @@ class Ladder:
         self._out = node, f"is given up: {why}"
 
     def made_good(self) -> None:
-        """A step is committed: who was given up before it, and has not come back, was to blame."""
+        """Quarantine nodes that were given up before a step that is committed now: they were the cause."""
         transaction = self._transaction
         for entry in [one for one in transaction.record.given_up if one.step <= transaction.position.step]:
             self.quarantine(entry.node, entry.host, entry.why)
             transaction.emit(NodeLeft, node=entry.node, reason="quarantined", detail=entry.why)
 
     def came(self, node: str) -> None:
-        """A node is let in: what it was given up for does not count."""
+        """Handle that a node is admitted: it does not count as given up."""
         if any(one.node == node for one in self._transaction.record.given_up):
             self._transaction.change(given_up=self._given_up_but(node))
 
     def _given_up_but(self, node: str) -> tuple[GivenUp, ...]:
+        """Return the given-up nodes except one."""
         return tuple(one for one in self._transaction.record.given_up if one.node != node)
 
     def deserted(self, *, awaited: bool) -> str:
-        """Return why the job cannot go on: its last node is out just now, and all others are, too; "" where it can.
+        """Return why the job cannot continue because its last node was excluded; "" if it can.
 
-        The same rule however they went. Who is only gone may come back, and so may who is `awaited`; a job that has not
-        begun hears all its nodes: what the others meet says more.
+        A node that was only lost may return, and so may the nodes that are `awaited`. A job that has not started waits
+        until enough nodes have failed: their exceptions give more evidence.
         """
         (node, why), self._out = self._out, ("", "")
         record = self._transaction.record
@@ -171,14 +177,14 @@ class Ladder:
 
     @property
     def all_out(self) -> tuple[Quarantined | GivenUp, ...]:
-        """The nodes that are quarantined, or given up, each once."""
+        """The quarantined and the given-up nodes, each once."""
         return *self._transaction.record.quarantined, *self._transaction.record.given_up
 
     def undrain(self, node: str) -> None:
-        """Let a node come back, with all its budgets.
+        """Readmit a node, with full budgets.
 
         Raises:
-            UnreachableError: it is neither drained nor quarantined.
+            UnreachableError: The node is neither drained nor quarantined.
         """
         transaction = self._transaction
         record = transaction.record

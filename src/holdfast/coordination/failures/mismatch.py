@@ -1,4 +1,4 @@
-"""Which workers differ in settings or state, and what follows: the minority is replaced, or the script is at fault.
+"""Finds workers with differing settings or state: the minority is replaced, or the script is at fault.
 
 Pure: the same reports give the same verdict.
 """
@@ -13,10 +13,11 @@ from holdfast.protocol.fingerprint import VERSION, Fingerprint
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.names import node_of
 
-SCRIPT, TRANSFER = "script", "transfer"
-#: by the likely cause: how many replacements for it within the window of budgets are tried before the job ends
+SCRIPT = "script"
+TRANSFER = "transfer"
+#: by likely cause, how many replacements are tried within the window of budgets before the job ends
 REPLACEMENTS = {SCRIPT: 1, TRANSFER: 3}
-#: said of workers that have received their state since all were equal
+#: text about workers that have received their state since all were equal
 RECEIVED = "after the state was received there"
 #: how many nodes and settings a message names
 _NAMED = 4
@@ -59,8 +60,9 @@ def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places:
     """Return how workers differ, or None if they do not.
 
     Args:
-        workers: the members of the generation that was stopped, by rank.
-        places: how many workers share one replica. Workers whose ranks differ by a multiple of it have the same role.
+        workers: the members of the generation that was stopped, by rank
+        reports: their reports
+        places: How many workers share one replica. Ranks that differ by a multiple of it have the same role.
     """
     found: list[Mismatch] = []
     for place in range(places):
@@ -130,19 +132,21 @@ def _received(report: Report) -> bool:
 
 
 def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
+    """Return in words how a minority differs."""
     nodes = _list_nodes(dict.fromkeys(node_of(report.worker) for report in wrong))
     others = len({node_of(report.worker) for report in right})
     rest = f"those of the {others} other nodes" if others > 1 else f"those of {node_of(right[0].worker)}"
-    said = f"the {_PLURALS[what]} of {nodes} differ from {rest}"
+    text = f"the {_PLURALS[what]} of {nodes} differ from {rest}"
     here, there = _differing_settings(_settings_in_words(wrong[0]), _settings_in_words(right[0]))
     received = (
         f", {RECEIVED}: test memory, accelerators and network of these nodes, or check what the script changes when a "
         "worker joins"
     )
-    return f"{said}{f' ({here}, not {there})' if here else ''}{received if any(map(_received, wrong)) else ''}"
+    return f"{text}{f' ({here}, not {there})' if here else ''}{received if any(map(_received, wrong)) else ''}"
 
 
 def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
+    """Return in words how workers differ if no majority agrees."""
     first, second = (_settings_in_words(group[0]) for group in groups[:2])
     here, there = _differing_settings(first, second)
     nodes = [node_of(group[0].worker) for group in groups[:2]]
@@ -152,6 +156,7 @@ def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
 
 
 def _describe_versions(groups: Sequence[Sequence[Report]]) -> str:
+    """Return in words that fingerprints of different versions cannot be compared."""
     by_version = Counter[int]()
     for report in (one for group in groups for one in group):
         if report.compared is not None:
@@ -164,18 +169,20 @@ def _describe_versions(groups: Sequence[Sequence[Report]]) -> str:
 
 
 def _settings_in_words(report: Report) -> tuple[str, ...]:
+    """Return the settings in a report's fingerprint, in words."""
     fingerprint: Fingerprint | None = report.compared
     return fingerprint.shown if fingerprint is not None else ()
 
 
 def _differing_settings(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Return the first settings that only the one has, and those that only the other has; "" if not known."""
+    """Return the first settings that only the one has, and that only the other has; "" if unknown."""
     here = [setting for setting in one if setting not in other][:_NAMED]
     there = [setting for setting in other if setting not in one][:_NAMED]
     return (", ".join(here), ", ".join(there)) if here and there else ("", "")
 
 
 def _list_nodes(nodes: Iterable[str]) -> str:
+    """Return node names as text."""
     names = sorted(nodes)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

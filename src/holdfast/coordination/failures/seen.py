@@ -1,4 +1,4 @@
-"""Failures as those see them who do: what each was, what it takes out of the job, and what speaks for it."""
+"""Constructs failures: one function for each way to detect one, with the evidence and the severity."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from holdfast.protocol.names import node_of
 
 
 def node_lost(node: str, kind: FailureKind, since: float) -> Failure:
-    """A node's agent was heard last at `since`: its connection has ended, or its lease."""
+    """Return the failure of a node that was last heard from at `since`: its connection or its lease has ended."""
     return _of_node(node, kind, since, Evidence(detector=Detector.NODE_HEALTH))
 
 
 def no_report(node: str, since: float) -> Failure:
-    """A node's agent lives, but a worker of it does not answer to Stop."""
+    """Return the failure of a node with a worker that does not answer to Stop, although its agent lives."""
     return _of_node(node, FailureKind.HANG, since, Evidence(detector=Detector.TIMEOUT, detail="no report after Stop"))
 
 
 def hung(last: Report, why: str, now: float) -> Failure:
-    """The others have waited in vain for a node, whose worker stood there last."""
+    """Return the failure of a node for which the others have waited in vain; `last` is its worker's report."""
     evidence = Evidence(detector=Detector.TIMEOUT, detail=why, step=last.step, phase=last.phase)
     return _of_node(node_of(last.worker), FailureKind.HANG, now, evidence)
 
 
 def says_nonsense(node: str, why: str, now: float) -> Failure:
-    """A node says what cannot be."""
+    """Return the failure of a node that has sent an impossible message."""
     return _of_node(node, FailureKind.EXCEPTION, now, Evidence(detector=Detector.EXCEPTION, detail=why))
 
 
 def differs(node: str, why: str, now: float) -> Failure:
-    """A node has a worker whose settings or state are not those of most others."""
+    """Return the failure of a node with a worker that has other settings or state than most others."""
     evidence = Evidence(detector=Detector.STATISTICS, detail=f"replica differs: {why}")
     return _of_node(node, FailureKind.EXCEPTION, now, evidence)
 
 
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
-    """A worker's process has ended."""
+    """Return the failure of a worker with a process that has ended."""
     evidence = _of_script(down.error) if down.error is not None else Evidence(detector=down.detector)
     return _of_process(node, down.worker, down.kind, now, replace(evidence, detail=down.detail))
 
 
 def script_raised(node: str, raised: Raised, now: float) -> Failure:
-    """A worker's script has ended with an exception; its process keeps the state."""
+    """Return the failure of a worker with a script that has raised; its process keeps the state."""
     evidence = replace(_of_script(raised.error), detail=raised.detail)
     return _of_process(node, raised.worker, FailureKind.EXCEPTION, now, evidence)
 
 
 def hangs(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
-    """A worker stood where it stood for too long, and was ended."""
+    """Return the failure of a worker that was ended because its activity took too long."""
     evidence = Evidence(
         detector=Detector.STATISTICS,
         detail=why,
@@ -64,14 +64,21 @@ def hangs(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
 
 
 def ended_unheard(node: str, worker: str, now: float) -> Failure:
-    """A node is back without a worker that it had."""
+    """Return the failure of a worker that is missing after its node has reconnected."""
     detail = "it ended while there was no connection to its node"
     evidence = Evidence(detector=Detector.PROCESS, detail=detail)
     return _of_process(node, worker, FailureKind.PROCESS_EXIT, now, evidence)
 
 
 def collective_failed(complaint: Complaint, report: Report, node: str, now: float) -> Failure:
-    """Collectives or transfers failed, and nothing proves whose fault it was; `node`: whose tries it uses up."""
+    """Return the failure of collectives or transfers without evidence of a cause.
+
+    Args:
+        complaint: the complaint of a member
+        report: its report
+        node: the node that this try counts against
+        now: unix seconds
+    """
     detector = Detector.TIMEOUT if complaint.timed_out else Detector.EXCEPTION
     evidence = Evidence(detector=detector, detail=complaint.detail, step=report.step, phase=report.phase)
     kind = FailureKind.CONNECTION_LOST
@@ -79,13 +86,16 @@ def collective_failed(complaint: Complaint, report: Report, node: str, now: floa
 
 
 def _of_script(error: ScriptError) -> Evidence:
+    """Return the evidence of an exception."""
     return Evidence(detector=Detector.EXCEPTION, step=error.step, phase=error.phase, micro_batch=error.micro_batch)
 
 
 def _of_node(node: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+    """Return a failure that removes a node."""
     return Failure(kind=kind, node=node, severity=Severity.NODE, since=since, evidence=evidence)
 
 
 def _of_process(node: str, worker: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+    """Return a failure that replaces a process."""
     severity = Severity.PROCESS
     return Failure(kind=kind, node=node, worker=worker, severity=severity, since=since, evidence=evidence)

@@ -1,12 +1,12 @@
-"""Whose fault it is that collectives or state transfers failed although every member answers.
+"""Finds the cause if collectives or state transfers failed although every member answers.
 
-Being late is no guilt by itself: the suspect is the member that has not issued what others waited for until its time
-was up. Else it is the member that cannot be reached. A new connection may repair a broken one, so the same members try
-once more; but after a time-out, or without a step between two tries, they are never put together again.
+Being late is not guilt: the suspect is the member that has not issued the operation for which others waited until their
+time-out. Otherwise it is the member that cannot be reached. A new connection may repair a broken one, so the same
+members try again. After a time-out, or without a step between two tries, they are never put together again.
 
-A member that lacks the state goes before a member that has it: if a transfer fails, the receiver goes, and if two of
-them cannot reach each other, the one that has nothing. A sender is the suspect only if several receivers failed with it
-and then got the state from another.
+A member that lacks the state is removed before a member that has it. If a transfer fails, that is the receiver. If two
+members cannot reach each other, it is the one without the state. A sender is a suspect only if several receivers failed
+with it and then got the state from another.
 
 Pure: the same evidence gives the same verdict.
 """
@@ -23,7 +23,7 @@ from holdfast.protocol.messages.worker import Complaint, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan, Phase
 
-#: How far a step has got; who has finished its loop, or has not come into the generation, takes part in nothing.
+#: Phases by their progress in a step. Workers that have finished their loop, or not entered, take part in nothing.
 _ORDER = (
     Phase.IDLE,
     Phase.ENTERING,
@@ -42,7 +42,7 @@ _ORDER = (
 
 #: A node that could not be sent the state this often goes; the second time another node sends it, if there is one.
 TRANSFER_TRIES = 2
-#: of the pairs of nodes that could not reach each other, so many are kept
+#: most pairs of nodes without a connection that are remembered
 _KEPT = 4096
 
 
@@ -67,35 +67,35 @@ NO_TRANSFERS = StateTransfers()
 
 
 def lacking_state(plan: GenerationPlan, reports: Mapping[str, Report], applied: int) -> frozenset[str]:
-    """Return the members that were to be sent the state of step `applied` in a generation and did not get it."""
+    """Return the receivers of a generation that did not get the state of step `applied`."""
     receivers = [worker for worker in plan.sources if plan.senders(worker)]
     reached = {worker: reports[worker].applied if worker in reports else None for worker in receivers}
     return frozenset(worker for worker, step in reached.items() if step is None or step < applied)
 
 
 def failed_transfers(plan: GenerationPlan, complaints: Iterable[Complaint]) -> dict[str, AbstractSet[str]]:
-    """Return the failed transfers to members that were to be sent the state: receiver -> its senders.
+    """Return the failed transfers to receivers of the state: receiver -> its senders.
 
-    If a receiver says which sender failed, the others failed because of that and do not count.
+    If a receiver names the failed sender, its other transfers failed as a consequence and do not count.
     """
-    told_by_receivers: dict[str, set[str]] = {}
-    told_by_senders: dict[str, set[str]] = {}
+    by_receivers: dict[str, set[str]] = {}
+    by_senders: dict[str, set[str]] = {}
     for complaint in complaints:
         own = plan.senders(complaint.worker)
         for peer in complaint.transfer_peers:
             if peer in own:
-                told_by_receivers.setdefault(complaint.worker, set()).add(peer)
+                by_receivers.setdefault(complaint.worker, set()).add(peer)
             elif not own and plan.senders(peer):
-                told_by_senders.setdefault(peer, set()).add(complaint.worker)
-    return {**told_by_senders, **told_by_receivers}
+                by_senders.setdefault(peer, set()).add(complaint.worker)
+    return {**by_senders, **by_receivers}
 
 
 class Suspects:
-    """Remembers which members have tried in vain."""
+    """Finds suspects, and remembers which members have tried before."""
 
     def __init__(self) -> None:
         self._tried: tuple[frozenset[str], int] | None = None
-        #: the pairs of nodes that could not reach each other since a step was committed, and the newest step
+        #: the pairs of nodes that could not reach each other since the last committed step
         self._cut = set[frozenset[str]]()
         self._committed = 0
 
@@ -108,14 +108,15 @@ class Suspects:
         owing: Sequence[str] = (),
         transfers: StateTransfers = NO_TRANSFERS,
     ) -> dict[str, str]:
-        """Return the nodes that cannot stay, with the reason; none if the same members may try again.
+        """Return the nodes that cannot stay, with the reason; {} if the same members may try again.
 
         Args:
-            workers: the members by rank, all of whom have reported.
-            complaints: the complaints of those whose collectives failed.
-            committed: the newest step applied by all.
-            owing: members whose addresses the others wait for.
-            transfers: the transfers of state between the members.
+            workers: the members by rank, all of which have reported
+            reports: their reports
+            complaints: the complaints about failed collectives
+            committed: the newest step applied by all
+            owing: members with addresses that the others wait for
+            transfers: the transfers of state between the members
         """
         late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
@@ -139,12 +140,12 @@ class Suspects:
     def _unreachable(
         self, workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
     ) -> dict[str, str]:
-        """Name few nodes (greedily) without which all others reach each other.
+        """Return few nodes (greedily) without which all others reach each other.
 
-        First come pairs of nodes that both have the state. Of two nodes of which one lacks the state, that one goes,
-        unless several such nodes reach others that have the state, and not this one. Of two equals it is the one that
-        could not reach more others before: else a node that is put together with one that is cut off might be taken for
-        that one each time. Then it is the later one.
+        Pairs of nodes that both have the state come first. If one of two nodes lacks the state, that one goes, unless
+        several such nodes reach other nodes with the state, but not this one. Of two equals, the one with more failed
+        connections so far goes, so that its new partner is not blamed each time. If that is equal too, the later one
+        goes.
         """
         nodes = list(dict.fromkeys(map(node_of, workers)))
         cut: set[frozenset[str]] = {
@@ -172,20 +173,21 @@ class Suspects:
 
 
 def last_on(node: str, reports: Iterable[Report]) -> Report:
-    """Return the report of that worker of a node that is furthest behind."""
+    """Return the report of the worker of a node that is furthest behind."""
     return min((report for report in reports if node_of(report.worker) == node), key=_place)
 
 
 def _place(report: Report) -> tuple[int, int]:
+    """Return a sort key for the progress of a worker."""
     return report.step, _ORDER.index(report.phase)
 
 
 def _cut_off_holders(
     having: AbstractSet[str], cut: AbstractSet[frozenset[str]], can_spare: Callable[[str], bool]
 ) -> set[str]:
-    """Return the nodes with the state that several nodes without it do not reach, although these reach others with it.
+    """Return the nodes with the state that several nodes without it cannot reach, although these reach other holders.
 
-    They may go like the nodes that have nothing, if the others have all that they have.
+    They may go like nodes without the state if the others have all their state.
     """
     found: dict[str, list[str]] = {}
     for pair in cut:
@@ -197,7 +199,7 @@ def _cut_off_holders(
 
 
 def _of_transfers(workers: Sequence[str], transfers: StateTransfers) -> dict[str, str]:
-    """Name the nodes that cannot stay after failed transfers: a bad sender, else receivers that cannot try again."""
+    """Return the nodes that cannot stay after failed transfers: a bad sender, else receivers without further tries."""
     senders = {node_of(sender) for senders in transfers.failed.values() for sender in senders}
     if bad := [node for node in transfers.suspects if node in senders and transfers.can_spare(node)]:
         why = "several nodes could not receive the state from it, and received it from others"
@@ -218,9 +220,9 @@ def _laggards(
     complaints: Mapping[str, Complaint],
     lacking: AbstractSet[str],
 ) -> dict[str, str]:
-    """Name the nodes whose workers have not issued what the complainers waited for.
+    """Return the nodes with workers that have not issued the operation for which others waited.
 
-    A member that has the state may be late because it still sends it: the members that lack it go first.
+    A member with the state may be late because it still sends it: members that lack it go first.
     """
     places = {worker: _place(report) for worker, report in reports.items()}
     timed_out = [places[worker] for worker, complaint in complaints.items() if complaint.timed_out and worker in places]
@@ -234,10 +236,10 @@ def _laggards(
 
 
 def blamed_last(workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers) -> str:
-    """Return the node that is blamed if there is no other evidence.
+    """Return the node that is blamed without other evidence.
 
-    It has a member that lacks the state, if there is one: the receiver of a failed transfer, else of those that lack
-    the state the one that complained first, else the last by rank.
+    It has a member that lacks the state, if possible: the receiver of a failed transfer, else the first of them that
+    complained, else the last by rank.
     """
     first, lacking = next(iter(complaints)), transfers.lacking
     complained = [worker for worker in complaints if worker in lacking]
@@ -248,12 +250,12 @@ def blamed_last(workers: Sequence[str], complaints: Mapping[str, Complaint], tra
 def _last_resort(
     workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
 ) -> dict[str, str]:
-    """Name one node: without other evidence another set of members must do."""
+    """Return one node: without other evidence another set of members must do."""
     first = next(iter(complaints.values()))
     blamed = blamed_last(workers, complaints, transfers)
     return some_stay(workers, {blamed: f"the same members have failed before: {first.detail}"})
 
 
 def some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
-    """Return the named nodes unless that is all of them, or none."""
+    """Return the named nodes, or {} if no other node would stay."""
     return named if any(node_of(worker) not in named for worker in workers) else {}

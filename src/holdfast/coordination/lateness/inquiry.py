@@ -1,7 +1,7 @@
-"""Finds out who holds a job up: asks all nodes where their workers stand, and acts on what that shows.
+"""Finds out which worker or node holds up a job: it probes all nodes for the activity of their workers, and acts on it.
 
-A worker that hangs is ended by its agent, which starts another; a node that does not answer while others wait for it
-is given up; where all wait for each other they look who cannot be reached, and try again.
+The agent ends a worker that hangs, and starts another. A node that does not answer while others wait for it is removed.
+If all workers wait for each other, they check which peers they can reach, and try again.
 """
 
 from __future__ import annotations
@@ -31,43 +31,50 @@ from holdfast.protocol.messages.progress import EndHung, Late, Probe, ProbeAnswe
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
-#: one answer serves all that is asked within this time; where nothing comes of it, it is asked ever more seldom
+#: seconds for which an answer counts as current
 FRESH_S = 0.25
+#: Without a result the next probe comes after this part of the standstill, so probes become rarer.
 SELDOM = 0.5
-#: nodes that may be asked within a second
+#: most nodes that are asked per second
 ASKED_PER_S = 2000
-#: a report is on its way for milliseconds; whoever owes one for longer is asked after
+#: seconds after which a missing report leads to a probe; a report takes milliseconds
 REPORT_S = 0.25
-#: an agent ends a process in milliseconds; what it was told is told again after this time
+#: seconds after which the order to end a process is repeated; an agent obeys in milliseconds
 OBEYS_S = 1.0
-#: a tick that comes so many times as late as it should: this process did not run, or its store was slow
+#: A tick this many times its interval after the last one shows that this process did not run, or its store was slow.
 LONG_TICK = 3.0
 
 
 @dataclass(slots=True)
 class RollCall:
-    """Who was asked where the workers stand at a time (unix seconds), and what the answers were."""
+    """One probe: the nodes that were asked, and their answers."""
 
     number: int
+    #: when it was asked, unix seconds
     at: float
+    #: the asked nodes
     asked: frozenset[str]
+    #: activities by worker, as answered
     stands: dict[str, ThreadActivity] = field(default_factory=dict[str, ThreadActivity])
+    #: the nodes that have answered
     answered: set[str] = field(default_factory=set[str])
 
     @property
     def complete(self) -> bool:
-        """True where all that were asked have answered."""
+        """Whether all asked nodes have answered."""
         return len(self.answered) == len(self.asked)
 
 
 @dataclass(slots=True)
 class _Accused:
+    """A worker that an agent was told to end."""
+
     stand: ThreadActivity
     at: float
 
 
 class Inquiry:
-    """Of one job. What it remembers is no more than a coordinator may forget."""
+    """Hang detection of one job. A new coordinator may start without its memory."""
 
     def __init__(
         self,
@@ -88,12 +95,12 @@ class Inquiry:
         self._question: RollCall | None = None
         self._number = 0
         self._asks_at = self._ticked = 0.0
-        #: nodes that were asked, and have said nothing since
+        #: since when asked nodes have been silent
         self._silent_since: dict[str, float] = {}
         self._answers = Answers()
-        #: the generation whose members were told to look around
+        #: the generation in which members were told to check the network
         self._looked = 0
-        #: workers that are being ended
+        #: workers that agents were told to end
         self._accused: dict[str, _Accused] = {}
         self._own_work = OwnWork(transaction)
         self._unknown_s = UNKNOWN_S
@@ -102,18 +109,18 @@ class Inquiry:
 
     @property
     def newest(self) -> RollCall | None:
-        """The newest question that was put since the job stands at its step, with what was answered."""
+        """The newest question since the job has stood at its step, with its answers; or None."""
         question = self._question
         return question if question is not None and question.at >= self.pace.since else None
 
     def lines_of(self, worker: str) -> tuple[str, ...]:
-        """Return the lines at which a worker's threads stood, where it was asked for them lately."""
+        """Return the lines at which a worker's threads stood in the newest stack dump."""
         return self._stories.lines_of(worker)
 
-    # ---- what is heard ----
+    # ---- messages ----
 
     def late(self, node: Node, late: Late) -> None:
-        """A worker of a node is late."""
+        """Handle the report that a worker is late, or that late work has ended."""
         plan, stand, question = self._transaction.record.plan, late.stand, self._question
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
@@ -127,7 +134,7 @@ class Inquiry:
             self._judge()
 
     def told(self, node: Node, answer: ProbeAnswer) -> None:
-        """A node says where its workers stand."""
+        """Handle a node's answer to a probe."""
         now = self._transaction.now
         self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)
         question = self._question
@@ -136,14 +143,14 @@ class Inquiry:
         question.answered.add(node.name)
         question.stands.update((stand.worker, stand) for stand in answer.stands if node_of(stand.worker) == node.name)
         if question.complete:
-            self._judge()  # (else the next tick does, by what is known: not each of a thousand answers)
+            self._judge()  # Otherwise the next tick does it, not each of a thousand answers.
 
     def explained(self, node: Node, stacks: Stacks) -> None:
-        """A node says where its workers' threads stand in their programs."""
+        """Handle the stack dumps of a node's workers."""
         self._stories.told(node, stacks)
 
     def ended(self, node: Node, down: WorkerDown) -> Failure:
-        """A worker has ended: return what failed, which is what it was ended for, where it was."""
+        """Return the failure of a worker that has ended: the hang for which it was ended, or the end of its process."""
         accused = self._accused.pop(down.worker, None)
         if accused is None or down.kind is not FailureKind.HANG:
             return process_ended(node.name, down, self._transaction.now)
@@ -152,7 +159,7 @@ class Inquiry:
     # ---- time ----
 
     def tick(self) -> None:
-        """Look whether the job goes on, and ask where it does not."""
+        """Check whether the job makes progress, and probe the nodes if it does not."""
         transaction, plan = self._transaction, self._transaction.record.plan
         self._stories.tick()
         self.memories.tick()
@@ -160,8 +167,9 @@ class Inquiry:
         if plan is None or not self._config.spec.experiments.watch:
             return
         now = transaction.now
-        away_s, self._ticked = now - self._ticked, now
-        if away_s > LONG_TICK * self._config.tick_s:  # (a store was slow: answers may wait to be read)
+        away_s = now - self._ticked
+        self._ticked = now
+        if away_s > LONG_TICK * self._config.tick_s:  # Answers may wait to be read.
             self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}
         self._follow(plan)
         if self._question is not None and not self._question.complete:
@@ -170,16 +178,19 @@ class Inquiry:
             self._ask()
 
     def wait_anew(self) -> None:
-        """The coordinator was away: what it has not heard says nothing."""
+        """Restart all waiting times: this coordinator did not run, so missing messages prove nothing."""
         self._stopping.wait_anew()
         self._question = None
         self._silent_since.clear()
         self.pace.wait_anew(self._transaction.now)
 
     def _follow(self, plan: GenerationPlan) -> None:
+        """Follow the current plan: a new generation restarts the times."""
         transaction = self._transaction
         if plan.generation != self._generation:
-            self._generation, self._question, self._asks_at = plan.generation, None, 0.0
+            self._generation = plan.generation
+            self._question = None
+            self._asks_at = 0.0
             self._silent_since.clear()
             self.pace.began(len(plan.members), transaction.now)
             self.stragglers.follow(transaction.members.nodes.keys())
@@ -189,15 +200,16 @@ class Inquiry:
 
     @property
     def _asks(self) -> bool:
-        """Tell whether something takes so long that it is time to ask."""
+        """Whether a probe is due: a step, an entry or a report takes too long."""
         now, stopping = self._transaction.now, self._stopping
         if stopping.stop is not None:
             return now - stopping.since > REPORT_S and bool(stopping.awaited(frozenset()))
         return self.pace.asks(now)
 
-    # ---- asking, and what comes of it ----
+    # ---- probes and their results ----
 
     def _ask(self) -> None:
+        """Send a probe to all members' nodes, and schedule the next one."""
         transaction, stopping = self._transaction, self._stopping
         nodes = transaction.members.nodes
         here = [nodes[name] for name in dict.fromkeys(map(node_of, transaction.planned)) if name in nodes]
@@ -212,7 +224,7 @@ class Inquiry:
         transaction.broadcast((node.connection for node in here), Probe(number=self._number))
 
     def _judge(self) -> None:
-        """Act on the answers, once all are here that are to be expected."""
+        """Act on the answers, once all that can be expected have arrived."""
         question, transaction, stopping = self._question, self._transaction, self._stopping
         plan = transaction.record.plan
         if question is None or plan is None:
@@ -253,27 +265,27 @@ class Inquiry:
             transaction.order_all(plan.workers, LookAround(generation=plan.generation))
 
     def _outside(self, plan: GenerationPlan) -> list[str]:
-        """Return the members that are here and not in their generation yet."""
+        """Return the connected members that have not entered their generation."""
         infos = (self._transaction.members.worker(worker) for worker in plan.workers)
         return [info.id for info in infos if info is not None and info.entered < plan.generation]
 
     def _is_silent(self, name: str) -> bool:
-        """Tell whether nothing at all has come from a node since it was asked, for longer than it should take."""
+        """Return whether a node has sent nothing since the probe, for longer than an answer may take."""
         node, now = self._transaction.members.nodes[name], self._transaction.now
         since = self._silent_since.get(name, now)
         return node.seen <= since and now - since > self._answers.patience_s(name, now)
 
     def _to_be_ended(self, hung: Iterable[ThreadActivity]) -> list[ThreadActivity]:
-        """Return those of the workers that hang which no agent was told to end, or not lately."""
+        """Return the hung workers that no agent was told to end recently."""
         now = self._transaction.now
         known = ((stand, self._accused.get(stand.worker)) for stand in hung)
         return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
 
     def _end(self, stand: ThreadActivity) -> None:
-        """Have a worker that hangs ended."""
+        """Order the agent to end a hung worker."""
         transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:
-            if not (stand.limit_s or stand.stopped):  # (it may have been wrong: compiling may take one far longer)
+            if not (stand.limit_s or stand.stopped):  # This may be wrong: compiling takes one worker far longer.
                 self._unknown_s *= AGAIN_LONGER
             self._accused[stand.worker] = _Accused(stand, transaction.now)
             why = what_hangs(stand)
@@ -283,6 +295,6 @@ class Inquiry:
                 self._watch_work(stand)
 
     def _watch_work(self, stand: ThreadActivity) -> None:
-        """Ask all nodes to report who needs as long for the work at which a worker is ended."""
+        """Ask all nodes to report workers that need as long for the work at which a worker is ended."""
         watch = WatchWork(step=stand.step, activity=stand.activity, for_s=stand.for_s, micro_batch=stand.micro_batch)
         self._transaction.broadcast((node.connection for node in self._transaction.members.nodes.values()), watch)

@@ -1,11 +1,11 @@
-"""Slow work and hung workers: a worker that is late is not ended if other workers needed as long for the same work.
+"""Distinguishes slow work from hangs: a late worker is not ended if other workers needed as long for the same work.
 
-A place is one piece of work: (step, activity, micro-batch). The first worker that is late at a place is ended,
-because a hang and slow work look alike. Whether that kill counts against its node waits for a verdict (a trial):
+A work item is (step, activity, micro-batch). The first worker that is late at an item is ended, because a hang and slow
+work look alike. Whether that kill counts against its node waits for a verdict (a trial):
 
-- another worker needs as long at the same place, or a worker of another node is late there, too: the work is slow. The
-  kill does not count, and from then on the limit of this activity covers what the work took in the end.
-- the step is committed and no worker needed as long: the worker hung. The kill counts (`CountHang`).
+- Another worker needs as long for the same item, or a worker of another node is late there too: the work is slow. The
+  kill does not count, and the limit of this activity then covers the time that the work took.
+- The step is committed and no worker needed as long: the worker hung. The kill counts (`CountHang`).
 
 Pure: no clocks and no I/O. The coordinator may lose all of it; it then learns again.
 """
@@ -37,7 +37,7 @@ OWN_WORK = frozenset(
 )
 #: If several workers are late at once, slow work is more likely than several hangs: their limits are this much longer.
 SEVERAL = 3.0
-#: Each kill on a node makes the limit of the next process there this much longer at the same place: with `hold`, that
+#: Each kill on a node makes the limit of the next process there this much longer at the same item: with `hold`, that
 #: process computes the same work. The script's own code between steps has no second worker, so each kill there does so
 #: for the rest of the job.
 AGAIN_LONGER = 10.0
@@ -45,7 +45,7 @@ AGAIN_LONGER = 10.0
 ROOM = 1.5
 #: A verdict waits this long after the step is committed: agents report the end of slow work up to a second late.
 VERDICT_S = 3.0
-#: Places that are remembered at most.
+#: most work items that are remembered
 _MAX_PLACES = 4096
 
 Place = tuple[int, Activity, int | None]
@@ -53,7 +53,7 @@ Place = tuple[int, Activity, int | None]
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A worker that was ended, whose kill does not count yet."""
+    """A worker that was ended, with a kill that does not count yet."""
 
     stand: ThreadActivity
     why: str
@@ -62,7 +62,9 @@ class _Trial:
 
 @dataclass(slots=True)
 class _PlaceState:
-    #: The workers that were late at this place.
+    """The late workers and open trials of a work item."""
+
+    #: the workers that were late at this item
     late: set[str] = field(default_factory=set[str])
     trials: list[_Trial] = field(default_factory=list[_Trial])
     #: Whether the work is known to be slow.
@@ -81,7 +83,7 @@ class _SlowWork:
 
 
 class OwnWork:
-    """Tells slow work from hung workers, by where workers were late in the newest steps."""
+    """Distinguishes slow work from hangs, by the late workers of the newest steps."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -116,7 +118,7 @@ class OwnWork:
         return True
 
     def ended(self, stand: ThreadActivity) -> None:
-        """Handle the end of work that took long: it clears other workers that were ended at the same place."""
+        """Handle the end of slow work: it clears other workers that were ended at the same item."""
         place = _place(stand)
         state = self._places.get(place) if place is not None else None
         if state is None:
@@ -137,10 +139,11 @@ class OwnWork:
     # ---- who is late ----
 
     def spare(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
-        """Return the workers, of those that seem to hang, that slow work does not excuse, with the limits in force."""
+        """Return the workers that seem to hang and are not excused by slow work, with their current limits."""
         places = [_place(stand) for stand in hung]
         at_work = [place for place in places if place is not None]
-        left, excused = list[ThreadActivity](), list[tuple[Place, ThreadActivity]]()
+        left: list[ThreadActivity] = []
+        excused: list[tuple[Place, ThreadActivity]] = []
         for stand, place in zip(hung, places, strict=True):
             if place is None:
                 left.append(stand)
@@ -159,7 +162,7 @@ class OwnWork:
         return left
 
     def _limit_s(self, place: Place, stand: ThreadActivity, at_once: int) -> float:
-        """Return the limit in force for a worker, 0 if none is known."""
+        """Return the current limit of a worker, or 0 if unknown."""
         state, node = self._places.get(place), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
         factor = max(AGAIN_LONGER ** sum(node_of(one) == node for one in before), SEVERAL if at_once > 1 else 1.0)
@@ -168,7 +171,7 @@ class OwnWork:
         return max(stand.limit_s * factor, ROOM * self._slow_s(stand.activity))
 
     def _is_first(self, place: Place, worker: str) -> bool:
-        """Record that a worker is late at a place; return False if a worker of another node was late there before."""
+        """Record that a worker is late at an item; return False if a worker of another node was late there before."""
         late = self._at(place).late
         if any(node_of(other) != node_of(worker) for other in late):
             return False
@@ -176,7 +179,7 @@ class OwnWork:
         return True
 
     def _excuse(self, place: Place, stand: ThreadActivity) -> None:
-        """Let a worker finish slow work, and report that once for each worker."""
+        """Excuse a worker with slow work, and report that once for each worker."""
         state, node = self._at(place), node_of(stand.worker)
         state.slow = True
         state.trials = [trial for trial in state.trials if node_of(trial.stand.worker) == node]
@@ -192,10 +195,11 @@ class OwnWork:
             phase=str(stand.activity),
             micro_batch=stand.micro_batch,
             limit_s=stand.limit_s,
-            why=f"{others} was late there, too: it is the work that takes its time",
+            why=f"{others} was late there, too: the work itself is slow",
         )
 
     def _at(self, place: Place) -> _PlaceState:
+        """Return the state of a work item; the oldest items are forgotten."""
         state = self._places.setdefault(place, _PlaceState())
         while len(self._places) > _MAX_PLACES:
             del self._places[next(iter(self._places))]
@@ -206,8 +210,8 @@ class OwnWork:
     def _learn(self, stand: ThreadActivity) -> None:
         """Remember how long slow work took.
 
-        It is forgotten after the window of the nodes' budgets. Work that is slow less often (once in an hour, say) is
-        remembered for twice the time between the last two.
+        It is forgotten after the window of the nodes' budgets. Work that is slow less often (for example once an hour)
+        is remembered for twice the time between the last two.
         """
         now, known = self._transaction.now, self._slow.get(stand.activity)
         keep_s = max(WINDOW_S, 2.0 * (now - known.seen)) if known is not None else WINDOW_S
@@ -215,13 +219,13 @@ class OwnWork:
         self._slow[stand.activity] = _SlowWork(took_s, now, max(keep_s, known.keep_s if known is not None else 0.0))
 
     def _slow_s(self, activity: Activity) -> float:
-        """Return the longest time that slow work of this activity took lately, 0 if there was none."""
+        """Return the longest recent time of slow work of this activity, or 0 without any."""
         known = self._slow.get(activity)
         return known.took_s if known is not None and self._transaction.now - known.seen < known.keep_s else 0.0
 
 
 def _place(stand: ThreadActivity) -> Place | None:
-    """Return the place at which a worker is late, or None if it is not at work of its own."""
+    """Return the work item at which a worker is late, or None if it does no work of its own."""
     if stand.stopped or stand.waits or stand.activity not in OWN_WORK:
         return None
     return stand.step, stand.activity, stand.micro_batch

@@ -1,9 +1,12 @@
-"""Which nodes compute slower than the others, by a sequential test: soon where it is plain, never for a moment's noise.
+"""Finds nodes that compute slower than the others, by a sequential test: fast if the difference is clear, never by
+noise.
 
-A cumulative sum of log-likelihood ratios (Page 1954; Wald's test begun anew at 0) of a node's pace against the others'
-median, between "as fast" and `SLOWER` times as long. How much one word scatters is measured: where machines are quiet a
-word or two tell, where they are shared many are needed. Waiting is in none of it, only what workers compute themselves;
-and what makes all slower at once (longer samples) is nobody's slowness. Pure: the same words give the same findings.
+The test is a cumulative sum of log-likelihood ratios (Page 1954; Wald's test restarted at 0). It compares a node's pace
+with the others' median: "as fast" against `SLOWER` times as long. The scatter of a report is measured: on quiet
+machines one or two reports suffice, on shared machines many are needed. Waiting does not count, only the computing of
+the workers themselves. If all nodes become slower at once, as with longer samples, no node counts as slow.
+
+Pure: the same reports give the same findings.
 """
 
 from __future__ import annotations
@@ -14,41 +17,51 @@ from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
-#: A node counts as slow where it takes so many times as long as the others' median (Unicron 4.1),
+#: A node counts as slow if it takes this many times as long as the others' median (Unicron 4.1).
 SLOWER = 1.1
-#: and as fast again where it takes no more than half way there; between the two nothing changes.
+#: Half of that on a logarithmic scale: a slow node that falls below counts as fast again.
 _HALF = math.log(SLOWER) / 2
-#: The sum at which it is found. By Wald's bound one word in e^14 (a million) begins such a run by chance.
+#: The sum at which a node is found slow. By Wald's bound one report in e^14 (a million) starts such a run by chance.
 FOUND = 14.0
-#: no single word says it all: where others have more to say than so many times their share, a moment was bad
+#: largest change of the sum by one report: a single bad moment does not suffice
 MOST_AT_ONCE = FOUND / 2
-#: Scatter of the logarithm of the ratio: at the least; what is assumed first, as if so many words had said it; over how
-#: many words it is learnt at the most; and how many there must be before anybody is judged.
-LEAST_SCATTER, FIRST_SCATTER, FIRST_WORDS, MEMORY, LEAST_WORDS = 0.015, 0.08, 6, 120, 8
+#: smallest scatter of the logarithm of the ratio
+LEAST_SCATTER = 0.015
+#: prior of the scatter
+FIRST_SCATTER = 0.08
+#: weight of that prior, in reports
+FIRST_WORDS = 6
+#: largest number of reports over which the scatter is averaged
+MEMORY = 120
+#: reports before a node can be found slow
+LEAST_WORDS = 8
 
 
 @dataclass(slots=True)
 class _Pace:
-    """What is known of one node."""
+    """The pace of one node, and the sum of its test."""
 
-    #: of its slowest worker, seconds for a micro-batch, by the newest word
+    #: seconds of a micro-batch of its slowest worker, by the newest report
     seconds: float = 0.0
-    #: the logarithm of the newest ratio to the others' median
+    #: logarithm of the newest ratio to the others' median
     log_ratio: float | None = None
     #: the cumulative sum
     total: float = 0.0
-    #: how far ratios lie from each other: mean square of differences of logarithms, halved
+    #: mean square of the differences of successive logarithms, halved
     scatter: float = FIRST_SCATTER**2
+    #: number of reports
     words: int = 0
     slow: bool = False
-    #: the mean ratio since the sum was 0 last, and how many words that is made of
+    #: mean ratio since the sum was last 0
     factor: float = 1.0
+    #: number of reports in that mean
     run: int = 0
 
     def learn(self, log_ratio: float) -> None:
-        """Take in how far a word lies from the one before, and what it says."""
+        """Add a report: update the scatter, and then the test."""
         if self.log_ratio is not None:
-            # (a step from fast to slow is no scatter: nothing beyond three times what is known)
+            # A change from fast to slow is not scatter, so a difference counts as at most three times the known
+            # scatter.
             apart = min(abs(log_ratio - self.log_ratio), 3.0 * math.sqrt(2.0 * self.scatter))
             self.words += 1
             self.scatter += (apart**2 / 2.0 - self.scatter) / min(self.words + FIRST_WORDS, MEMORY)
@@ -64,24 +77,32 @@ class _Pace:
 
 
 class SlowNodes:
-    """Of one generation's members; what is forgotten is learnt again."""
+    """The test for all members of one generation. Forgotten nodes are learned again."""
 
     def __init__(self) -> None:
         self._paces: dict[str, _Pace] = {}
 
     def follow(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Forget all other nodes; those `known` to be slow, by which factor, are so until they show otherwise."""
+        """Forget all other nodes.
+
+        Nodes `known` to be slow, with their factors, count as slow until reports prove otherwise.
+        """
         self._paces = {name: pace for name, pace in self._paces.items() if name in nodes}
         for name in known:
             if name in nodes and name not in self._paces:
                 self._paces[name] = _Pace(total=FOUND, slow=True, factor=known[name], run=1)
 
     def begin_anew(self, node: str) -> None:
-        """Something about a node was changed: what it took before says nothing."""
+        """Forget the reports of a node that was changed."""
         self._paces.pop(node, None)
 
     def told(self, node: str, words: Mapping[str, tuple[int, float]]) -> None:
-        """A node says how many micro-batches each of its workers has computed since its last word, in which seconds."""
+        """Handle a node's report.
+
+        Args:
+            node: its name
+            words: by worker, the micro-batches computed since the last report, and the seconds that they took
+        """
         known = [seconds / count for count, seconds in words.values() if count > 0 and seconds > 0.0]
         if not known:
             return
@@ -93,5 +114,5 @@ class SlowNodes:
 
     @property
     def found(self) -> dict[str, float]:
-        """The nodes that are slow, each with as how many times as long as the others' median it takes."""
+        """The slow nodes, with their times as multiples of the others' median."""
         return {name: pace.factor for name, pace in self._paces.items() if pace.slow}

@@ -1,4 +1,4 @@
-"""What is kept of a job that stood still: where everybody stood, who waited for whom, and at which line each was."""
+"""Collects stack dumps of a job that stood still: the activity, the waits and the lines of each worker."""
 
 from __future__ import annotations
 
@@ -12,63 +12,68 @@ from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.messages.progress import Stacks, TakeStacks, ThreadActivity, WorkerStack
 from holdfast.protocol.names import node_of
 
-#: an agent waits a tenth of a second for its workers
+#: seconds to wait for stacks; an agent waits a tenth of a second for its workers
 ANSWER_S = 1.0
-#: of so many workers an event tells, and their nodes alone are asked; of their stacks so many characters, as most stand
-#: at the same line
+#: Most workers of an event; only their nodes are asked.
 MAX_WORKERS = 64
+#: most characters of their stacks; most workers stand at the same line
 MAX_CHARACTERS = 1 << 16
 
 
 @dataclass(slots=True)
 class _Story:
+    """A stack dump that is being collected."""
+
     number: int
     at: float
     generation: int
-    #: workers or nodes, as people call them
+    #: workers or nodes, by their names for users
     suspects: tuple[str, ...]
-    #: where those workers stand of which is told
+    #: activities of the workers in the event
     stands: Mapping[str, ThreadActivity]
+    #: number of workers left out
     missing: int
-    #: what people call the workers, as long as the generation lasts
+    #: names of the workers for users; valid while the generation lasts
     names: Mapping[str, str]
+    #: nodes that have not answered
     open: set[str]
     stacks: dict[str, WorkerStack] = field(default_factory=dict[str, WorkerStack])
 
 
 class Stories:
-    """Asks for stacks where somebody is accused, and puts what comes into one event."""
+    """Asks for stacks when a worker or node is suspected, and puts the answers into one event."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._number = 0
         self._story: _Story | None = None
-        #: what was told last
+        #: stacks of the newest dump, by worker
         self._told: Mapping[str, WorkerStack] = {}
 
     def begin(self, nodes: Sequence[Node], stands: Mapping[str, ThreadActivity], suspects: Iterable[str]) -> None:
-        """Have nodes of these take their workers' stacks; one story is told after the other."""
+        """Ask these nodes for stacks of their workers, unless a dump is being collected."""
         if self._story is not None:
             return
         self._number += 1
-        transaction, suspects = self._transaction, tuple(suspects)
-        told = list(dict.fromkeys((*(one for one in suspects if one in stands), *stands)))[:MAX_WORKERS]
-        hosts = {node_of(worker) for worker in told}
+        transaction = self._transaction
+        suspects = tuple(suspects)
+        workers = list(dict.fromkeys((*(one for one in suspects if one in stands), *stands)))[:MAX_WORKERS]
+        hosts = {node_of(worker) for worker in workers}
         asked = [node for node in nodes if node.name in hosts]
         self._story = _Story(
             number=self._number,
             at=transaction.now,
             generation=transaction.generation,
             suspects=tuple(transaction.place_of(one) if one in stands else one for one in suspects)[:MAX_WORKERS],
-            stands={worker: stands[worker] for worker in told},
-            missing=len(stands) - len(told),
-            names={worker: transaction.place_of(worker) for worker in told},
+            stands={worker: stands[worker] for worker in workers},
+            missing=len(stands) - len(workers),
+            names={worker: transaction.place_of(worker) for worker in workers},
             open={node.name for node in asked},
         )
         transaction.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
 
     def told(self, node: Node, answer: Stacks) -> None:
-        """A node has taken them."""
+        """Handle the stacks of a node."""
         story = self._story
         if story is None or answer.number != story.number or node.name not in story.open:
             return
@@ -79,17 +84,18 @@ class Stories:
             self._tell(story)
 
     def tick(self) -> None:
-        """Tell what is known, once the others have had time to answer."""
+        """Emit the dump once the other nodes have had time to answer."""
         story = self._story
         if story is not None and self._transaction.now - story.at > ANSWER_S:
             self._tell(story)
 
     def lines_of(self, worker: str) -> tuple[str, ...]:
-        """Return the lines at which a worker's threads stood in the newest story."""
-        told = self._told.get(worker)
-        return tuple(told.stack.splitlines()) if told is not None else ()
+        """Return the lines at which a worker's threads stood in the newest dump."""
+        stack = self._told.get(worker)
+        return tuple(stack.stack.splitlines()) if stack is not None else ()
 
     def _tell(self, story: _Story) -> None:
+        """Emit the event of a dump."""
         self._story, self._told = None, story.stacks
         self._transaction.emit(
             StacksTaken,
@@ -102,6 +108,7 @@ class Stories:
 
 
 def _seen(story: _Story, worker: str) -> SeenWorker:
+    """Return the activity and collectives of a worker, for the event."""
     stand, stack = story.stands[worker], story.stacks.get(worker)
     collectives = tuple(
         SeenWait(what=one.what, size=one.size, bytes=one.bytes, began_s=one.began_s, took_s=one.took_s)
@@ -119,7 +126,7 @@ def _seen(story: _Story, worker: str) -> SeenWorker:
 
 
 def _shared(story: _Story) -> tuple[SharedStack, ...]:
-    """Put those together that stand at the same lines."""
+    """Return the stacks with the workers that share each, up to a limit of characters."""
     alike: dict[str, list[str]] = {}
     for worker in story.stands:
         stack = story.stacks.get(worker)

@@ -1,4 +1,4 @@
-"""Who is slower than the others at what each does by itself: computing, sending. No failure, and worth knowing.
+"""Scores workers that are slower than the others at their own work: computing and sending. That is not a failure.
 
 Pure: the same times give the same scores.
 """
@@ -15,33 +15,36 @@ from holdfast.protocol.names import node_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPace:
-    """How long a worker computes a micro-batch, in seconds; `score`: so many times as long as the others' median."""
+    """The computing time of a worker."""
 
     worker: str
+    #: seconds of a micro-batch
     compute_s: float
+    #: that as a multiple of the others' median
     score: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkPace:
-    """How fast a worker's data goes out to others; `score`: the same takes so many times as long as by their median."""
+    """The sending rate of a worker."""
 
     worker: str
     bytes_per_s: float
+    #: time for the same data, as a multiple of the others' median
     score: float
 
 
 class Stragglers:
-    """What nodes have told of their workers' own times."""
+    """The own times of workers, as reported by their nodes."""
 
     def __init__(self) -> None:
-        #: how often something took 1.1 times as long as usual, by what it was
+        #: how often an activity took 1.1 times as long as usual
         self.slow: Counter[Activity] = Counter()
         self._told: dict[str, OwnTimes] = {}
 
     def told(self, node: str, times: OwnTimes) -> None:
-        """A node tells of its workers."""
-        self._told[node] = times  # (of its own workers: looked up by their node)
+        """Handle a node's report about its workers."""
+        self._told[node] = times
         self.slow.update(times.slow)
 
     def follow(self, nodes: Collection[str]) -> None:
@@ -49,17 +52,18 @@ class Stragglers:
         self._told = {node: times for node, times in self._told.items() if node in nodes}
 
     def paces(self, workers: Iterable[str]) -> list[WorkerPace]:
-        """Return those of these workers of which something is known, the slowest first; none where there is but one."""
+        """Return the known paces of these workers, the slowest first; [] for a single worker."""
         told = {worker: self._of(worker).compute_s.get(worker, 0.0) for worker in workers}
         return [WorkerPace(worker=worker, compute_s=took_s, score=score) for worker, took_s, score in _scored(told)]
 
     def links(self, workers: Iterable[str]) -> list[LinkPace]:
-        """Return the links of these workers, likewise."""
+        """Return the known sending rates of these workers, the slowest first; [] for a single worker."""
         rates = {worker: self._of(worker).link_bytes_per_s.get(worker, 0.0) for worker in workers}
         scored = _scored({worker: 1.0 / rate for worker, rate in rates.items() if rate > 0.0})
         return [LinkPace(worker=worker, bytes_per_s=rates[worker], score=score) for worker, _, score in scored]
 
     def _of(self, worker: str) -> OwnTimes:
+        """Return the report about a worker."""
         return self._told.get(node_of(worker), _NOTHING)
 
 
@@ -67,7 +71,7 @@ _NOTHING = OwnTimes(compute_s={}, slow={}, link_bytes_per_s={})
 
 
 def _scored(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Return who took how long, and how many times as long as the others' median, the slowest first."""
+    """Return (worker, seconds, seconds / median of the others), the slowest first."""
     known = sorted(((seconds, worker) for worker, seconds in took_s.items() if seconds > 0.0), reverse=True)
     ordered = [seconds for seconds, _ in known]
     return [
@@ -78,7 +82,7 @@ def _scored(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _median_without(ordered: list[float], place: int) -> float:
-    """Return the median of an ordered list without one of its values; of two in the middle, the mean."""
+    """Return the median of an ordered list without one of its values; the mean of the middle two."""
     left = len(ordered) - 1
     low, high = ((index if index < place else index + 1) for index in ((left - 1) // 2, left // 2))
     return (ordered[low] + ordered[high]) / 2

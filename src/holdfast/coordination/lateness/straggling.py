@@ -1,5 +1,6 @@
-"""What becomes of a node that computes slower than the others: it gives its place to a standby, computes fewer
-micro-batches where there is none, or a person is told.
+"""Reacts to a node that computes slower than the others.
+
+A standby replaces it, or it computes fewer micro-batches without one, or only an event names it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from holdfast.protocol.messages.progress import OwnTimes
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure, SlowNode
 
-#: a node that was slow takes nobody's place for so long, where another can
+#: seconds for which a slow node does not replace another one, if there is an alternative
 AVOIDED_S = 3600.0
-#: one that stays slow, or is time and again, is told of so often
+#: seconds between two events about the same node
 AGAIN_S = 3600.0
-#: that a node's micro-batches take so many times as long as was known, or as short, is worth another division
+#: relative change of a node's factor from which its share is changed
 ANOTHER = 1.1
 _KEPT = 1024
 
 
 class Straggling:
-    """`recovery.stragglers`: move, ask or off."""
+    """Follows `recovery.stragglers`: move, ask or off."""
 
     def __init__(
         self, transaction: Transaction, config: CoordinatorConfig, departures: Departures, replacing: Replacing
@@ -39,19 +40,19 @@ class Straggling:
         self._departures = departures
         self._replacing = replacing
         self._slow = SlowNodes()
-        #: when it was told of whom
+        #: when each node was last reported
         self._told: dict[str, float] = {}
         self._generation = 0
 
     def told(self, node: str, times: OwnTimes) -> None:
-        """A node tells what its workers have computed since its last word."""
+        """Handle a node's report of the micro-batches computed since its last report."""
         plan = self._transaction.record.plan
         if self._config.spec.recovery.stragglers != "off" and plan is not None and self._transaction.planned_on(node):
             self._slow.told(node, times.computed)
             self._look(plan)
 
     def _look(self, plan: GenerationPlan) -> None:
-        """See whether a member of the plan in force is slow."""
+        """Check whether a member of the current plan is slow."""
         if plan.generation != self._generation:
             self._generation = plan.generation
             nodes = {member.node for member in plan.members}
@@ -63,16 +64,18 @@ class Straggling:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Who is as fast as the others again computes as much as they do; not who is about to leave."""
+        """Restore the full share of nodes that are fast again, but not of draining nodes."""
         record = self._transaction.record
         still = {*self._slow.found, *(one.node for one in record.leaving)}
         self._relieve({node: factor for node, factor in record.relieved.items() if node in still})
 
     def _relieve(self, relieved: dict[str, float]) -> None:
+        """Record the nodes with smaller shares, and their factors."""
         if relieved != self._transaction.record.relieved:
             self._transaction.change(relieved=relieved)
 
     def _found(self, node: str, factor: float) -> None:
+        """React to a slow node as the policy says."""
         policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._transaction.record.leaving}
         if node in leaving:
             return
@@ -81,7 +84,7 @@ class Straggling:
         if policy == "move":
             if not known:
                 self._remember(node, factor)
-            # (again and again: a standby may have become warm since it was told of)
+            # Try each time: a standby may have become warm since the last report.
             refusal = self._move(node)
             if not refusal:
                 self._tell(node, factor, "move", why)
@@ -91,10 +94,10 @@ class Straggling:
                 done = ", so that it computes fewer micro-batches" if fewer else ""
                 self._tell(node, factor, "fewer" if fewer else "told", f"{why}; it cannot be moved: {refusal}{done}")
         elif not known:
-            self._tell(node, factor, "told", f"{why}; `holdfast move {node}` has a standby take its place")
+            self._tell(node, factor, "told", f"{why}; `holdfast move {node}` replaces it by a standby")
 
     def _gives_fewer(self, node: str, factor: float) -> bool:
-        """Have a node compute fewer micro-batches, the slower it is the fewer; False where no step is shorter then."""
+        """Reduce the micro-batches of a slow node; return False if that makes no step shorter."""
         record = self._transaction.record
         if record.plan is None or record.expert_shape is not None:
             return False
@@ -105,7 +108,7 @@ class Straggling:
         return bool(divided(record.micro_batches, factors))
 
     def _move(self, node: str) -> str:
-        """Have a standby that is warm take a node's place; return why that cannot be."""
+        """Replace a node by a warm standby; return the reason if that is impossible, else ""."""
         asked = Departure(node=node, since=self._transaction.now, stays=True)
         to, _ = self._replacing.targets([asked]).get(node, ("", ""))
         if not to:
@@ -120,6 +123,7 @@ class Straggling:
         return ""
 
     def _remember(self, node: str, factor: float) -> None:
+        """Record a slow node, so that it is avoided for some time."""
         others = (
             one for one in self._transaction.record.slow if one.node != node and one.until > self._transaction.now
         )
@@ -127,5 +131,6 @@ class Straggling:
         self._transaction.change(slow=(*others, slow)[-_KEPT:])
 
     def _tell(self, node: str, factor: float, action: str, why: str) -> None:
+        """Emit the event of a slow node."""
         self._told[node] = self._transaction.now
         self._transaction.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)

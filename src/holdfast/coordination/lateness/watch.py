@@ -1,6 +1,6 @@
-"""An agent's part in finding out who is late: it reads where its workers stand, learns what is usual, and tells.
+"""Finds late workers on one node: it reads their activities, learns usual durations, and reports.
 
-It says nothing of whose fault that is: only who sees all nodes can.
+It does not decide which worker is at fault: that needs the view of all nodes.
 """
 
 from __future__ import annotations
@@ -15,90 +15,100 @@ from holdfast.coordination.timing.times import ENDLESS, UNKNOWN_S, WARM_UP, Runn
 from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, ThreadActivity, WatchWork
 
-#: an agent looks no more often than this, and ten times a second where a limit is not due sooner
-LEAST_LOOK_S, USUAL_LOOK_S = 0.02, 0.1
-#: where even the shortest limit is far away, this part of it
+#: shortest time between two checks, seconds
+LEAST_LOOK_S = 0.02
+#: usual time between two checks
+USUAL_LOOK_S = 0.1
+#: part of the shortest limit that is used instead if it is longer
 LOOK_PART = 0.2
+#: longest time between two checks
 LONGEST_LOOK_S = 1.0
-#: An agent that comes so much later than it wanted did not run: for that time nobody is late.
+#: An agent that checks this much later than planned did not run. That time counts against no worker.
 AWAY_S = 0.05
-#: Who waits in a collective looks every 8 ms whether it has ended; one that has not for so long does not run.
+#: Waiting workers poll their collective every 8 ms. One that has not for this many seconds does not run.
 STALLED_S = 0.3
-#: from this part of its limit on a worker is looked at closely
+#: part of its limit from which the other threads of a worker are read too
 CLOSELY = 1 / 3
-#: totals are read so often
+#: seconds between two readings of totals
 LEARN_S = 0.5
-#: workers' own times are told so often where one takes that many times as long as before: whether it stays so is for
-#: the coordinator to see,
-TELL_SOON_S, SLOWED = 1.0, 1.08
-#: or so many times as short: a single one that was late does not make those after it that
+#: seconds between reports of own times while a worker's pace changes; the coordinator decides whether that lasts
+TELL_SOON_S = 1.0
+#: ratio to the usual time from which a worker counts as slowed
+SLOWED = 1.08
+#: ratio of the usual time from which it counts as faster; so large that the steps after a single late one do not count
 FASTER = 1.3
-#: pieces of work whose end is awaited, at most
+#: most pieces of work with an expected end
 EXPECTED = 16
-#: told again each time that it has lasted so many times as long
+#: a late activity is reported again each time it has lasted this many times as long
 AGAIN = 1.5
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was told of one activity of a worker."""
+    """The current activity of a worker, and its reports."""
 
-    #: generation, step, activity, micro-batch, since
+    #: generation, step, activity, micro-batch, start
     began: tuple[int, int, Activity, int | None, float]
-    #: it is told at so many times its limit
+    #: multiple of its limit at which it is reported
     next_at: float = 1.0
-    #: At the last look: when that was, for how long the activity had lasted, and its limit, in seconds.
+    #: time of the last check
     looked: float = 0.0
+    #: duration at the last check, in seconds
     for_s: float = 0.0
+    #: limit at the last check, in seconds
     limit_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Starved:
-    """What of a worker's time without a core is from before `since`, and all of it, in seconds; of other threads,
-    by number, what was known of each when it was looked at first."""
+    """The time that a worker waited for a core, in seconds."""
 
+    #: start of the activity
     since: float
+    #: wait before `since`
     before_s: float
+    #: total wait
     total_s: float
+    #: first known wait of each other thread, by number
     others_before_s: dict[int, float]
 
 
 class LateWatch:
-    """Of one node's workers. Times are on the node's monotonic clock, in seconds."""
+    """Watches the workers of one node. Times are on the node's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self.times = Times()
-        #: how long the shell may wait until it looks again
+        #: how long the shell may wait until the next check
         self.look_s = USUAL_LOOK_S
-        #: how often workers' own times are told where nothing changes
+        #: seconds between reports of own times if nothing changes
         self.tell_s = OWN_TIMES_S
         #: Work at which a worker was ended, with the seconds from which on its end is reported, the newest last.
         self._expected: dict[tuple[int, Activity, int | None], float] = {}
-        #: workers whose other threads are to be looked at, too: that is too much for all of them
+        #: Workers with other threads that should be read too. Reading all threads of all workers costs too much.
         self.closely: frozenset[str] = frozenset()
         self._last: float | None = None
-        #: when this agent did not run
+        #: periods in which this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
         self._seen: dict[str, _Seen] = {}
-        #: by worker: since it has begun or looked, and since it waits
+        #: by worker, since the start of its activity or its last poll
         self._starved: dict[str, _Starved] = {}
+        #: by worker, since it has waited in a collective
         self._starved_waiting: dict[str, _Starved] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
         self._learnt_at = self._told_at = -math.inf
-        #: how long each worker computes a micro-batch
+        #: mean seconds of a micro-batch, by worker
         self._own: dict[str, RunningMean] = {}
-        #: how many each has computed since the last word, and how long they took together
+        #: by worker, micro-batches since the last report, and their seconds
         self._since: dict[str, tuple[int, float]] = {}
 
     def learns(self, now: float) -> bool:
-        """Tell whether accounts are wanted with the next readings."""
+        """Return whether the next readings should include accounts."""
         return now - self._learnt_at >= LEARN_S
 
     def learn(
         self, now: float, readings: Mapping[str, Reading], accounts: Mapping[str, ProgressAccount]
     ) -> list[OwnTimes]:
-        """Take in what has ended since the last time; return what of it is to be told, now and then."""
+        """Add the durations that have ended since the last call; return reports to send, if any are due."""
         self._learnt_at = now
         before, self._totals = self._totals, {}
         for worker, account in accounts.items():
@@ -111,7 +121,7 @@ class LateWatch:
                 known = old.get(activity)
                 if (known.count if known is not None else 0) < min(WARM_UP, total.count):
                     self.times.add_first(activity, total.longest_s)
-            if world == reading.world:  # (else nobody knows which of it was in which)
+            if world == reading.world:  # Otherwise the times belong to two worlds.
                 self._add(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
         if not self._own or now - self._told_at < min(self.tell_s, TELL_SOON_S if self._changed else self.tell_s):
@@ -125,7 +135,7 @@ class LateWatch:
 
     @property
     def _changed(self) -> bool:
-        """True where a worker takes longer than it did, or is as fast again."""
+        """Whether a worker has become slower, or is as fast as before again."""
         usual = {
             worker: count * self._own[worker].mean_s
             for worker, (count, _) in self._since.items()
@@ -138,6 +148,7 @@ class LateWatch:
         )
 
     def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
+        """Add the new durations of a worker."""
         none = Total(0, 0.0, 0.0)
         for activity, total in new.items():
             known = old.get(activity, none)
@@ -150,7 +161,7 @@ class LateWatch:
                     self._since[worker] = before + count, before_s + sum_s
 
     def look(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
-        """Return who is late, each activity once, and again where it lasts; set `look_s`."""
+        """Return the late workers, once for each activity, and again while it lasts; set `check_interval_s`."""
         if self._last is not None and now - self._last > self.look_s + AWAY_S:
             self._away.append((self._last, now))
         self._last = now
@@ -163,7 +174,7 @@ class LateWatch:
         due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
         for worker, reading in readings.items():
             for_s = self._lasts(now, worker, reading)
-            self._waits_s(now, worker, reading)  # (takes note of how long it has had no core)
+            self._waits_s(now, worker, reading)  # This records how long it had no core.
             if reading.waits_since is None and reading.activity in ENDLESS:
                 continue
             known_s = self._limit_s(worker, reading)
@@ -182,6 +193,7 @@ class LateWatch:
         return late
 
     def _seen_of(self, worker: str, reading: Reading) -> _Seen:
+        """Return the entry of a worker's current activity, perhaps a new one."""
         began, seen = _began(reading), self._seen.get(worker)
         if seen is None or seen.began != began:
             seen = self._seen[worker] = _Seen(began)
@@ -195,7 +207,7 @@ class LateWatch:
             del self._expected[next(iter(self._expected))]
 
     def _ended(self, worker: str, reading: Reading) -> Late | None:
-        """Return the report that late or expected work has ended since the last look, or None."""
+        """Return the report that late or expected work has ended since the last check, or None."""
         seen = self._seen.get(worker)
         if seen is None or seen.began == _began(reading):
             return None
@@ -216,6 +228,7 @@ class LateWatch:
         return Late(stand=stand, ended=True)
 
     def _limit_s(self, worker: str, reading: Reading) -> float | None:
+        """Return the limit of a worker's activity in seconds, or None if unknown."""
         if reading.waits_since is not None:
             return STALLED_S
         _, totals = self._totals.get(worker, (0, dict[Activity, Total]()))
@@ -225,17 +238,20 @@ class LateWatch:
         return self.times.limit_s(reading.activity, reading.world)
 
     def _lasts(self, now: float, worker: str, reading: Reading) -> float:
-        """Return for how long a worker is at its own part of what it is about, or has not looked.
+        """Return how long a worker has been at its own part of an activity, or has not polled its collective.
 
-        Without when this agent did not run, and when the worker would have and had no core. Waiting for others is no
-        work of its own, nor has it been once it is over.
+        Times in which this agent did not run, or the worker had no core, do not count. Waiting for others is not own
+        work, neither during the wait nor after it.
         """
         since = max(reading.since, reading.looked) if reading.waits_since is None else reading.looked
         away_s = sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
         return now - since - away_s - _starved_s(self._starved, worker, since, reading)
 
     def _waits_s(self, now: float, worker: str, reading: Reading) -> float:
-        """Return for how long a worker waits in a collective, without when it had no core: what comes stays unread."""
+        """Return how long a worker has waited in a collective.
+
+        Times without a core do not count, because the worker reads no data then.
+        """
         since = reading.waits_since
         starved_s = _starved_s(self._starved_waiting, worker, since or now, reading)
         return 0.0 if since is None else max(0.0, now - since - starved_s)
@@ -243,12 +259,19 @@ class LateWatch:
     def stands(
         self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]
     ) -> tuple[ThreadActivity, ...]:
-        """Return where all workers stand, late or not; `stopped`: those whose processes are."""
+        """Return the activities of all workers, late or not.
+
+        Args:
+            now: the time
+            readings: readings by worker
+            stopped: workers with stopped processes
+        """
         return tuple(
             self._stand(now, worker, reading, stopped=worker in stopped) for worker, reading in readings.items()
         )
 
     def _stand(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> ThreadActivity:
+        """Return the activity of a worker."""
         return ThreadActivity(
             worker=worker,
             generation=reading.generation,
@@ -264,14 +287,15 @@ class LateWatch:
 
 
 def _began(reading: Reading) -> tuple[int, int, Activity, int | None, float]:
+    """Return the values that identify an activity."""
     activity = Activity.AWAITING if reading.waits_since is not None else reading.activity
     return reading.generation, reading.step, activity, reading.micro_batch, reading.since
 
 
 def _starved_s(of: dict[str, _Starved], worker: str, since: float, reading: Reading) -> float:
-    """Return for how long a worker had no core since then: from the last look before on, at the most.
+    """Return how long a worker had no core since a time, at earliest since the last check before it.
 
-    While its thread does not run it may wait for another one of its process that has none.
+    While its thread does not run, it may wait for another thread of its process that has no core.
     """
     starved, total_s = of.get(worker), reading.starved_s + reading.collected_s
     if starved is None or starved.since != since:

@@ -1,11 +1,14 @@
-"""A change of layout: all members put a step's state into the memory of their nodes, and others take it from there.
+"""Changes the layout: all members stash a step's state in node memory, and new workers load it from there.
 
-Stop, as for a drain -> a plan that `puts_away`, in which nothing is computed -> each node has the whole state -> the
-record says that the other layout is in force, and where the state is -> all workers are replaced -> they load it.
+1. Stop, as for a drain.
+2. A plan that `puts_away`, in which nothing is computed.
+3. Each node has the whole state.
+4. The record names the new layout, and the nodes with the stash.
+5. All workers are replaced, and load the stash.
 
-Up to that record a failure undoes the change, and training goes on where it was; after it the job begins with the state
-that was put away, which a single node that is left has whole: all but experts, of which each has those that it hosted.
-So of these as many nodes may be lost as while all train. Else with what there would be after any loss of all.
+A failure before step 4 undoes the change, and training continues. After it, the job starts with the stashed state. One
+node has all of it except experts; of these each node has the ones that it hosted. So as many nodes may be lost as
+during training. After a larger loss the job starts as after the loss of all live copies.
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import SnapshotKey, SnapshotSource
 
-#: changes of so many seconds count as one after the other: each has to wait twice as long as the one before it
+#: Seconds for which a change counts as recent. Each recent change doubles the wait for the next one.
 RECENT_S = 600.0
 _MOST_RECENT = 5
-#: where a change has failed, it is not tried again for so long
+#: seconds before a failed change is tried again
 RETRY_S = 60.0
 
 
 class LayoutChanges:
-    """Which layout is to be in force, and how far the change to it has come."""
+    """Decides which layout the job should have, and follows the change to it."""
 
     def __init__(
         self,
@@ -53,31 +56,37 @@ class LayoutChanges:
         snapshots: SnapshotBook,
         departures: Departures,
     ) -> None:
-        self._transaction, self._config = transaction, config
-        self._progress, self._stopping, self._absences = progress, stopping, absences
-        self._snapshots, self._departures = snapshots, departures
-        #: what the job is to change to, and since when
+        self._transaction = transaction
+        self._config = config
+        self._progress = progress
+        self._stopping = stopping
+        self._absences = absences
+        self._snapshots = snapshots
+        self._departures = departures
+        #: the layout to change to
         self._wanted: LayoutChoice | None = None
+        #: since when that is wanted
         self._since = 0.0
-        #: members were stopped for this change
+        #: the change for which members were stopped
         self._asked: LayoutChange | None = None
-        #: since when state is being put away
+        #: since when the members stash their state
         self._putting_since: float | None = None
-        #: why it cannot be, where it cannot
+        #: why the stash failed, or ""
         self._no_room = ""
-        #: nor ever can it be, as the script has it; for how many nodes which layouts were tried in vain then
+        #: whether another try would fail too
         self._lasting = False
+        #: numbers of nodes and layouts for which the stash always fails
         self._in_vain: set[tuple[int, Layout]] = set()
         self._not_before = 0.0
-        #: when the last changes were
+        #: times of the last changes
         self._recent: deque[float] = deque(maxlen=_MOST_RECENT)
-        #: for how many nodes, and which layout, it was told that it stays
+        #: number of nodes and layout of the last report that the layout stays
         self._told: tuple[int, Layout] | None = None
 
-    # ---- who has come with which ----
+    # ---- layouts of connected workers ----
 
     def outdated(self, node: Node, attach: Attach) -> bool:
-        """Have workers replaced that have come with a layout that is not in force any more; tell whether these have."""
+        """Replace workers of a node that started with another layout than the current one; return whether they did."""
         record = self._transaction.record
         if not attach.layouts or attach.layouts != record.layouts or attach.layout == record.layout:
             return False
@@ -85,7 +94,7 @@ class LayoutChanges:
         return True
 
     def replace_on(self, name: str) -> None:
-        """Have a node's workers replaced, which have another layout than the one in force."""
+        """Replace the workers of a node, which have another layout than the current one."""
         self._absences.replace_workers(
             [name], f"the layout in force is {describe_layout(self._transaction.record.layout)}"
         )
@@ -93,7 +102,7 @@ class LayoutChanges:
     # ---- whether to change ----
 
     def begin(self, plan: GenerationPlan) -> None:
-        """A step is committed, and nothing else is about to change: stop the members, if it is time for another."""
+        """Stop the members after a committed step if it is time for another layout, and nothing else is changing."""
         transaction, record = self._transaction, self._transaction.record
         if not self._may_change(plan):
             self._wanted = None
@@ -107,11 +116,12 @@ class LayoutChanges:
         if (nodes, choice.layout) in self._in_vain:
             return
         if self._wanted is None or self._wanted.layout != choice.layout:
-            self._wanted, self._since = choice, transaction.now
+            self._wanted = choice
+            self._since = transaction.now
         if transaction.now < max(self._not_before, self._since + self._patience_s):
             return
         if lacking := [name for name in self._nodes(plan) if transaction.members.nodes[name].snapshots is None]:
-            self._gives_up(record.layout, nodes, f"node {lacking[0]} has no memory to put the state away in")
+            self._gives_up(record.layout, nodes, f"node {lacking[0]} has no memory for the stashed state")
             return
         self._asked = LayoutChange(
             before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
@@ -119,6 +129,7 @@ class LayoutChanges:
         self._stopping.begin(transaction.now, reason=LAYOUT)
 
     def _may_change(self, plan: GenerationPlan) -> bool:
+        """Return whether the job can change its layout now: all members train, and nothing else is changing."""
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or self._config.spec.recovery.restarts_all or self._stopping.stop is not None:
             return False
@@ -127,6 +138,12 @@ class LayoutChanges:
         return not (busy or raised or any(transaction.members.outside(plan)))
 
     def choose(self, nodes: int, measured_s: Mapping[str, float]) -> LayoutChoice:
+        """Return the layout that the job should have.
+
+        Args:
+            nodes: number of nodes
+            measured_s: seconds of a micro-batch, by the names of layouts
+        """
         record = self._transaction.record
         return choose_layout(
             record.layouts,
@@ -140,7 +157,7 @@ class LayoutChanges:
         )
 
     def _measured(self, plan: GenerationPlan) -> dict[str, float]:
-        """Return what a micro-batch took under the layouts that were in force, the newest last."""
+        """Return the measured seconds of a micro-batch by layout, the newest last."""
         record, step_s = self._transaction.record, self._progress.costs.step_of(len(plan.members))
         name = str(record.layout)
         known = {other: seconds for other, seconds in record.layout_s.items() if other != name}
@@ -152,12 +169,12 @@ class LayoutChanges:
 
     @property
     def _patience_s(self) -> float:
-        """How long the number of nodes has to be what it is; twice as long for each change that was lately."""
+        """How long the number of nodes must stay the same before a change; doubled for each recent change."""
         recent = [time for time in self._recent if self._transaction.now - time < RECENT_S]
         return self._config.layout_settle_s * 2 ** len(recent)
 
     def _stays(self, nodes: int, choice: LayoutChoice) -> None:
-        """Tell once for a number of nodes why nothing else is chosen, where something else could be."""
+        """Emit once for each number of nodes why the layout stays, if another could be chosen."""
         layout = self._transaction.record.layout
         if choice.told or self._told == (nodes, layout):
             return
@@ -165,21 +182,23 @@ class LayoutChanges:
         why = choice.why
         if choice.layout != layout:
             cost_s = self._progress.costs.of(Cost.LAYOUT)
-            why = f"{why}; that wins {choice.wins_s:.0f} s, and a change costs {cost_s:.1f} s"
+            why = f"{why}; the gain is {choice.wins_s:.0f} s, and a change costs {cost_s:.1f} s"
         self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     def _gives_up(self, layout: Layout, nodes: int, why: str) -> None:
-        """Nothing comes of a change; it is tried again later."""
-        self._wanted, self._not_before = None, self._transaction.now + RETRY_S
+        """Give up a change for now, and try again later."""
+        self._wanted = None
+        self._not_before = self._transaction.now + RETRY_S
         self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     # ---- the change ----
 
     def leads_on(self, decision: Decision, *, ends: bool) -> bool:
-        """A generation is decided on: tell whether its members are to put the state away.
+        """Return whether the members of the decided generation should stash their state.
 
         Args:
-            ends: the job is being saved, and ends.
+            decision: the decision of the next generation
+            ends: whether the job is saved, and ends
         """
         transaction, asked, change = self._transaction, self._asked, self._transaction.record.change
         self._asked = self._putting_since = None
@@ -193,11 +212,12 @@ class LayoutChanges:
             self._undone(change)
             transaction.change(change=None)
         elif change is not None and not live and not _is_kept(decision, change.kept):
-            self.is_over(change, f"{change.why}; what was put away for that is lost")
+            self.is_over(change, f"{change.why}; the stashed state is lost")
         return False
 
     def _undone(self, change: LayoutChange) -> None:
-        why, self._no_room = self._no_room or "something else came first", ""
+        """Undo a change before it took effect, and report why."""
+        why, self._no_room = self._no_room or "another change came first", ""
         when, lasting, self._lasting = "tried later", self._lasting, False
         if lasting:
             self._in_vain.add((change.nodes, change.after))
@@ -206,7 +226,7 @@ class LayoutChanges:
         self._gives_up(change.before, change.nodes, f"{describe_layout(change.after)} is {when}: {why}")
 
     def put_away(self, plan: GenerationPlan) -> None:
-        """See whether every node has the whole state by now: then the other layout is in force."""
+        """Activate the new layout once every node has stashed the whole state; give up after the time limit."""
         transaction, change, decision = (
             self._transaction,
             self._transaction.record.change,
@@ -216,7 +236,7 @@ class LayoutChanges:
             return
         self._putting_since = transaction.now if self._putting_since is None else self._putting_since
         if transaction.now - self._putting_since > self._config.layout_timeout_s:
-            self.left_out(f"the state was not put away within {self._config.layout_timeout_s:g} s")
+            self.left_out(f"the state was not stashed within {self._config.layout_timeout_s:g} s")
             return
         committed = self._progress.ledger.committed
         if not transaction.members.entered(plan) or committed < decision.applied:
@@ -229,14 +249,21 @@ class LayoutChanges:
             self._take_effect(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
     def left_out(self, why: str, *, lasting: bool = False) -> None:
-        """The state cannot be put away, or (`lasting`) never could be: go on as it was."""
+        """Give up the change because the state cannot be stashed; training continues.
+
+        Args:
+            why: the reason
+            lasting: whether another try would fail too
+        """
         plan = self._transaction.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
-        self._no_room, self._lasting = why, lasting
+        self._no_room = why
+        self._lasting = lasting
         self._stopping.begin(self._transaction.now, reason=LAYOUT)
 
     def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
+        """Record the stash, and activate the new layout with it."""
         transaction = self._transaction
         assert change.kept is not None
         transaction.change(change=change, layout_s=self._measured(plan))
@@ -248,17 +275,17 @@ class LayoutChanges:
         self.replace_all(change.after, decision)
 
     def replace_all(self, layout: Layout, decision: Decision | None) -> None:
-        """Have another layout in force: all workers are replaced, and begin with what was decided, if anything was."""
+        """Activate another layout: replace all workers, which start with the decision, if any."""
         transaction = self._transaction
         self._in_vain.clear()
         self._departures.all_over()
-        # (that standbys were warm is over as well, and none of them has failed)
+        # Standbys must warm up again; their tries start again.
         cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in transaction.record.standbys)
         transaction.change(
             layout=layout,
             standbys=cold,
-            config={},  # (it says how the model is spread: the next worker says it anew)
-            bases=(),  # (nothing else that lies in memory can be read under another layout)
+            config={},  # It describes the sharding of the model; the next worker reports the new one.
+            bases=(),  # No other snapshot in memory can be read under another layout.
             plan=None,
             pending=None,
             passed=(),
@@ -267,20 +294,20 @@ class LayoutChanges:
         self._absences.replace_workers(list(transaction.members.nodes), f"another layout: {describe_layout(layout)}")
 
     def from_memory(self, decision: Decision) -> bool:
-        """Tell whether a decision goes back to what was put away for the layout in force: then nothing is undone."""
+        """Return whether a decision goes back to the stash of the current layout: then no step is undone."""
         change = self._transaction.record.change
         return change is not None and _is_kept(decision, change.kept)
 
     @property
     def needed(self) -> Collection[str]:
-        """The nodes without which what was put away is not whole: nobody who is here has all of it."""
+        """The nodes that must return before the stash is complete; () if the connected nodes have all of it."""
         change = self._transaction.record.change
         if change is None or change.kept is None or self._transaction.record.plan is not None:
             return ()
         return self._transaction.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
 
     def over(self) -> None:
-        """Steps are committed: a change that has led to them is over."""
+        """Finish a change once steps are committed under the new layout."""
         change = self._transaction.record.change
         if change is not None and change.kept is not None and self._progress.ledger.committed > change.kept[2]:
             worked = (one for one in self._transaction.record.failed_layouts if one.layout != change.after)
@@ -288,7 +315,7 @@ class LayoutChanges:
             self.is_over(change, change.why)
 
     def is_over(self, change: LayoutChange, why: str) -> None:
-        """Tell what a change has cost, but where all went back to the layout before."""
+        """Emit the cost of a change, unless the job went back to the layout before."""
         down_s, moved_bytes = self._progress.layout_cost(change.since)
         if change.after != change.before:
             self._transaction.emit(
@@ -305,9 +332,11 @@ class LayoutChanges:
         self._told = None
 
     def _nodes(self, plan: GenerationPlan) -> list[str]:
+        """Return the nodes of a plan."""
         return list(dict.fromkeys(member.node for member in plan.members))
 
 
 def _is_kept(decision: Decision, kept: SnapshotKey | None) -> bool:
+    """Return whether the source of a decision is this stash."""
     source = decision.source
     return kept is not None and isinstance(source, SnapshotSource) and source.everywhere and source.part(0).key == kept

@@ -1,7 +1,10 @@
-"""Which of the layouts that a job lists belongs to a number of nodes. Pure: the same numbers give the same answer.
+"""Chooses one of a job's layouts for a number of nodes.
 
-Where the script says it, that is all. Else the one under which a step's busiest unit computes shortest: so many
-micro-batches, each of which takes what was measured under that layout, or what is guessed from one that was.
+If the script assigns layouts to numbers of nodes, that decides. Otherwise it is the layout under which a step is
+shortest for the busiest replica group: its number of micro-batches times the seconds of one, measured under that layout
+or estimated from another.
+
+Pure: the same numbers give the same answer.
 """
 
 from __future__ import annotations
@@ -22,25 +25,28 @@ from holdfast.protocol.layouts.several import (
 )
 from holdfast.protocol.record import Record
 
-#: a layout that is not faster by so much is no faster: what is measured varies, and guesses more
+#: Relative gain below which a layout does not count as faster: measurements vary, and estimates vary more.
 LEAST_GAIN = 0.05
-#: the number of nodes is expected to stay for so long, in seconds
+#: seconds for which the number of nodes is assumed to stay the same
 HORIZON_S = 600.0
-#: the change has to win so many times what it costs
+#: a change must save this many times its cost
 WORTH = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutChoice:
-    """What a job is to have. `wins_s`: what a change to it wins within the horizon; `told`: the script says so."""
+    """The layout that a job should have."""
 
     layout: Layout
+    #: the reason, in words
     why: str = field(compare=False)
+    #: seconds that a change to it saves within the horizon
     wins_s: float = math.inf
+    #: whether the script decides
     told: bool = False
 
     def pays(self, costs_s: float) -> bool:
-        """Tell whether a change to this is worth what it costs, in seconds."""
+        """Return whether the change is worth its cost in seconds."""
         return self.told or self.wins_s > WORTH * costs_s
 
 
@@ -55,13 +61,18 @@ def choose_layout(
     too_large: Collection[Layout] = (),
     failed: Collection[Layout] = (),
 ) -> LayoutChoice:
-    """Return which layout a job is to have.
+    """Return the layout that a job should have.
 
     Args:
-        layouts: those that it lists, in the order of preference. workers: of a node.
-        measured_s: what a micro-batch took under some of them, by their names.
-        too_large: those that have not fitted memory; one that is in force all the same is left where there is another.
-        failed: those under which the script fails, told or not: what is in force stays.
+        layouts: the job's layouts, in order of preference
+        in_force: the current layout
+        nodes: number of nodes
+        workers: workers of a node
+        micro_batches: micro-batches of a step
+        measured_s: measured seconds of a micro-batch, by the names of layouts
+        too_large: Layouts that did not fit into memory. The current layout is left if it is one of them and there is
+            another.
+        failed: Layouts under which the script fails. Instead of one of these, the current layout stays.
     """
     if have_node_counts(layouts):
         layout = layout_for(layouts, nodes)
@@ -75,7 +86,7 @@ def choose_layout(
     best = min(steps, key=lambda one: steps[one])
     if in_force not in steps:
         why = (
-            f"{describe_layout(in_force)} has not fitted memory: of the others a step would take least under "
+            f"{describe_layout(in_force)} has not fitted memory: of the other layouts a step is shortest under "
             f"{describe_layout(best)}"
         )
         return LayoutChoice(layout=best, why=why, told=True)
@@ -83,7 +94,7 @@ def choose_layout(
     if gain < LEAST_GAIN:
         why = f"with {_nodes(nodes)} no other layout is faster by {LEAST_GAIN:.0%}"
         return LayoutChoice(layout=in_force, why=why, wins_s=0.0)
-    by = "as was measured" if str(best) in measured_s else "as is expected"
+    by = "as measured" if str(best) in measured_s else "as estimated"
     why = (
         f"with {_nodes(nodes)} a step takes {steps[best] / steps[in_force]:.2f} times as long under "
         f"{describe_layout(best)} as under {describe_layout(in_force)}, {by}"
@@ -92,9 +103,10 @@ def choose_layout(
 
 
 def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
-    """Return from how many nodes on, up to `nodes`, a job is to have which layout; () where that is always the whole.
+    """Return the job's layouts with the number of nodes from which each applies, up to `nodes`.
 
-    Of numbers between which it changes too often to be told, the first ones.
+    Returns () if every worker always has the whole model. If the layout changes too often, only the first changes are
+    returned.
     """
     if not record.layouts:
         return () if record.layout == WHOLE else (ListedLayout(layout=record.layout, nodes=1),)
@@ -116,15 +128,16 @@ def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
 
 
 def _step_s(layout: Layout, workers: int, micro_batches: int, measured_s: Mapping[str, float]) -> float:
-    """Return how long a step takes; where nothing was measured of any layout, in units of no matter what."""
+    """Return the estimated seconds of a step; without any measurement, in an arbitrary unit."""
     units = max(1, workers // layout.places)
     return -(-max(1, micro_batches) // units) * _micro_batch_s(layout, measured_s)
 
 
 def _micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
+    """Return the measured or estimated seconds of a micro-batch."""
     if (known := measured_s.get(str(layout))) is not None:
         return known
-    # (what is known of others, of which the last was measured last, says how fast the machines are)
+    # The newest measurement of another layout gives the speed of the machines.
     scale = 1.0
     for name, seconds in measured_s.items():
         scale = seconds / micro_batch_share(_places_of(name))
@@ -132,10 +145,11 @@ def _micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
 
 
 def _places_of(name: str) -> int:
-    """Return how many places a layout of this name has."""
+    """Return the number of local ranks of a layout, from its name."""
     sizes = [int(word) for word in name.split() if word.isdecimal()]
     return math.prod(sizes)
 
 
 def _nodes(count: int) -> str:
+    """Return a number of nodes as text."""
     return "one node" if count == 1 else f"{count} nodes"

@@ -1,7 +1,7 @@
-"""A layout that a script does not live under: it is too large for memory, or fails before its first step is committed.
+"""Reverts a layout under which the script fails: it does not fit into memory, or fails before its first committed step.
 
-Then nothing of what was put away for the change to it is lost: all go on from that, under another layout, or under the
-one before. That is told with what has failed, and the layout is not tried again soon.
+The stash of the change is still there. All workers continue from it under another layout, or under the one before. The
+event names the failure, and the layout is not tried again soon.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from holdfast.protocol.names import node_and_index_of, node_of
 from holdfast.protocol.plan import Decision
 from holdfast.protocol.state import SnapshotKey
 
-#: how what scripts raise begins, where memory was too small
+#: beginnings of the exceptions for too little memory
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
-#: a unit whose processes end so often, before a step is committed, does so because of the layout
+#: how often the processes of a replica group end before a commit until the layout counts as the cause
 _TOO_OFTEN = 2
-#: workers have so long to come up, and so many times as long as any took before
-_COME_S, _TIMES = 600.0, 3.0
-#: a layout is tried again after `RECENT_S`, and twice as long each time it fails again, so often
+#: least time limit for workers to start, seconds
+_COME_S = 600.0
+#: that limit as a multiple of the longest start so far
+_TIMES = 3.0
+#: A failed layout is tried again after `RECENT_S`. Each further failure doubles that, at most this many times.
 _MOST_DOUBLED = 6
 
 
 class FailingLayouts:
-    """Asked wherever the job is to fail, or a process has ended."""
+    """Reverts changes of layout when the job would fail, or a process has ended."""
 
     def __init__(
         self,
@@ -48,32 +50,36 @@ class FailingLayouts:
         stopping: Stopping,
         changes: LayoutChanges,
     ) -> None:
-        self._transaction, self._config = transaction, config
-        self._progress, self._stopping = progress, stopping
+        self._transaction = transaction
+        self._config = config
+        self._progress = progress
+        self._stopping = stopping
         self._changes = changes
-        #: which processes have ended since this state was put away, and how often each unit has by that
+        #: the stash since which ends of processes count
         self._since: SnapshotKey | None = None
+        #: processes that have ended since
         self._ended: list[str] = []
+        #: how often each replica group has lost processes by that
         self._ends: Counter[UnitName] = Counter()
-        #: the nodes that were told of it, or are known to have come since, after all went back
+        #: nodes with replaced workers since the last revert
         self._replaced: set[str] = set()
         #: the longest that a node's workers have taken to come up
         self._longest_s = 0.0
 
     def begin(self) -> None:
-        """This run begins: its script may be another one than that which failed."""
+        """Forget failed layouts when a new run starts: its script may have changed."""
         if self._transaction.record.failed_layouts and not self._config.takeover:
             self._transaction.change(failed_layouts=())
 
-    # ---- one under which nobody comes ----
+    # ---- layouts under which workers do not start ----
 
     def came(self, node: Node) -> None:
-        """All workers of a node run."""
-        if self._transaction.record.plan is None:  # (else one of them may have followed another)
+        """Handle that all workers of a node run: learn how long that takes."""
+        if self._transaction.record.plan is None:  # Otherwise one of them may be a replacement.
             self._longest_s = max(self._longest_s, self._transaction.now - node.came)
 
     def tick(self) -> None:
-        """Time has passed: undo a change after which the workers of a node that is here do not come up."""
+        """Revert a change if the workers of a connected node do not start in time."""
         transaction, limit_s = self._transaction, max(_COME_S, _TIMES * self._longest_s)
         if transaction.record.plan is not None or not transaction.record.stashed_step:
             return
@@ -82,14 +88,15 @@ class FailingLayouts:
                 self.goes_back(f"the workers of node {node.name} did not come to job.protect() within {limit_s:.0f} s")
                 return
 
-    # ---- one that fails ----
+    # ---- layouts that fail ----
 
     def goes_back(self, why: str) -> bool:
-        """The job cannot go on, for this reason: where a change of layout has led there, that is undone.
+        """Revert the change of layout that has led to a failure, if there is one.
+
+        This is immediate: no step is committed under the new layout, and the stash is in node memory.
 
         Returns:
-            Whether all workers are replaced, to go on under the layout before. At once: no step is committed under the
-            other, and what it began with is in the memory of the nodes.
+            Whether all workers are replaced, to continue under the layout before.
         """
         transaction, change, source = self._transaction, self._transaction.record.change, self._source
         if change is None or source is None or change.after == change.before:
@@ -101,7 +108,7 @@ class FailingLayouts:
             nodes=change.nodes,
             why=(
                 f"under {describe_layout(failed)} the job failed before its first step: {why}; all go back to "
-                f"{describe_layout(change.before)}, to step {source.applied}, as it was put away, and "
+                f"{describe_layout(change.before)}, to the stashed step {source.applied}, and "
                 f"{describe_layout(failed)} is not tried again for {wait_s / 60:.0f} minutes"
             ),
         )
@@ -111,10 +118,12 @@ class FailingLayouts:
         return True
 
     def ended(self, down: WorkerDown) -> bool:
-        """A process has ended, and not left its loop: undo the change where that is for good, or comes too often.
+        """Handle the end of a process that has not left its loop.
+
+        A permanent end, or too many of them, reverts the change.
 
         Returns:
-            Whether that is all that comes of it.
+            Whether nothing else must be done.
         """
         if self._is_of_before(node_of(down.worker)):
             return True
@@ -123,9 +132,9 @@ class FailingLayouts:
         return not down.has_left_loop and self.again(down.worker, down.detail)
 
     def _is_of_before(self, name: str) -> bool:
-        """Tell whether a node, after all went back, still has workers of the other layout: then they are replaced.
+        """Replace the workers of a node that still have the reverted layout; return whether they had.
 
-        It was away when all were told, or the coordinator before this one has died meanwhile.
+        The node was disconnected during the revert, or a new coordinator has started since.
         """
         record = self._transaction.record
         change = record.change
@@ -137,7 +146,7 @@ class FailingLayouts:
         return True
 
     def again(self, worker: str, why: str) -> bool:
-        """A process is to be replaced: undo the change where that comes too often; tell whether it was."""
+        """Handle that a process is replaced: revert the change if that happens too often; return whether it was."""
         change = self._transaction.record.change
         kept = change.kept if change is not None else None
         if kept is None:
@@ -150,14 +159,14 @@ class FailingLayouts:
             return False
         self._ended.append(worker)
         if len(here) < self._ends[unit]:
-            return False  # (it goes with the one that was told of)
+            return False  # It ended together with the one counted before.
         self._ends[unit] += 1
         enough = max(1, min(_TOO_OFTEN, self._config.spec.recovery.max_restarts))
         return self._ends[unit] >= enough and self.goes_back(f"{self._transaction.place_of(worker)}: {why}")
 
     @property
     def _source(self) -> Decision | None:
-        """The decision to begin with what was put away, as long as nothing came of it; None: nothing was, or it has."""
+        """The decision to start with the stash, while no step was committed after it; else None."""
         transaction, change = self._transaction, self._transaction.record.change
         kept = change.kept if change is not None else None
         ledger, decision = self._progress.ledger, transaction.record.decision
@@ -166,7 +175,7 @@ class FailingLayouts:
         return decision if self._changes.from_memory(decision) else None
 
     def _note_failed(self, layout: Layout) -> tuple[Layout, float]:
-        """Keep that a layout has failed; return it, and for how long it is not tried."""
+        """Record that a layout has failed; return it, and the seconds until it may be tried again."""
         before = self._transaction.record.failed_layouts
         tries = 1 + next((one.tries for one in before if one.layout == layout), 0)
         wait_s = RECENT_S * 2 ** min(tries - 1, _MOST_DOUBLED)
@@ -176,18 +185,21 @@ class FailingLayouts:
         return layout, wait_s
 
     def _begin_anew(self, layout: Layout, source: Decision | None) -> None:
+        """Replace all workers, to start under another layout."""
         self._stopping.end()
         self._progress.restarts()
         self._changes.replace_all(layout, source)
 
-    # ---- one that does not fit ----
+    # ---- layouts that do not fit into memory ----
 
     def ran_out(self, error: ScriptError) -> bool:
-        """A script has raised this: where memory was too small for the layout in force, that is chosen no more.
+        """Handle an exception of the script: if memory was too small, do not choose the current layout again.
+
+        If no step is committed under it, or no worker has a state, all workers are replaced at once. Otherwise the
+        change follows like any other, once all members train again.
 
         Returns:
-            Whether all workers are replaced, for another one: at once as long as no step is committed under it, or none
-            has a state. (Later the change is one like any other, as soon as all train again.)
+            Whether all workers are replaced.
         """
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or have_node_counts(record.layouts) or not error.place.startswith(_NO_MEMORY):
@@ -215,13 +227,16 @@ class FailingLayouts:
         return True
 
     def fits_elsewhere(self, error: ScriptError) -> bool:
-        """All run out of memory by this after some steps: tell whether the job can be saved, to begin under another."""
+        """Return whether the job can be saved to restart under another layout.
+
+        That is for exceptions that all workers raise after some steps because memory was too small.
+        """
         record = self._transaction.record
         listed = record.saves and not have_node_counts(record.layouts) and error.place.startswith(_NO_MEMORY)
         return listed and any(one.layout not in record.too_large for one in record.layouts)
 
     def leaves(self) -> bool:
-        """All begin again from what was saved: under another layout, where the one in force is too large."""
+        """Switch to another layout at a restart if the current one is too large; return whether it was."""
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or record.layout not in record.too_large:
             return False

@@ -1,4 +1,4 @@
-"""How many FLOP training on a sample takes, where its user has not said so: what workers have counted of a round."""
+"""Computes the training FLOP of a sample from the counts of workers, if the user has not declared it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from holdfast.protocol.messages.worker import FlopTally
 
 
 class FlopBook:
-    """Adds up what all have counted that are to count. Whoever cannot says nothing: then nothing is known."""
+    """Adds up the counts of all workers that should count.
+
+    A worker that cannot count sends nothing; then the sum stays unknown.
+    """
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
         self._transaction = transaction
         self._output = config.spec.output
-        #: of one round, by worker
+        #: counts of one round, by worker
         self._tallies: dict[str, FlopTally] = {}
 
     @property
     def per_sample(self) -> float:
-        """What training on a sample takes, declared or counted; 0 where neither is so."""
+        """Training FLOP of a sample, declared or counted; 0 if unknown."""
         return self._output.flop_per_sample or self._transaction.record.flop_per_sample
 
     @property
     def told(self) -> dict[str, float]:
-        """What is told of it as a coordinator begins."""
+        """Fields about FLOP in the event of a coordinator's start."""
         return {"flop_per_sample": self.per_sample, "peak_flop_per_s": self._output.peak_flop_per_s}
 
     def take(self, tally: FlopTally) -> None:
-        """Take in what a member has counted."""
+        """Handle the count of a member; with the last one of a round, record the result."""
         transaction = self._transaction
         plan = transaction.record.plan
         if self.per_sample or plan is None:

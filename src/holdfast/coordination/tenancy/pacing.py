@@ -1,5 +1,7 @@
-"""How fast a job trains, and what failures cost it, for its pool's plan: told when it is known, and again once it is
-off by a tenth."""
+"""Reports how fast a job trains, and what failures cost it, for the pool's plan.
+
+It reports a value once it is known, and again once it differs by a tenth.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from holdfast.coordination.turn import Transaction
 from holdfast.protocol.layouts.several import Layouts
 from holdfast.protocol.pool.sharing import JobCosts, JobPace
 
-#: the steps are looked at every so many seconds: each of a pool's many jobs is asked at every tick
+#: seconds between updates: every tick asks each of a pool's many jobs
 _EVERY_S = 2.0
-#: a step that takes so much more or less is told anew: each time the pool writes it down
+#: Relative difference from which a value is reported again. The pool writes each report to its record.
 _OFF_BY = 0.1
-#: which layout belongs to more nodes than so many is not told
+#: largest number of nodes for which layouts are reported
 _MOST_NODES = 1024
 
 
 class Pacing:
-    """Keeps what was told."""
+    """Remembers the reported values, and updates them when they differ enough."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Pacing:
 
     @property
     def pace(self) -> JobPace | None:
-        """What is known, None before a step's time is."""
+        """The pace to report, or None before a step was measured."""
         transaction = self._transaction
         if transaction.now >= self._looks_at:
             self._looks_at = transaction.now + _EVERY_S
@@ -51,10 +53,11 @@ class Pacing:
 
     @property
     def costs(self) -> JobCosts:
-        """What failures have cost; the same object as long as it is much the same."""
+        """The costs of failures to report; the same object while they are about the same."""
         return self._costs_told
 
     def _look_at_costs(self) -> None:
+        """Update the reported costs if one differs by a tenth."""
         found = {
             cost.value: self._costs.of(cost)
             for cost in (Cost.HIT, Cost.REPLACED, Cost.ROLLED_BACK)
@@ -66,6 +69,7 @@ class Pacing:
             self._costs_told = JobCosts(**found)
 
     def _look(self) -> None:
+        """Update the reported pace if a step time, the FLOP or the layouts have changed."""
         self._look_at_costs()
         workers, record = self._spec.workers_per_node, self._transaction.record
         layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)
@@ -89,4 +93,5 @@ class Pacing:
 
 
 def _what_changes(pace: JobPace) -> tuple[Mapping[int, float], float, Layouts]:
+    """Return the parts of a pace that can change."""
     return pace.step_s, pace.flop_per_sample, pace.layouts

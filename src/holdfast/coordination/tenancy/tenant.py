@@ -1,7 +1,7 @@
-"""A job in a pool: it trains on the nodes of which it holds the grants, and gives these back (docs/pool.md).
+"""The pool client of a job: the job trains on nodes of which it holds grants, and returns them (docs/pool.md).
 
-Nothing here waits for the pool. Whoever is lost is lost at once, and given back with the write that does without it;
-what the pool wants, that nodes leave, that the job is saved or ends, is done as if a person had asked for it.
+It never waits for the pool. A lost node leaves the job at once, and the grant is returned in the same write. The pool's
+wishes, that the job leave nodes, save its state or end, are handled like requests of a user.
 """
 
 from __future__ import annotations
@@ -44,36 +44,39 @@ from holdfast.protocol.messages.agent import Hello
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobStanding, JobState, NodeUnfit, PoolWish
 
-#: how often a node is asked again to leave that the job cannot do without
+#: seconds between two tries to leave a recalled node that the job still needs
 RETRY_S = 1.0
-#: characters that are told of what is wrong with a node; and of so many nodes where the job fails by that
-_WHY_LENGTH, _WHY_NODES = 400, 3
-#: what users are told of a job that ends so
+#: longest reason of a refusal, in characters
+_WHY_LENGTH = 400
+#: how many refused nodes a failure names
+_WHY_NODES = 3
+#: the reason that users see, by the pool's wish
 _WHY: dict[PoolWish, str] = {
-    "suspend": "the pool has it saved, to go on later",
-    "stop": "the pool has it end",
-    "stop_now": "the pool has it end at once",
+    "suspend": "the pool suspends it",
+    "stop": "the pool ends it",
+    "stop_now": "the pool ends it at once",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What is asked of what is held at every look: gone through once for all."""
+    """Values of the held grants that every update needs, computed once for each change of the grants."""
 
     of: Held
     to_leave: tuple[str, ...]
-    #: whose nodes wait
+    #: the standbys
     waiting: frozenset[str]
     training: int
 
     @staticmethod
     def of_held(held: Held) -> _Listed:
+        """Return the summary of the held grants."""
         waiting = frozenset(node for node, grant in held.grants.items() if grant.standby)
         return _Listed(held, held.to_leave, waiting, held.training)
 
 
 class Tenant:
-    """The job's grants; outside of pools there are none, and nothing is done."""
+    """The job's grants. Outside of pools it has none, and all methods do nothing."""
 
     def __init__(
         self,
@@ -102,15 +105,16 @@ class Tenant:
         self._replacing = replacing
         self._costs = costs
         self._pacing = Pacing(transaction, config, costs, saves_every_s)
-        #: nodes that came and do not fit the job, as far as this coordinator has seen; the newest last
+        #: nodes that do not fit the job, as far as this coordinator has seen; the newest last
         self._unfit: dict[str, NodeUnfit] = {}
-        #: standbys that the pool wants to join, and that do not train in addition to the others yet
+        #: standbys that the pool has promoted, and that do not train yet
         self._called: set[str] = set()
-        #: what was told last, and what that was made of
+        #: the last report
         self._told: JobState | None = None
+        #: the inputs from which it was made
         self._told_of: tuple[object, ...] = ()
         self._listed: _Listed | None = None
-        #: of what the pool wishes, what is under way
+        #: the wish that the job follows now
         self._doing: PoolWish = "run"
         self._asked_at = -RETRY_S
 
@@ -119,10 +123,10 @@ class Tenant:
         return self._transaction.record.held
 
     def begin(self) -> None:
-        """A coordinator begins: nodes that were about to join are given their time anew.
+        """Prepare the grants for a new coordinator: nodes that have not joined get their full time again.
 
-        Those of a job that was suspended have left, with its state saved: it begins with others, and misses none. One
-        that keeps no checkpoints begins anew.
+        The nodes of a suspended job have left, and its state is saved. It starts with other nodes and misses none. A
+        suspended job without checkpoints starts from scratch.
         """
         transaction, submission = self._transaction, self._config.submission
         if not submission:
@@ -135,18 +139,20 @@ class Tenant:
         self._write(awaited(held, self._absent(held), transaction.now))
 
     def hear(self, said: PoolSaid) -> None:
-        """The pool says how the job's grants stand by its record."""
+        """Handle the pool's message with the job's grants."""
         held = self._held
         if held is None:
             return
         if held.standing in ("going", "suspended"):
             held = hear(held, said.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
-                held = stand(held, "going")  # (this coordinator is another than the one that had it saved)
+                held = stand(held, "going")  # Another coordinator than this one has saved the job.
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
-                held = stand(held, "stopped")  # (it is saved and runs nowhere: that is its end)
+                held = stand(held, "stopped")  # It is saved and runs nowhere, so it has ended.
             elif held.standing == "suspended":
-                held = give_back(held, held.grants)  # (it was to go on, and to stop again, before it heard of either)
+                held = give_back(
+                    held, held.grants
+                )  # The pool resumed and stopped it before this coordinator heard of either.
             before = self._held
             self._write(held)
             if self._ending.over is None and before is not None:
@@ -160,7 +166,10 @@ class Tenant:
         self._asked_at = -RETRY_S
 
     def lets_in(self, hello: Hello) -> bool:
-        """Tell whether a node comes by a grant that the job holds; whoever does not tries again in vain."""
+        """Record that a node joins by its grant; return whether the job holds that grant.
+
+        A refused node tries again.
+        """
         held = self._held
         if held is None:
             return not self._config.submission
@@ -168,35 +177,37 @@ class Tenant:
         if came is None:
             return False
         if came is not held:
-            self._departures.readmit(hello.node)  # (that it had to leave was by another grant)
+            self._departures.readmit(hello.node)  # It had to leave by another grant.
             self._write(came)
         return True
 
     def is_standby(self, hello: Hello) -> bool:
-        """Whether a node that is let in waits as a standby: in a pool its grant says so, else the node itself."""
+        """Return whether an admitted node is a standby: by its grant in a pool, else by its own setting."""
         held = self._held
         if held is None:
             return self._standbys.waits(hello)
         return held.grants[hello.node].standby and not self._transaction.planned_on(hello.node)
 
     def refuse(self, node: str, why: str) -> None:
-        """A node does not fit the job: the pool is not to offer it again, as it is."""
+        """Remember that a node does not fit the job, so that the pool does not offer it again unchanged."""
         grant = self._held.grants.get(node) if self._held is not None else None
         self._unfit.pop(node, None)
         self._unfit[node] = NodeUnfit(grant=grant.number if grant is not None else 0, why=why[:_WHY_LENGTH])
 
     def takes(self, node: str) -> None:
-        """A node is let in: whatever was wrong with it is so no more."""
+        """Forget an earlier refusal of a node that is admitted now."""
         self._unfit.pop(node, None)
 
     def look(self) -> None:
-        """Do what follows from how things stand; asked after every input."""
+        """Follow the pool's wishes, update the grants, and report; called after every input."""
         held = self._held
         if held is None:
             return
         if held.standing == "going":
             if self._ending.over is None:
-                held = self._without_who_is_gone(held)  # (first: who has just left is not asked to leave once more)
+                held = self._without_who_is_gone(
+                    held
+                )  # First, so that a node that has just left is not asked to leave again.
                 self._write(held)
                 self._wish(held)
                 self._let_join()
@@ -206,14 +217,14 @@ class Tenant:
             if self._ending.over is None and held.wish == "run":
                 held = self._without_surplus(held)
             if held.anew and self._transaction.record.plan is not None:
-                held = msgspec.structs.replace(held, anew=False)  # (if it is lost now, that is a loss)
+                held = msgspec.structs.replace(held, anew=False)  # From now on, losing the plan is a loss.
             self._write(held)
         self._tell(held)
 
     # ---- nodes ----
 
     def _without_who_is_gone(self, held: Held) -> Held:
-        """Return what is held without the nodes that the plan in force, and the members, do without."""
+        """Return the grants without nodes that have left or were lost, or that did not join in time."""
         absent, now = self._absent(held), self._transaction.now
         if not absent:
             return held
@@ -234,10 +245,10 @@ class Tenant:
         return update_roles(held, roles, joining)
 
     def _without_surplus(self, held: Held) -> Held:
-        """Return the grants with at most as many nodes that train as the pool has given the job places.
+        """Return the grants with at most as many training nodes as the pool has given the job places.
 
-        A node without a place is a standby from then on: at once if it is connected, else when it comes. A standby that
-        has joined next to a leaver, and leaves again before it has the place, only counts as one until it has left.
+        A node without a place becomes a standby: at once if it is connected, else when it joins. A standby that joined
+        to replace a draining node, and leaves again before that, counts as a standby only once it has left.
         """
         if held.places is None or self._list(held).training <= held.places:
             return held
@@ -254,17 +265,20 @@ class Tenant:
         return set_roles(held, dict.fromkeys(surplus, True))
 
     def _usefulness(self, held: Held, name: str) -> tuple[bool, bool, int]:
-        """Return a sort key: nodes that are complete last, absent ones first, and the newest grants before others."""
+        """Return a sort key: absent nodes first, complete nodes last, and newer grants before older ones."""
         node = self._transaction.members.nodes.get(name)
         return node is not None and node.complete, node is not None, -held.grants[name].number
 
     @property
     def _joining(self) -> dict[str, str]:
-        """The standbys that join to take another node's place, with that node."""
+        """The standbys that join to replace another node, with that node."""
         return {one.beside: one.node for one in self._transaction.record.leaving if one.beside}
 
     def _call(self, before: Held, held: Held) -> None:
-        """Take in which standbys are to join; and have no more nodes than the pool says, whoever was lost before."""
+        """Remember which standbys the pool has promoted.
+
+        Also limit the wanted number of nodes to the granted ones, so that earlier losses are not made up for.
+        """
         for node, grant in held.grants.items():
             known = before.grants.get(node)
             if known is not None and known.number == grant.number and known.standby and not grant.standby:
@@ -273,16 +287,16 @@ class Tenant:
         self._transaction.change(wanted=min(self._transaction.record.wanted, own))
 
     def _let_join(self) -> None:
-        """Let those join that the pool wants to, once all their workers run.
+        """Start the joins of promoted standbys with all workers running.
 
-        Before the job has begun nobody has looked whether one fits: it comes again, as a node like any other.
+        Before the job has started, nothing has checked whether a standby fits. It then reconnects, as a regular node.
         """
         standbys, joining = self._transaction.members.standbys, self._joining
         for name in sorted(self._called):
             node = standbys.get(name)
             if node is None:
                 if name not in joining:  # If it joins for a leaver, the pool wants it in addition to that one.
-                    self._called.discard(name)  # (lost, or in a place by now; one that comes again does not wait)
+                    self._called.discard(name)  # It is lost, or trains by now. If it reconnects, it is not a standby.
             elif not self._transaction.record.generation:
                 self._absences.replace_workers([name], "the pool has it join")
                 self._called.discard(name)
@@ -291,26 +305,28 @@ class Tenant:
                 self._replacing.promote(name)
 
     def _absent(self, held: Held) -> list[str]:
+        """Return the nodes with grants that are neither connected nor in the plan."""
         transaction = self._transaction
         away = held.grants.keys() - transaction.members.nodes.keys()
         return [node for node in held.grants if node in away and node not in transaction.nodes_planned] if away else []
 
     def _list(self, held: Held) -> _Listed:
+        """Return the summary of the grants, cached."""
         if self._listed is None or self._listed.of is not held:
             self._listed = _Listed.of_held(held)
         return self._listed
 
     def _drop_who_is_not_ours(self, held: Held) -> None:
-        """Whom the pool has released has said itself that nothing of the job runs there."""
+        """Treat nodes without a grant as lost: each has reported that none of the job's processes run there."""
         transaction = self._transaction
         gone = [name for name in transaction.members.nodes if name not in held.grants]
         gone += [name for name in self._absences.promised if name not in held.grants]
         self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
 
     def _stranded(self) -> None:
-        """Too few nodes of the pool would do: the job fails by that, unless it trains, or did, on some that are here.
+        """Fail the job because too few nodes of the pool are usable, unless it trains or has usable nodes.
 
-        As long as the pool has others, or some may come, it gives them: a job waits for these.
+        While the pool has other nodes, or expects some, it grants them, and the job waits.
         """
         transaction = self._transaction
         refuses = self._refuses
@@ -322,9 +338,10 @@ class Tenant:
         least = self._config.spec.nodes_to_begin
         self._ending.failed(f"too few nodes of the pool would do, and it needs {least}: {told}{others}")
 
-    # ---- what the pool wants ----
+    # ---- wishes of the pool ----
 
     def _wish(self, held: Held) -> None:
+        """Follow the pool's wish: end or suspend the job, or leave recalled nodes."""
         if held.wish != "run" and self._doing != held.wish:
             self._doing = held.wish
             self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
@@ -342,36 +359,41 @@ class Tenant:
                 self._departures.recalled(node)
 
     def _ended(self, held: Held) -> Held:
-        """Return what is held once the job is over: nothing."""
+        """Return the grants of a job that has ended: none, with its standing and reason."""
         over = self._ending.over
         assert over is not None
         standing: JobStanding = "suspended" if held.wish == "suspend" else "stopped"
         if self._transaction.record.outcome:
             standing = "failed" if self._transaction.record.outcome == "failed" else "finished"
-        # (why it was to end, the pool knows better)
+        # The pool knows the reason if it asked for the end.
         return stand(held, standing, "" if standing == "finished" or held.wish != "run" else over.why)
 
-    # ---- telling ----
+    # ---- reports ----
 
     @property
     def _move_s(self) -> float | None:
-        """What it costs that a node joins and another leaves; to the tenth of a second, so that it seldom changes."""
+        """Seconds of training that one node costs that joins while another leaves.
+
+        Rounded to 0.1 s, so that it seldom changes.
+        """
         if not self._costs.is_measured(Cost.SWAP):
             return None
         return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
 
     @property
     def _refuses(self) -> dict[str, NodeUnfit]:
-        """The nodes that the job would not take, and why."""
+        """The nodes that the job refuses, and why."""
         return {one.node: NodeUnfit(why=one.why[:_WHY_LENGTH]) for one in self._ladder.all_out} | self._unfit
 
     def _write(self, held: Held) -> None:
+        """Write the grants to the record if they have changed."""
         if held is not self._held and held != self._held:
             self._transaction.change(held=held)
 
     def _tell(self, held: Held) -> None:
+        """Send the job's state to the pool if it has changed."""
         record, move_s, pace, costs = self._transaction.record, self._move_s, self._pacing.pace, self._pacing.costs
-        # (none of these is ever changed in its place)
+        # None of these objects is ever modified in place, so identity is enough.
         made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
         made_of = *made_of, pace, costs, tuple(self._unfit.items()), move_s
         if self._told is not None and all(map(is_, made_of[:8], self._told_of)) and made_of[8:] == self._told_of[8:]:
