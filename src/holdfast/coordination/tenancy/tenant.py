@@ -150,9 +150,8 @@ class Tenant:
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
                 held = stand(held, "stopped")  # It is saved and runs nowhere, so it has ended.
             elif held.standing == "suspended":
-                held = give_back(
-                    held, held.grants
-                )  # The pool resumed and stopped it before this coordinator heard of either.
+                # The pool resumed and stopped it before this coordinator heard of either.
+                held = give_back(held, held.grants)
             before = self._held
             self._write(held)
             if self._ending.over is None and before is not None:
@@ -173,12 +172,12 @@ class Tenant:
         held = self._held
         if held is None:
             return not self._config.submission
-        came = joined(held, hello.node, hello.grant) if held.standing == "going" else None
-        if came is None:
+        updated = joined(held, hello.node, hello.grant) if held.standing == "going" else None
+        if updated is None:
             return False
-        if came is not held:
+        if updated is not held:
             self._departures.readmit(hello.node)  # It had to leave by another grant.
-            self._write(came)
+            self._write(updated)
         return True
 
     def is_standby(self, hello: Hello) -> bool:
