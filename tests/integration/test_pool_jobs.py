@@ -149,7 +149,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     pool.call("stop", "-j", "two")
     pool.wait(lambda: pool.job("three")["state"] == "failed", "the end of a job that no node can run")
     assert f"there is no script {other} on it that can be read" in pool.job("three")["why"]
-    assert "is failed: too few nodes of the pool would do, and it needs 3" in pool.call("explain", "-j", "three")
+    assert "is failed: too few usable nodes in the pool (needs 3)" in pool.call("explain", "-j", "three")
     _check_that_the_output_of_a_failed_job_can_be_read(pool)
     _check_that_code_after_the_loop_runs_to_its_end_before_the_node_has_another_job(pool)
     pool.submit("four", "4:4", TINY, *FOREVER)

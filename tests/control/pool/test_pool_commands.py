@@ -217,7 +217,7 @@ def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_
     until(lambda: pool.ask("GET", "/jobs/pair").json()["state"] == "failed")
     code, told = call("explain", "-j", "pair")
     assert code == 0
-    assert "job pair is failed: too few nodes of the pool would do, and it needs 2: n1: script or arguments of" in told
+    assert "job pair is failed: too few usable nodes in the pool (needs 2): n1: script or arguments of" in told
 
 
 def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolProcess, call: Call) -> None:
@@ -260,7 +260,7 @@ def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: C
     until(lambda: pool.ask("GET", "/jobs/lost").json()["state"] == "failed")
     code, told = call("explain", "-j", "lost")
     assert code == 0
-    assert f"job lost is failed: too few nodes of the pool would do, and it needs 1: {tried[0]}: {why}; " in told
+    assert f"job lost is failed: too few usable nodes in the pool (needs 1): {tried[0]}: {why}; " in told
 
 
 def test_a_wrong_token_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

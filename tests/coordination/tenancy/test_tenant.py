@@ -376,7 +376,7 @@ def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_n
     job.grants(stranded=True)
     assert job.told[-1].standing == "failed"
     why = job.told[-1].why
-    assert why == f"too few nodes of the pool would do, and it needs 1: n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
+    assert why == f"too few usable nodes in the pool (needs 1): n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
 
 
 def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_some_are_here() -> None:

@@ -96,14 +96,14 @@ class SlowNodes:
         """Forget the reports of a node that was changed."""
         self._paces.pop(node, None)
 
-    def told(self, node: str, words: Mapping[str, tuple[int, float]]) -> None:
+    def told(self, node: str, computed: Mapping[str, tuple[int, float]]) -> None:
         """Handle a node's report.
 
         Args:
             node: its name
-            words: by worker, the micro-batches computed since the last report, and the seconds that they took
+            computed: by worker, the micro-batches computed since the last report, and the seconds that they took
         """
-        known = [seconds / count for count, seconds in words.values() if count > 0 and seconds > 0.0]
+        known = [seconds / count for count, seconds in computed.values() if count > 0 and seconds > 0.0]
         if not known:
             return
         pace = self._paces.setdefault(node, _Pace())

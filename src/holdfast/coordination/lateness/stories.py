@@ -78,8 +78,10 @@ class Stories:
         if story is None or answer.number != story.number or node.name not in story.open:
             return
         story.open.discard(node.name)
-        mine = (told for told in answer.workers if node_of(told.worker) == node.name and told.worker in story.stands)
-        story.stacks.update((told.worker, told) for told in mine)
+        known = (
+            stack for stack in answer.workers if node_of(stack.worker) == node.name and stack.worker in story.stands
+        )
+        story.stacks.update((stack.worker, stack) for stack in known)
         if not story.open:
             self._tell(story)
 

@@ -53,8 +53,8 @@ class Stragglers:
 
     def paces(self, workers: Iterable[str]) -> list[WorkerPace]:
         """Return the known paces of these workers, the slowest first; [] for a single worker."""
-        told = {worker: self._of(worker).compute_s.get(worker, 0.0) for worker in workers}
-        return [WorkerPace(worker=worker, compute_s=took_s, score=score) for worker, took_s, score in _scored(told)]
+        seconds = {worker: self._of(worker).compute_s.get(worker, 0.0) for worker in workers}
+        return [WorkerPace(worker=worker, compute_s=took_s, score=score) for worker, took_s, score in _scored(seconds)]
 
     def links(self, workers: Iterable[str]) -> list[LinkPace]:
         """Return the known sending rates of these workers, the slowest first; [] for a single worker."""

@@ -64,8 +64,8 @@ class Pacing:
             if self._costs.is_measured(cost)
         }
         found["saves_every_s"] = self._saves_every_s() or 0.0
-        told = asdict(self._costs_told)
-        if any(abs(seconds - told[name]) > _OFF_BY * seconds for name, seconds in found.items()):
+        reported = asdict(self._costs_told)
+        if any(abs(seconds - reported[name]) > _OFF_BY * seconds for name, seconds in found.items()):
             self._costs_told = JobCosts(**found)
 
     def _look(self) -> None:

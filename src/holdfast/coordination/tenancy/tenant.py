@@ -138,13 +138,13 @@ class Tenant:
             held = msgspec.structs.replace(held, anew=not transaction.record.saves)
         self._write(awaited(held, self._absent(held), transaction.now))
 
-    def hear(self, said: PoolSaid) -> None:
+    def hear(self, message: PoolSaid) -> None:
         """Handle the pool's message with the job's grants."""
         held = self._held
         if held is None:
             return
         if held.standing in ("going", "suspended"):
-            held = hear(held, said.shares, self._transaction.now)
+            held = hear(held, message.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
                 held = stand(held, "going")  # Another coordinator than this one has saved the job.
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
@@ -158,8 +158,8 @@ class Tenant:
                 self._call(before, held)
         if self._ending.over is None:
             self._drop_who_is_not_ours(held)
-            newest = (said.shares.term, said.shares.version) == (held.term, held.heard)
-            if newest and said.shares.stranded and held.standing == "going":
+            newest = (message.shares.term, message.shares.version) == (held.term, held.heard)
+            if newest and message.shares.stranded and held.standing == "going":
                 self._stranded()
         self._told = None
         self._asked_at = -RETRY_S
@@ -333,9 +333,9 @@ class Tenant:
             return
         newest = list(refuses.items())[-_WHY_NODES:]
         others = f"; and {len(refuses) - len(newest)} more" if len(refuses) > len(newest) else ""
-        told = "; ".join(f"{node}: {one.why}" for node, one in newest)
+        reasons = "; ".join(f"{node}: {refusal.why}" for node, refusal in newest)
         least = self._config.spec.nodes_to_begin
-        self._ending.failed(f"too few nodes of the pool would do, and it needs {least}: {told}{others}")
+        self._ending.failed(f"too few usable nodes in the pool (needs {least}): {reasons}{others}")
 
     # ---- wishes of the pool ----
 
@@ -398,7 +398,7 @@ class Tenant:
         if self._told is not None and all(map(is_, made_of[:8], self._told_of)) and made_of[8:] == self._told_of[8:]:
             return
         self._told_of = made_of
-        said = report(held, self._refuses, self._transaction.nodes_planned, move_s, pace, costs)
-        if said != self._told:
-            self._told = said
-            self._transaction.tell_pool(said)
+        state = report(held, self._refuses, self._transaction.nodes_planned, move_s, pace, costs)
+        if state != self._told:
+            self._told = state
+            self._transaction.tell_pool(state)
