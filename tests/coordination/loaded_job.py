@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.progress.loads import encode_loads
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.job_spec import ExpertSpec, JobSpec
@@ -36,4 +36,4 @@ def loads(
 def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
     """Replicas per layer and expert."""
     assert plan.expert_plan is not None
-    return sum(decode(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]
+    return sum(decode_experts(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]

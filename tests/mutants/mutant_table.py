@@ -671,7 +671,7 @@ MUTANTS = (
     Mutant(
         name="lost_experts_are_not_missed",
         module=BLOBS,
-        qualname="lost_experts",
+        qualname="find_lost_experts",
         old="[divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]",
         new="[]",
         why="an expert without a live copy takes a checkpoint",
@@ -679,7 +679,7 @@ MUTANTS = (
     Mutant(
         name="experts_of_the_other_ranks",
         module=EXPERTS,
-        qualname="keep",
+        qualname="keep_placement",
         old="zip(touched.tolist(), blobs, strict=True)",
         new="enumerate(blobs)",
         why="what is given to a worker comes to that one",
@@ -695,7 +695,7 @@ MUTANTS = (
     Mutant(
         name="the_same_members_again_after_a_time_out",
         module=SUSPECTS,
-        qualname="Suspects.name",
+        qualname="Suspects.find_suspects",
         old="any((complaint.timed_out or complaint.unreachable for complaint in complaints.values()))",
         new="False",
         why="after a time-out the same members are never put together again",
@@ -703,7 +703,7 @@ MUTANTS = (
     Mutant(
         name="the_same_members_for_ever",
         module=SUSPECTS,
-        qualname="Suspects.name",
+        qualname="Suspects.find_suspects",
         old="not (late or again)",
         new="True",
         why="who has tried in vain twice does not try again",

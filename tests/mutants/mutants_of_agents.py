@@ -86,7 +86,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="budget_never_refills",
         module=BUDGET,
-        qualname="Budget.use",
+        qualname="Budget.count_try",
         old="self._tries and self._tries[0] <= now - self.window_s",
         new="False",
         why="failures of long ago say nothing of a machine",
@@ -94,7 +94,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="budget_counts_each_place",
         module=BUDGET,
-        qualname="Budget.use",
+        qualname="Budget.count_try",
         old="not self._tries or place in self._together or now - self._tries[-1] >= TOGETHER_S",
         new="True or now - self._tries[-1] >= TOGETHER_S",
         why="a node of many processes that die together has failed once",
@@ -102,9 +102,9 @@ AGENT_MUTANTS = (
     Mutant(
         name="classes_last_rule_wins",
         module=CLASSES,
-        qualname="Classes.of",
-        old="chain(self._site, _our_own())",
-        new="chain(_our_own(), self._site)",
+        qualname="FailureClasses.classify",
+        old="chain(self._site, _compile_table())",
+        new="chain(_compile_table(), self._site)",
         why="what a site says of its own machines counts before what is said of all",
     ),
     Mutant(

@@ -43,7 +43,7 @@ COMPARISON_MUTANTS = (
     Mutant(
         name="half_is_a_majority",
         module=MISMATCH,
-        qualname="_majority",
+        qualname="_find_majority",
         old="2 * len(group) > workers",
         new="2 * len(group) >= workers",
         why="of two halves nobody knows which is right",
@@ -75,7 +75,7 @@ COMPARISON_MUTANTS = (
     Mutant(
         name="one_role_without_a_majority_is_forgotten",
         module=MISMATCH,
-        qualname="_merge",
+        qualname="_merge_roles",
         old="next((one for one in found if not one.minority), found[0])",
         new="found[0]",
         why="a job with a role that nobody can repair must end",

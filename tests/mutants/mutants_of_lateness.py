@@ -58,7 +58,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="agent_away_counts_against_workers",
         module=WATCH,
-        qualname="LateWatch.look",
+        qualname="LateWatch.find_late",
         old="self._away.append((self._last, now))",
         new="pass",
         why="all of the machine stood still, perhaps",
@@ -66,7 +66,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="who_has_no_core_is_late",
         module=WATCH,
-        qualname="_starved_s",
+        qualname="_core_wait_s",
         old="max(0.0, total_s - starved.before_s) + max(0.0, max(others_s, default=0.0))",
         new="0.0",
         why="on a machine with too much to do, nodes were taken out for hanging that only waited for a core",
@@ -82,7 +82,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="who_has_no_core_waits_for_the_network",
         module=WATCH,
-        qualname="LateWatch._waits_s",
+        qualname="LateWatch._waiting_time_s",
         old="now - since - starved_s",
         new="now - since",
         why="on a loaded node all wait longer than usual, and steps were tried again for nothing",
@@ -90,15 +90,15 @@ LATENESS_MUTANTS = (
     Mutant(
         name="a_loaded_nodes_agent_is_silent",
         module=INQUIRY,
-        qualname="Inquiry.told",
-        old="self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)",
+        qualname="HangProbe.on_answer",
+        old="self._answers.on_answer(node.name, now - self._silent_since.pop(node.name, now), now)",
         new="self._silent_since.pop(node.name, now)",
         why="it was given up where its agent had no core for 0.2 s",
     ),
     Mutant(
         name="late_is_told_once",
         module=WATCH,
-        qualname="LateWatch.look",
+        qualname="LateWatch.find_late",
         old="AGAIN * for_s / limit_s",
         new="1000000000.0",
         why="a coordinator that was away, or busy with another, would never hear of it",
@@ -106,8 +106,8 @@ LATENESS_MUTANTS = (
     Mutant(
         name="late_is_told_at_every_look",
         module=WATCH,
-        qualname="LateWatch.look",
-        old="seen.next_at = AGAIN * for_s / limit_s",
+        qualname="LateWatch.find_late",
+        old="seen.next_report_at = AGAIN * for_s / limit_s",
         new="pass",
         why="it costs messages, and says nothing new",
     ),
@@ -123,7 +123,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="late_where_nobody_waits",
         module=JUDGE,
-        qualname="judge",
+        qualname="find_hung",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung",
         why="being late is no guilt",
@@ -131,7 +131,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="few_wait_for_many",
         module=JUDGE,
-        qualname="judge",
+        qualname="find_hung",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung and waiting",
         why="where more are busy than wait it is what they have to do",
@@ -139,7 +139,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="waiting_is_hanging",
         module=JUDGE,
-        qualname="_hangs",
+        qualname="_is_hung",
         old="still.overdue and stand.is_late",
         new="still.overdue",
         why="who waits and looks holds nobody up",
@@ -147,7 +147,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="a_stopped_process_is_slow",
         module=INQUIRY,
-        qualname="Inquiry._ask",
+        qualname="HangProbe._send_probe",
         old="(self.pace.stopped_at, self.pace.overdue_at)",
         new="(self.pace.overdue_at,)",
         why="a process that is stopped would be waited for as if it were at work",
@@ -155,7 +155,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="network_where_somebody_is_at_work",
         module=JUDGE,
-        qualname="judge",
+        qualname="find_hung",
         old="all",
         new="any",
         why="a long step would be broken off, again and again",
@@ -163,7 +163,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="first_steps_may_last_for_ever",
         module=JUDGE,
-        qualname="_lags",
+        qualname="_is_far_slower",
         old="stand.for_s > max(unknown_s, FAILURE * others_s + FLOOR_S)",
         new="False",
         why="a hang in the first step would wait for the collective's own time-out",
@@ -171,7 +171,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="first_steps_are_compared_with_nobody",
         module=JUDGE,
-        qualname="_lags",
+        qualname="_is_far_slower",
         old="max(unknown_s, FAILURE * others_s + FLOOR_S)",
         new="unknown_s",
         why="compiling takes minutes, and some are a little later than others",
@@ -180,7 +180,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="slow_work_takes_node_after_node",
         module=OWN_WORK,
-        qualname="OwnWork.spare",
+        qualname="SlowWork.exclude_slow_work",
         old="at_work.count(place) > 1 or not self._is_first(place, stand.worker)",
         new="not self._is_first(place, stand.worker) and False",
         why="a long sequence is as long on the second node",
@@ -188,7 +188,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="kept_share_is_ended_again_and_again",
         module=OWN_WORK,
-        qualname="OwnWork._limit_s",
+        qualname="SlowWork._limit_s",
         old="AGAIN_LONGER ** sum((node_of(one) == node for one in before))",
         new="1.0",
         why="with a rank that is kept, the same node computes the same long sequence in each process",
@@ -196,23 +196,23 @@ LATENESS_MUTANTS = (
     Mutant(
         name="every_long_sequence_costs_a_process",
         module=OWN_WORK,
-        qualname="OwnWork._limit_s",
-        old="max(stand.limit_s * factor, ROOM * self._slow_s(stand.activity))",
+        qualname="SlowWork._limit_s",
+        old="max(stand.limit_s * factor, ROOM * self._slow_work_s(stand.activity))",
         new="stand.limit_s * factor",
         why="each of them would cost a process",
     ),
     Mutant(
         name="slow_work_is_learnt_at_suspicion",
         module=OWN_WORK,
-        qualname="OwnWork.ended",
-        old="self._learn(stand)",
+        qualname="SlowWork.on_work_ended",
+        old="self._remember_slow_work(stand)",
         new="pass",
         why="the limit would not cover what the work takes in the end, and each sample of 3 s would cost a process",
     ),
     Mutant(
         name="slow_work_counts_against_nodes",
         module=OWN_WORK,
-        qualname="OwnWork.ended",
+        qualname="SlowWork.on_work_ended",
         old="state.trials.clear()",
         new="pass",
         why="healthy nodes would be quarantined for a slow sample",
@@ -220,15 +220,15 @@ LATENESS_MUTANTS = (
     Mutant(
         name="kills_on_trial_never_count",
         module=OWN_WORK,
-        qualname="OwnWork.tick",
-        old="self._count(trial)",
+        qualname="SlowWork.tick",
+        old="self._count_kill(trial)",
         new="pass",
         why="a node whose workers hang again and again would stay",
     ),
     Mutant(
         name="a_verdict_does_not_wait",
         module=OWN_WORK,
-        qualname="OwnWork.tick",
+        qualname="SlowWork.tick",
         old="now + VERDICT_S",
         new="now",
         why="the end of slow work is reported after the step is committed",
@@ -236,15 +236,15 @@ LATENESS_MUTANTS = (
     Mutant(
         name="slow_work_ends_unreported",
         module=WATCH,
-        qualname="LateWatch._ended",
-        old="seen.next_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf)",
+        qualname="LateWatch._report_end",
+        old="seen.next_report_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf)",
         new="took_s < self._expected.get((step, activity, micro_batch), math.inf)",
         why="how long it took in the end is known to the agent alone",
     ),
     Mutant(
         name="survivors_with_longer_limits_clear_nobody",
         module=WATCH,
-        qualname="LateWatch.expect",
+        qualname="LateWatch.expect_end",
         old="self._expected[place] = work.for_s",
         new="pass",
         why="a survivor that is not late by its own limit needed as long all the same",
@@ -260,7 +260,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="script_is_ended_again_and_again",
         module=OWN_WORK,
-        qualname="OwnWork.spare",
+        qualname="SlowWork.exclude_slow_work",
         old="self._script_factor *= AGAIN_LONGER",
         new="pass",
         why="what a script does between steps may take any time",
@@ -268,7 +268,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="first_step_is_ended_again_and_again",
         module=INQUIRY,
-        qualname="Inquiry._end",
+        qualname="HangProbe._end_worker",
         old="self._unknown_s *= AGAIN_LONGER",
         new="pass",
         why="a node that compiles for longer would be ended each time",
@@ -276,7 +276,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="answers_of_before_count",
         module=INQUIRY,
-        qualname="Inquiry.told",
+        qualname="HangProbe.on_answer",
         old="question is None or answer.number != question.number or node.name not in question.asked",
         new="question is None or node.name not in question.asked",
         why="where somebody stood then says nothing of now",
@@ -284,7 +284,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="judged_before_all_have_answered",
         module=INQUIRY,
-        qualname="Inquiry._judge",
+        qualname="HangProbe._act_on_answers",
         old="len(silent) < len(missing)",
         new="False",
         why="who waits for whom is known of all or of nobody",
@@ -300,7 +300,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="away_coordinator_finds_all_silent",
         module=INQUIRY,
-        qualname="Inquiry.tick",
+        qualname="HangProbe.tick",
         old="self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}",
         new="pass",
         why="answers may wait to be read",
@@ -308,7 +308,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="outage_is_a_slow_step",
         module=PACE,
-        qualname="Pace.wait_anew",
+        qualname="Pace.restart_waiting",
         old="self._step, self.since = (0, now)",
         new="pass",
         why="what happened while the coordinator was away is not known",
@@ -334,7 +334,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="story_is_never_told_where_one_is_missing",
         module=STORIES,
-        qualname="Stories.tick",
+        qualname="StackDumps.tick",
         old="self._transaction.now - story.at > ANSWER_S",
         new="not story.open",
         why="who hangs may not be able to say where",

@@ -12,7 +12,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="workers_of_the_layout_before_stay",
         module=CHANGING,
-        qualname="LayoutChanges.replace_all",
+        qualname="LayoutChanges.activate_layout",
         old=(
             "self._absences.replace_workers("
             "list(transaction.members.nodes), f'another layout: {describe_layout(layout)}')"
@@ -23,7 +23,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="the_layout_changes_before_all_have_entered",
         module=CHANGING,
-        qualname="LayoutChanges.put_away",
+        qualname="LayoutChanges.check_stash",
         old=("if not transaction.members.entered(plan) or committed < decision.applied:\n    return"),
         new="pass",
         why="the step whose state lies there is not announced, so that it never serves",
@@ -39,7 +39,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="snapshots_of_the_layout_before_serve",
         module=CHANGING,
-        qualname="LayoutChanges.replace_all",
+        qualname="LayoutChanges.activate_layout",
         old=(
             "transaction.change(layout=layout, standbys=cold, config={}, bases=(), plan=None, pending=None, "
             "passed=(), decision=decision)"
@@ -61,7 +61,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="a_layout_that_failed_is_tried_again_at_once",
         module=FAILING,
-        qualname="FailingLayouts._note_failed",
+        qualname="FailingLayouts._record_failure",
         old="self._transaction.change(failed_layouts=(*others, entry))",
         new="pass",
         why="the job would change to and fro, and train for two seconds in between",
@@ -69,7 +69,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="all_go_back_once_more_from_where_they_went_back_to",
         module=FAILING,
-        qualname="FailingLayouts.goes_back",
+        qualname="FailingLayouts.revert_change",
         old="change is None or source is None or change.after == change.before",
         new="change is None or source is None",
         why="a script that fails under both would never end",
@@ -85,8 +85,8 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="what_a_script_stands_in_the_way_of_is_tried_each_minute",
         module=CHANGING,
-        qualname="LayoutChanges._undone",
-        old="self._in_vain.add((change.nodes, change.after))",
+        qualname="LayoutChanges._undo",
+        old="self._impossible.add((change.nodes, change.after))",
         new="pass",
         why="all are stopped for nothing, again and again",
     ),

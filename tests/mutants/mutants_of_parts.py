@@ -279,7 +279,7 @@ PART_MUTANTS = (
     Mutant(
         name="never_the_second_time",
         module=SUSPECTS,
-        qualname="Suspects.name",
+        qualname="Suspects.find_suspects",
         old="self._tried = (frozenset(workers), committed)",
         new="self._tried = None",
         why="who has tried in vain does not try a third time",
@@ -287,7 +287,7 @@ PART_MUTANTS = (
     Mutant(
         name="a_step_in_between_counts_for_nothing",
         module=SUSPECTS,
-        qualname="Suspects.name",
+        qualname="Suspects.find_suspects",
         old="self._tried == (frozenset(workers), committed)",
         new="self._tried is not None and self._tried[0] == frozenset(workers)",
         why="members that have got on were not in vain",
@@ -295,7 +295,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_is_ahead_is_late",
         module=SUSPECTS,
-        qualname="_laggards",
+        qualname="_find_laggards",
         old="places[worker] < min(timed_out)",
         new="places[worker] > min(timed_out)",
         why="the others waited for who is behind",
@@ -303,7 +303,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_waited_is_late",
         module=SUSPECTS,
-        qualname="_laggards",
+        qualname="_find_laggards",
         old="min",
         new="max",
         why="a complainer waited itself, be it for another collective",
@@ -311,7 +311,7 @@ PART_MUTANTS = (
     Mutant(
         name="strangers_cannot_be_reached",
         module=SUSPECTS,
-        qualname="Suspects._unreachable",
+        qualname="Suspects._find_unreachable",
         old="len(pair) == 2 and pair <= set(nodes)",
         new="len(pair) == 2",
         why="that a node which has left cannot be reached is nobody's fault",
@@ -319,7 +319,7 @@ PART_MUTANTS = (
     Mutant(
         name="all_are_to_blame",
         module=SUSPECTS,
-        qualname="some_stay",
+        qualname="unless_all",
         old="named if any((node_of(worker) not in named for worker in workers)) else {}",
         new="named",
         why="somebody must stay",

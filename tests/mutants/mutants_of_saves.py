@@ -89,7 +89,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="all_quarantined_nodes_are_remembered",
         module=LADDER,
-        qualname="Ladder.quarantine",
+        qualname="EscalationPolicy.quarantine",
         old="(*others, entry)[-MAX_LISTED:]",
         new="(*others, entry)",
         why="nodes that are unfit under ever new names fill the record until no store takes it",

@@ -11,7 +11,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="gives_back_who_is_still_a_member",
         module=TENANT,
-        qualname="Tenant._absent",
+        qualname="JobPoolClient._list_absent",
         old="node in away and node not in transaction.nodes_planned",
         new="node in away",
         why="a node is given back with the decision that does without it: before, what it has done may count",
@@ -43,7 +43,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="gives_back_who_is_about_to_come",
         module=TENANT,
-        qualname="Tenant._without_who_is_gone",
+        qualname="JobPoolClient._return_absent_nodes",
         old="[node for node in absent if held.grants[node].came and (not self._absences.is_expected(node))]",
         new="list(absent)",
         why="a node that was granted needs its time to come",
@@ -51,7 +51,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="counts_a_standby_that_joins_next_to_a_leaver",
         module=TENANT,
-        qualname="Tenant._with_current_roles",
+        qualname="JobPoolClient._update_roles",
         old="update_roles(held, roles, joining)",
         new="update_roles(held, roles, {})",
         why="the pool would count one node too many, and recall a node that has nothing to do with the move",
@@ -75,7 +75,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="calls_a_standby_once_although_it_has_not_joined",
         module=TENANT,
-        qualname="Tenant._let_join",
+        qualname="JobPoolClient._promote_standbys",
         old="self._standbys.fits(node)",
         new="self._standbys.fits(node) or self._called.discard(name)",
         why="a standby that does not fit would be reported as waiting, and called again, until its agent has ended",
@@ -83,7 +83,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="counts_a_node_whose_place_a_standby_has_taken",
         module=TENANT,
-        qualname="Tenant.look",
+        qualname="JobPoolClient.update",
         old="self._ending.over is None and held.wish == 'run'",
         new="False",
         why="the pool would count one node too many, and recall a node that trains",
@@ -123,7 +123,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="counts_a_standby_that_leaves_again",
         module=TENANT,
-        qualname="Tenant._without_surplus",
+        qualname="JobPoolClient._limit_training_nodes",
         old="[*leaving_again, *idle]",
         new="idle",
         why="a third node would count while two standbys have joined for one place",
@@ -131,7 +131,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="sets_aside_a_node_that_is_here_before_one_that_is_not",
         module=TENANT,
-        qualname="Tenant._usefulness",
+        qualname="JobPoolClient._usefulness_key",
         old="node is not None and node.complete",
         new="node is None",
         why="the node that could train would wait for one that may never come",
@@ -155,7 +155,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="believes_that_an_absent_member_waits",
         module=TENANT,
-        qualname="Tenant._with_current_roles",
+        qualname="JobPoolClient._update_roles",
         old="node in here or node in planned",
         new="node in here",
         why="after a restart of the coordinator the pool would take a member that is not back yet for a standby",

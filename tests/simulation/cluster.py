@@ -266,7 +266,7 @@ class SimCluster:
             self.coordinator.deliver(self._let_back, self.coordinator)
 
     def _let_back(self, shell: CoordinatorShell) -> None:
-        out = (*shell.machine.parts.ladder.all_out, *shell.machine.record.drained)
+        out = (*shell.machine.parts.ladder.excluded_nodes, *shell.machine.record.drained)
         if out:
             shell.feed(Undrain(out[0].node))
             self.world.after("reconnect", shell, self._bring_back, out[0].node)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.coordination.failures.classes import faults
+from holdfast.coordination.failures.classes import find_rule_errors
 from holdfast.documents import check_known, load_toml, open_given, shorten
 from holdfast.errors import BadInputError
 from holdfast.protocol.failures import MAX_RULES, Detector, FailureRule
@@ -48,7 +48,7 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
     known = len(lines) == len(given)  # (else rules are written another way)
     where = [f"{path}, line {lines[n]}" if known else f"{path}, rule {n + 1}" for n in range(len(given))]
     rules = tuple(_rule(table, place) for table, place in zip(given, where, strict=True))
-    for number, why in faults(rules):
+    for number, why in find_rule_errors(rules):
         raise BadInputError(f"{where[number]}: {why}")
     return rules
 

@@ -10,7 +10,9 @@ from holdfast.protocol.messages.agent import AgentMessage
 from holdfast.protocol.pool.sharing import JobShares
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.searching import Found  # its imports take half a second that no command needs
+    from holdfast.coordination.experts.searching import (
+        PlacementAnswer,  # its imports take half a second that no command needs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Planned:
 
     generation: int
     #: The result, or None if nothing better was found.
-    found: Found | None
+    found: PlacementAnswer | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import Record
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.searching import Search  # its imports take half a second that no command needs
+    from holdfast.coordination.experts.searching import (
+        PlacementSearch,  # its imports take half a second that no command needs
+    )
 
 #: Any instruction.
 O = TypeVar("O")
@@ -84,7 +86,7 @@ class PlanExperts:
     It may take any time, or never return. A new search replaces the previous one.
     """
 
-    search: Search
+    search: PlacementSearch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.control.agent.memory import MemoryReading, MemoryRing, OomCounter, available_bytes, resident_bytes
 from holdfast.control.agent.places import ProcessSlot
-from holdfast.coordination.failures.classes import Classes
+from holdfast.coordination.failures.classes import FailureClasses
 from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 
 
@@ -84,7 +84,7 @@ def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) 
     assert place.describe_end(-signal.SIGKILL, "train.py").detail == "SIGKILL"
     machine.write("proc/vmstat", "oom_kill 4\n")
     down = place.describe_end(-signal.SIGKILL, "train.py")
-    assert Classes().of(down.kind, down.detector, down.detail).status == "out_of_memory"
+    assert FailureClasses().classify(down.kind, down.detector, down.detail).status == "out_of_memory"
     assert place.describe_end(-signal.SIGTERM, "train.py").detail == "SIGTERM"
 
 

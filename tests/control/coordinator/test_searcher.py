@@ -12,25 +12,25 @@ import pytest
 
 from holdfast.control.aside import Aside
 from holdfast.control.coordinator.searcher import searcher as make_searcher
-from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
-from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
+from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.inputs import Planned
 from holdfast.planning import Shortage
 from holdfast.protocol.plan import ExpertShape
 
 PATIENCE_S = 60.0
-Searcher = Aside[Search, Found]
+Searcher = Aside[PlacementSearch, PlacementAnswer]
 
 
-def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> Search:
+def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> PlacementSearch:
     shape = ExpertShape(layers=2, experts=8, slots=6)
     workers = tuple(f"n{number}/0/a" for number in range(4))
-    first = place(question(shape, workers, (b"",) * 4))
+    first = compute_placement(question(shape, workers, (b"",) * 4))
     assert not isinstance(first, Shortage)
-    mended = keep(question(shape, workers[:3], first.placement[:3]))
+    mended = keep_placement(question(shape, workers[:3], first.placement[:3]))
     assert mended is not None
     assert not isinstance(mended, Shortage)
-    return Search(
+    return PlacementSearch(
         generation=generation,
         step=7,
         question=question(shape, workers[:3], mended.placement),

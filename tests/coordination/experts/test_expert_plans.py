@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.experts.blobs import decode, encode, experts_by_layer, lost_experts
-from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
+from holdfast.coordination.experts.blobs import decode_experts, encode_experts, experts_by_layer, find_lost_experts
+from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
 from holdfast.planning import Shortage
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import WorkerDown
@@ -28,27 +28,27 @@ def test_a_blob_says_what_went_into_it(data: st.DataObject) -> None:
         )
     )
     shape = ExpertShape(layers=layers, experts=experts, slots=1)
-    assert (decode(encode(counts), shape) == counts).all()
-    assert [len(layer) for layer in experts_by_layer(encode(counts), shape)] == counts.sum(axis=1).tolist()
+    assert (decode_experts(encode_experts(counts), shape) == counts).all()
+    assert [len(layer) for layer in experts_by_layer(encode_experts(counts), shape)] == counts.sum(axis=1).tolist()
 
 
 @given(st.binary(min_size=1, max_size=64))
 def test_bytes_that_are_no_blob_are_refused(blob: bytes) -> None:
     try:
-        counts = decode(blob + b"\x00" * (len(blob) % 2), SHAPE)
+        counts = decode_experts(blob + b"\x00" * (len(blob) % 2), SHAPE)
     except ValueError:
         return
-    assert encode(counts) != b""
+    assert encode_experts(counts) != b""
 
 
 def test_nothing_is_held_by_the_empty_blob() -> None:
-    assert not decode(b"", SHAPE).any()
-    assert lost_experts(SHAPE, [b""]) == [(layer, expert) for layer in range(3) for expert in range(8)]
+    assert not decode_experts(b"", SHAPE).any()
+    assert find_lost_experts(SHAPE, [b""]) == [(layer, expert) for layer in range(3) for expert in range(8)]
 
 
 def placed(workers: list[str], held: dict[str, bytes], slots: int = 6) -> ExpertPlan:
     question = asked(workers, held, slots)
-    plan = keep(question) or place(question)
+    plan = keep_placement(question) or compute_placement(question)
     assert not isinstance(plan, Shortage)
     return plan
 
@@ -68,11 +68,11 @@ def asked(workers: list[str], held: dict[str, bytes], slots: int = 6) -> Placeme
 def test_replicas_are_spread_over_racks_before_nodes() -> None:
     workers = [f"n{number}/0/a" for number in range(4)]
     for racks in ((0, 0, 1, 1), (0, 1, 1, 0)):
-        plan = place(msgspec.structs.replace(asked(workers, {}), strategy="best", racks=racks))
+        plan = compute_placement(msgspec.structs.replace(asked(workers, {}), strategy="best", racks=racks))
         assert isinstance(plan, ExpertPlan)
         for lost in (0, 1):
             left = [blob for rack, blob in zip(racks, plan.placement, strict=True) if rack != lost]
-            assert lost_experts(SHAPE, left) == []
+            assert find_lost_experts(SHAPE, left) == []
 
 
 @pytest.mark.parametrize("racks", [("a", "a", "b", "b"), ("a", "b", "b", ""), ("", "", "", "")])
@@ -92,17 +92,17 @@ def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
             for member, blob in zip(plan.members, plan.expert_plan.placement, strict=True)
             if rack_of[member.node] != lost
         ]
-        assert lost_experts(SHAPE, left) == []
+        assert find_lost_experts(SHAPE, left) == []
 
 
 def test_risky_nodes_hold_nothing_that_only_risky_nodes_hold() -> None:
     workers = [f"n{number}/0/a" for number in range(4)]
     for rates in ((9.0, 9.0, 1.0, 1.0), (1.0, 9.0, 9.0, 1.0)):
         question = msgspec.structs.replace(asked(workers, {}, slots=4), strategy="best", failure_rates=rates)
-        plan = place(question)
+        plan = compute_placement(question)
         assert isinstance(plan, ExpertPlan)
         safe = [blob for rate, blob in zip(rates, plan.placement, strict=True) if rate == 1.0]
-        assert lost_experts(SHAPE, safe) == []
+        assert find_lost_experts(SHAPE, safe) == []
 
 
 def test_nodes_say_how_often_they_fail_and_what_fails_counts_once_more() -> None:
@@ -132,12 +132,12 @@ def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() ->
     moves = []
     for dead in workers:
         rest = [worker for worker in workers if worker != dead]
-        assert lost_experts(SHAPE, [held[worker] for worker in rest]) == []
+        assert find_lost_experts(SHAPE, [held[worker] for worker in rest]) == []
         after = placed(rest, held)
         assert after.held == tuple(held[worker] for worker in rest)
         moves.append(after.moves)
         for blob in after.placement:
-            assert decode(blob, SHAPE).sum(axis=1).tolist() == [6, 6, 6]
+            assert decode_experts(blob, SHAPE).sum(axis=1).tolist() == [6, 6, 6]
     assert 0 < max(moves) <= 3 * 6, "no more travels than the dead node held"
 
 
@@ -147,28 +147,28 @@ def test_a_joiner_is_given_experts_and_nothing_is_taken_for_held_that_is_not() -
     held = dict(zip(workers, first.placement, strict=True))
     grown = placed([*workers, "c/0/x"], held)
     assert grown.held[2] == b""
-    assert decode(grown.placement[2], SHAPE).sum() == 18
+    assert decode_experts(grown.placement[2], SHAPE).sum() == 18
     assert grown.moves > 0
 
 
 def test_ranks_of_a_node_share_its_slots_whatever_their_order() -> None:
     workers = ["a/0/x", "b/0/x", "a/1/x", "b/1/x"]
     plan = placed(workers, {})
-    assert [decode(blob, SHAPE).sum() for blob in plan.placement] == [9, 9, 9, 9]
+    assert [decode_experts(blob, SHAPE).sum() for blob in plan.placement] == [9, 9, 9, 9]
     for node in (0, 1):
-        counts = sum(decode(plan.placement[rank], SHAPE) for rank in (node, node + 2))
+        counts = sum(decode_experts(plan.placement[rank], SHAPE) for rank in (node, node + 2))
         assert (counts.sum(axis=1) == 6).all()
 
 
 def test_too_few_slots_are_a_shortage_with_a_remedy() -> None:
-    for plan in (place(asked(["a/0/x"], {})), keep(asked(["a/0/x"], {}))):
+    for plan in (compute_placement(asked(["a/0/x"], {})), keep_placement(asked(["a/0/x"], {}))):
         assert isinstance(plan, Shortage)
         assert "slots" in str(plan)
 
 
 @pytest.mark.parametrize("experts", [7, 9])
 def test_a_blob_of_another_model_is_refused(experts: int) -> None:
-    blob = encode(np.ones((3, 9), dtype=np.int64))
+    blob = encode_experts(np.ones((3, 9), dtype=np.int64))
     other = ExpertShape(layers=3 if experts == 7 else 2, experts=experts, slots=6)
     with pytest.raises(ValueError, match="do not name experts"):
-        decode(blob, other)
+        decode_experts(blob, other)

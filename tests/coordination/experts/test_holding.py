@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.experts.blobs import decode, encode, everything, lost_experts
+from holdfast.coordination.experts.blobs import decode_experts, encode_all_experts, encode_experts, find_lost_experts
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.errors import JobFailedError
 from holdfast.planning.arrays import IntArray
@@ -23,7 +23,7 @@ START, REDO, ROLLBACK = DecisionKind.START, DecisionKind.REDO, DecisionKind.ROLL
 
 def blob(*experts: int) -> bytes:
     """One worker's experts, the same in both layers."""
-    return encode(np.tile(np.bincount(experts, minlength=EXPERTS), (LAYERS, 1)))
+    return encode_experts(np.tile(np.bincount(experts, minlength=EXPERTS), (LAYERS, 1)))
 
 
 def plan(held: bytes, placement: bytes, moves: int = 0) -> ExpertPlan:
@@ -36,94 +36,94 @@ def plan(held: bytes, placement: bytes, moves: int = 0) -> ExpertPlan:
 def holding(*experts: int) -> HeldExperts:
     """A worker that holds these since a commit."""
     out = HeldExperts(SHAPE)
-    out.take_up(plan(b"", blob(*experts)), 0, START)
-    out.passed()
+    out.apply_placement(plan(b"", blob(*experts)), 0, START)
+    out.on_committed()
     return out
 
 
 def test_all_initial_experts_are_kept_until_the_first_commit() -> None:
     fresh = HeldExperts(SHAPE)
-    assert fresh.blob == everything(SHAPE) == blob(0, 1, 2, 3)
-    change = fresh.take_up(plan(b"", blob(0, 1)), 0, START)
-    assert not change.bring
-    assert encode(change.keep) == everything(SHAPE)
-    fresh.brought()
-    assert (fresh.blob, fresh.next_blob, fresh.initial) == (everything(SHAPE), blob(0, 1), True)
-    fresh.passed()
+    assert fresh.blob == encode_all_experts(SHAPE) == blob(0, 1, 2, 3)
+    change = fresh.apply_placement(plan(b"", blob(0, 1)), 0, START)
+    assert not change.fetch
+    assert encode_experts(change.keep) == encode_all_experts(SHAPE)
+    fresh.on_received()
+    assert (fresh.blob, fresh.next_blob, fresh.initial) == (encode_all_experts(SHAPE), blob(0, 1), True)
+    fresh.on_committed()
     assert (fresh.blob, fresh.next_blob, fresh.initial) == (blob(0, 1), blob(0, 1), False)
 
 
 def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
     worker = holding(0, 1)
-    change = worker.take_up(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
-    assert change.bring
-    assert worker.blob == blob(0, 1) == encode(change.keep), "what is still to come is not held"
-    worker.brought()
+    change = worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
+    assert change.fetch
+    assert worker.blob == blob(0, 1) == encode_experts(change.keep), "what is still to come is not held"
+    worker.on_received()
     assert (worker.blob, worker.next_blob) == (blob(0, 1, 2), blob(1, 2))
-    worker.passed()
+    worker.on_committed()
     assert worker.blob == blob(1, 2)
 
 
 def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
     """A Stop between the end of a migration and the note of it: the next plan knows only of what was held before."""
     worker = holding(0, 1)
-    worker.take_up(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
-    worker.brought()
-    change = worker.take_up(plan(blob(0, 1), blob(0)), 0, REDO)
-    assert encode(change.keep) == worker.blob == blob(0, 1)
+    worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
+    worker.on_received()
+    change = worker.apply_placement(plan(blob(0, 1), blob(0)), 0, REDO)
+    assert encode_experts(change.keep) == worker.blob == blob(0, 1)
 
 
 def test_what_travels_beside_a_step_is_held_once_it_is_here() -> None:
     worker = holding(0, 1)
     beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
-    change = worker.take_up(beside, 0, None)
-    assert (change.bring, change.beside, change.serving) == (True, True, beside.held)
-    assert (worker.whole, worker.blob, worker.next_blob) == (False, blob(0, 1), blob(1, 2))
-    worker.brought()
-    assert (worker.whole, worker.blob) == (True, blob(0, 1, 2))
-    worker.passed()
+    change = worker.apply_placement(beside, 0, None)
+    assert (change.fetch, change.during_step, change.serving) == (True, True, beside.held)
+    assert (worker.is_complete, worker.blob, worker.next_blob) == (False, blob(0, 1), blob(1, 2))
+    worker.on_received()
+    assert (worker.is_complete, worker.blob) == (True, blob(0, 1, 2))
+    worker.on_committed()
     assert worker.blob == blob(1, 2)
 
 
 def test_after_a_failure_nothing_travels_beside_a_step() -> None:
     worker = holding(0, 1)
     beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
-    change = worker.take_up(beside, 0, REDO)
-    assert (change.bring, change.beside, change.serving) == (True, False, beside.placement)
+    change = worker.apply_placement(beside, 0, REDO)
+    assert (change.fetch, change.during_step, change.serving) == (True, False, beside.placement)
 
 
 @pytest.mark.parametrize("decision", [REDO, DecisionKind.FORWARD, None])
 def test_experts_of_a_state_that_was_replaced_do_not_count(decision: DecisionKind | None) -> None:
     worker = HeldExperts(SHAPE)
-    change = worker.take_up(plan(b"", blob(1, 2), moves=2), 0, decision)
-    assert change.bring
+    change = worker.apply_placement(plan(b"", blob(1, 2), moves=2), 0, decision)
+    assert change.fetch
     assert not change.keep.any()
     assert not worker.initial
-    worker.brought()
+    worker.on_received()
     assert worker.blob == blob(1, 2)
 
 
 def test_a_checkpoint_replaces_everything() -> None:
     worker = holding(0, 1)
-    worker.overwrite()
-    worker.loaded(plan(b"", blob(2, 3)), 0)
+    worker.mark_overwritten()
+    worker.on_loaded(plan(b"", blob(2, 3)), 0)
     assert worker.blob == blob(2, 3)
-    change = worker.take_up(plan(b"", blob(2, 3)), 0, ROLLBACK)
-    assert (encode(change.keep), change.bring) == (blob(2, 3), False)
+    change = worker.apply_placement(plan(b"", blob(2, 3)), 0, ROLLBACK)
+    assert (encode_experts(change.keep), change.fetch) == (blob(2, 3), False)
 
 
 def test_initial_experts_that_may_have_been_written_over_are_initial_no_more() -> None:
     for worker in (holding(0, 1, 2, 3), HeldExperts(SHAPE)):
-        worker.overwrite()
+        worker.mark_overwritten()
         with pytest.raises(JobFailedError, match="initial experts"):
-            worker.take_up(plan(b"", everything(SHAPE)), 0, START)
+            worker.apply_placement(plan(b"", encode_all_experts(SHAPE)), 0, START)
 
 
 def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
     with pytest.raises(ValueError, match="is held, here is"):
-        holding(0, 2).take_up(plan(blob(0, 1), blob(0, 1)), 0, REDO)
+        holding(0, 2).apply_placement(plan(blob(0, 1), blob(0, 1)), 0, REDO)
     with pytest.raises(ValueError, match="moves nothing"):
-        holding(0, 2).take_up(plan(blob(0, 2), blob(0, 1)), 0, REDO)
+        holding(0, 2).apply_placement(plan(blob(0, 2), blob(0, 1)), 0, REDO)
 
 
 class Member:
@@ -131,24 +131,24 @@ class Member:
 
     def __init__(self) -> None:
         self.holding = HeldExperts(SHAPE)
-        self.memory = decode(everything(SHAPE), SHAPE) > 0
+        self.memory = decode_experts(encode_all_experts(SHAPE), SHAPE) > 0
 
     def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None, reach: int) -> None:
         """Get so far: 1 what does not count has gone, 2 what is missing is here, 3 and noted."""
         if reach == 0:
             return
-        change = self.holding.take_up(plan, rank, decision)
+        change = self.holding.apply_placement(plan, rank, decision)
         self.check()
         self.memory &= change.keep > 0
         if reach > 1:
             self.memory |= self.holding.placed > 0
         if reach > 2:
-            self.holding.brought()
+            self.holding.on_received()
         self.check()
 
     def commit(self) -> None:
         self.memory &= self.holding.placed > 0
-        self.holding.passed()
+        self.holding.on_committed()
         self.check()
 
     def check(self) -> None:
@@ -160,14 +160,17 @@ def placements(ranks: int) -> st.SearchStrategy[list[bytes]]:
     hosts = st.sets(st.integers(0, ranks - 1), min_size=1)
     return st.lists(hosts, min_size=LAYERS * EXPERTS, max_size=LAYERS * EXPERTS).map(
         lambda hosted: [
-            encode(np.array([rank in who for who in hosted], dtype=np.int64).reshape(LAYERS, EXPERTS))
+            encode_experts(np.array([rank in who for who in hosted], dtype=np.int64).reshape(LAYERS, EXPERTS))
             for rank in range(ranks)
         ]
     )
 
 
 def next_plan(held: Sequence[bytes], placement: Sequence[bytes]) -> ExpertPlan:
-    missing = [_missing(decode(have, SHAPE), decode(want, SHAPE)) for have, want in zip(held, placement, strict=True)]
+    missing = [
+        _missing(decode_experts(have, SHAPE), decode_experts(want, SHAPE))
+        for have, want in zip(held, placement, strict=True)
+    ]
     moves = sum(missing) if any(held) else 0
     return ExpertPlan(
         layers=LAYERS, experts=EXPERTS, held=tuple(held), placement=tuple(placement), moves=moves, asked=1, given=1
@@ -198,7 +201,7 @@ def test_no_expert_is_lost_wherever_a_generation_is_broken_off(data: st.DataObje
                 member.commit()
         # FORWARD: a worker that was stopped before it applied reports what it will hold, and does so first of all.
         held = [m.holding.next_blob if is_late else m.holding.blob for m, is_late in zip(members, late, strict=True)]
-        assert lost_experts(SHAPE, held) == []
+        assert find_lost_experts(SHAPE, held) == []
         for member, is_late in zip(members, late, strict=True):
             if is_late:
                 member.commit()

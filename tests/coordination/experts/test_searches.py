@@ -8,7 +8,7 @@ import pytest
 from loaded_job import loads, moe_job
 from machinery import Job, applied, attach, hello, w
 
-from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.protocol import events as ev
@@ -18,7 +18,7 @@ from holdfast.protocol.messages import any_side as msg
 SHAPE = msg.ExpertShape(layers=2, experts=8, slots=6)
 
 
-def searches(job: Job) -> list[Search]:
+def searches(job: Job) -> list[PlacementSearch]:
     return [order.search for order in job.last if isinstance(order, PlanExperts)]
 
 
@@ -40,7 +40,7 @@ def lose(job: Job, *nodes: str) -> msg.GenerationPlan:
     return plan
 
 
-def repaired_job(*, every: int = 200) -> tuple[Job, Search]:
+def repaired_job(*, every: int = 200) -> tuple[Job, PlacementSearch]:
     job = moe_job(6, SHAPE, rebalance_every=every)
     lose(job, "n5")
     lose(job, "n4")
@@ -77,11 +77,11 @@ def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
 def test_a_search_says_the_same_wherever_it_is_made() -> None:
     """It goes to another process as bytes, and its answer comes back so."""
     _, search = repaired_job()
-    there = msgspec.msgpack.decode(msgspec.msgpack.encode(search), type=Search)
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(search), type=PlacementSearch)
     assert there == search
     found = there.solve()
     assert found == search.solve()
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Found) == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=PlacementAnswer) == found
 
 
 def test_an_answer_that_comes_while_a_node_joins_waits_until_it_is_worthless() -> None:
@@ -132,7 +132,7 @@ def test_a_search_that_dies_changes_nothing_and_the_next_look_comes() -> None:
     plan = job.records[-1].plan
     assert plan is not None
     job.say(loads(np.ones((2, 8)), generation=3, step=1))
-    found: list[Search] = []
+    found: list[PlacementSearch] = []
     for worker in plan.workers * 2:
         step = 1 if len(found) == 0 and job.machine.parts.ledger.committed == 0 else 2
         job.say(applied(worker, 3, step, world=len(plan.members)))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.experts.blobs import decode, encode, experts_by_layer
-from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
+from holdfast.coordination.experts.blobs import decode_experts, encode_experts, experts_by_layer
+from holdfast.coordination.experts.static_experts import assign_chunks, choose_ep_size, count_usable, place_static
 from holdfast.planning import Shortage
 from holdfast.protocol.names import worker_id
 from holdfast.protocol.plan import ExpertShape
@@ -29,23 +29,23 @@ def chunk_blob(shape: ExpertShape, ep_size: int, chunks: set[int]) -> bytes:
     size = shape.experts // ep_size
     for chunk in chunks:
         counts[:, chunk * size : (chunk + 1) * size] = 1
-    return encode(counts)
+    return encode_experts(counts)
 
 
 def test_the_papers_models_have_the_papers_ep_sizes() -> None:
-    assert [ep_size_of(shape_of(experts), 0) for experts in (8, 12, 16)] == [2, 2, 4]
-    assert ep_size_of(shape_of(8), 4) == 4
-    assert ep_size_of(None, 0) == 1
-    refused = ep_size_of(shape_of(8), 3)
+    assert [choose_ep_size(shape_of(experts), 0) for experts in (8, 12, 16)] == [2, 2, 4]
+    assert choose_ep_size(shape_of(8), 4) == 4
+    assert choose_ep_size(None, 0) == 1
+    refused = choose_ep_size(shape_of(8), 3)
     assert isinstance(refused, Shortage)
     assert "EP size of 3" in str(refused)
     assert "--ep-size 2 or 4 or 8" in str(refused)
-    assert isinstance(ep_size_of(shape_of(8), 1), Shortage)  # 8 experts do not fit 6 slots
+    assert isinstance(choose_ep_size(shape_of(8), 1), Shortage)  # 8 experts do not fit 6 slots
 
 
 @pytest.mark.parametrize(("workers", "ep_size", "wanted"), [(10, 4, 8), (7, 4, 4), (3, 4, 0), (5, 2, 4), (5, 1, 5)])
 def test_the_world_is_the_largest_multiple(workers: int, ep_size: int, wanted: int) -> None:
-    assert usable(workers, ep_size) == wanted
+    assert count_usable(workers, ep_size) == wanted
 
 
 @PROPERTY
@@ -57,15 +57,15 @@ def test_members_hold_equal_chunks_and_no_live_chunk_is_left_behind(data: st.Dat
     # (two chunks: while experts move, a worker holds what it had and what it is to have)
     owned = {w: data.draw(st.sets(st.integers(0, ep_size - 1), max_size=2)) for w in workers}
     held = {w: chunk_blob(shape, ep_size, chunks) for w, chunks in owned.items() if chunks}
-    chosen = seats(workers, held, shape, ep_size)
-    assert len(chosen) == usable(len(workers), ep_size)
+    chosen = assign_chunks(workers, held, shape, ep_size)
+    assert len(chosen) == count_usable(len(workers), ep_size)
     assert np.bincount(list(chosen.values()), minlength=ep_size).tolist() == [len(workers) // ep_size] * ep_size
     live = set().union(*owned.values())
     assert set().union(*(owned[worker] for worker in chosen)) == live
     members = [worker for worker in workers if worker in chosen]
     plan = place_static(shape, members, held, chosen, asked=2)
     assert plan.given == min(2, len(workers) // ep_size)
-    total = np.sum([decode(blob, shape) for blob in plan.placement], axis=0)
+    total = np.sum([decode_experts(blob, shape) for blob in plan.placement], axis=0)
     assert (total == len(workers) // ep_size).all()
     moved = sum(chosen[worker] in live - owned[worker] for worker in members)
     assert plan.moves == moved * 2 * shape.layers
@@ -78,16 +78,16 @@ def test_whoever_trains_goes_on_with_its_chunk_as_others_join(ep_size: int, repl
     workers = workers_of(ep_size * replicas + fresh)
     members = workers[: ep_size * replicas]
     held = {worker: chunk_blob(shape, ep_size, {rank % ep_size}) for rank, worker in enumerate(members)}
-    chosen = seats(workers, held, shape, ep_size)
+    chosen = assign_chunks(workers, held, shape, ep_size)
     assert all(chosen[worker] == rank % ep_size for rank, worker in enumerate(members))
 
 
 def test_a_dense_model_is_held_to_multiples_too() -> None:
-    assert list(seats(workers_of(5), {}, None, 2)) == workers_of(5)[:4]
+    assert list(assign_chunks(workers_of(5), {}, None, 2)) == workers_of(5)[:4]
 
 
 def test_the_placement_is_the_same_in_all_layers() -> None:
     shape, workers = shape_of(8, layers=3), workers_of(4)
-    plan = place_static(shape, workers, {}, seats(workers, {}, shape, 2), asked=2)
+    plan = place_static(shape, workers, {}, assign_chunks(workers, {}, shape, 2), asked=2)
     assert plan.moves == 0
     assert {experts_by_layer(blob, shape) for blob in plan.placement} == {((0, 1, 2, 3),) * 3, ((4, 5, 6, 7),) * 3}

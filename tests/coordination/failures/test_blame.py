@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.failures.blame import nodes_that_agree
+from holdfast.coordination.failures.blame import find_agreeing_nodes
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.protocol.record import RaisedBefore
 
@@ -17,7 +17,7 @@ def raised(
 
 def blamed(*all_raised: RaisedBefore, nodes: int = 8, machine: bool = False) -> list[str]:
     *before, last = all_raised
-    return nodes_that_agree(before, last, nodes, machine=machine)
+    return find_agreeing_nodes(before, last, nodes, machine=machine)
 
 
 def test_the_same_at_the_same_micro_batch_on_a_second_node_is_the_works_fault() -> None:

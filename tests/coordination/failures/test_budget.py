@@ -7,14 +7,14 @@ from holdfast.coordination.failures.budget import TOGETHER_S, WINDOW_S, Budget
 
 def test_tries_count_for_a_window() -> None:
     budget = Budget()
-    assert [budget.use(10.0 * number) for number in range(4)] == [1, 2, 3, 4]
-    assert budget.use(WINDOW_S) == 4  # (the first one is forgotten)
-    assert budget.use(10 * WINDOW_S) == 1
+    assert [budget.count_try(10.0 * number) for number in range(4)] == [1, 2, 3, 4]
+    assert budget.count_try(WINDOW_S) == 4  # (the first one is forgotten)
+    assert budget.count_try(10 * WINDOW_S) == 1
 
 
 def test_places_that_fail_together_are_one_try_and_one_that_fails_twice_is_two() -> None:
     budget = Budget()
-    assert [budget.use(0.1 * place, place) for place in range(4)] == [1, 1, 1, 1]
-    assert budget.use(0.5, 2) == 2
-    assert budget.use(0.6, 3) == 2
-    assert budget.use(0.5 + TOGETHER_S, 0) == 3
+    assert [budget.count_try(0.1 * place, place) for place in range(4)] == [1, 1, 1, 1]
+    assert budget.count_try(0.5, 2) == 2
+    assert budget.count_try(0.6, 3) == 2
+    assert budget.count_try(0.5 + TOGETHER_S, 0) == 3

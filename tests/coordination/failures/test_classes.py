@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordination.failures.class_table import TABLE
-from holdfast.coordination.failures.classes import UNKNOWN, Classes, FailureClass, faults
+from holdfast.coordination.failures.classes import UNKNOWN, FailureClass, FailureClasses, find_rule_errors
 from holdfast.patterns import length_for
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
@@ -81,32 +81,38 @@ ENDED = [
 
 @pytest.mark.parametrize(("detail", "status", "severity"), RAISED)
 def test_real_messages_of_exceptions(detail: str, status: str, severity: Severity) -> None:
-    assert Classes().of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail) == FailureClass(status, severity)
+    assert FailureClasses().classify(FailureKind.EXCEPTION, Detector.EXCEPTION, detail) == FailureClass(
+        status, severity
+    )
 
 
 @pytest.mark.parametrize(("detail", "status"), COLLECTIVES)
 def test_real_messages_of_collectives(detail: str, status: str) -> None:
     """What may be over the next time takes nothing out by itself."""
     for detector in (Detector.EXCEPTION, Detector.TIMEOUT):
-        assert Classes().of(FailureKind.CONNECTION_LOST, detector, detail) == FailureClass(status, RETRY)
+        assert FailureClasses().classify(FailureKind.CONNECTION_LOST, detector, detail) == FailureClass(status, RETRY)
 
 
 @pytest.mark.parametrize(("detail", "status"), ENDED)
 def test_how_processes_end(detail: str, status: str) -> None:
-    assert Classes().of(FailureKind.PROCESS_EXIT, Detector.PROCESS, detail) == FailureClass(status, PROCESS)
+    assert FailureClasses().classify(FailureKind.PROCESS_EXIT, Detector.PROCESS, detail) == FailureClass(
+        status, PROCESS
+    )
 
 
 def test_a_node_that_is_not_heard_is_out_whatever_is_said_of_it() -> None:
     for kind in (FailureKind.CONNECTION_LOST, FailureKind.LEASE_EXPIRED):
-        assert Classes().of(kind, Detector.NODE_HEALTH, "") == FailureClass("lost_connection", NODE)
+        assert FailureClasses().classify(kind, Detector.NODE_HEALTH, "") == FailureClass("lost_connection", NODE)
 
 
 def test_a_hang_is_mended_by_a_fresh_process() -> None:
-    assert Classes().of(FailureKind.HANG, Detector.TIMEOUT, "no report") == FailureClass("task_hang", PROCESS)
+    assert FailureClasses().classify(FailureKind.HANG, Detector.TIMEOUT, "no report") == FailureClass(
+        "task_hang", PROCESS
+    )
 
 
 def test_what_nobody_knows_says_so() -> None:
-    found = Classes().of(FailureKind.EXCEPTION, Detector.EXCEPTION, "the daemon sulks")
+    found = FailureClasses().classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "the daemon sulks")
     assert found == FailureClass(UNKNOWN, PROCESS)
 
 
@@ -115,16 +121,16 @@ def rule(pattern: str, status: str = "own", severity: Severity = NODE, detector:
 
 
 def test_the_sites_rules_come_first_and_of_these_the_first_that_fits() -> None:
-    classes = Classes([rule("ECC", "bad_ram", RETRY), rule("error", "any", PROCESS)])
-    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ecc error") == FailureClass("bad_ram", RETRY)
-    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ERROR") == FailureClass("any", PROCESS)
-    assert classes.of(FailureKind.HANG, Detector.TIMEOUT, "").status == "task_hang"
+    classes = FailureClasses([rule("ECC", "bad_ram", RETRY), rule("error", "any", PROCESS)])
+    assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ecc error") == FailureClass("bad_ram", RETRY)
+    assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ERROR") == FailureClass("any", PROCESS)
+    assert classes.classify(FailureKind.HANG, Detector.TIMEOUT, "").status == "task_hang"
 
 
 def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> None:
-    classes = Classes([rule(r"fan (\d+)", r"fan_\1", NODE, Detector.PROCESS)])
-    assert classes.of(FailureKind.PROCESS_EXIT, Detector.PROCESS, "fan 12 stands").status == "fan_12"
-    assert classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, "fan 12 stands").status == UNKNOWN
+    classes = FailureClasses([rule(r"fan (\d+)", r"fan_\1", NODE, Detector.PROCESS)])
+    assert classes.classify(FailureKind.PROCESS_EXIT, Detector.PROCESS, "fan 12 stands").status == "fan_12"
+    assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "fan 12 stands").status == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> 
     ],
 )
 def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> None:
-    ((found, said),) = faults([rule(pattern) for pattern in patterns])
+    ((found, said),) = find_rule_errors([rule(pattern) for pattern in patterns])
     assert found == number
     assert why in said
 
@@ -161,27 +167,27 @@ def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> Non
     ],
 )
 def test_rules_that_may_match(patterns: list[str]) -> None:
-    assert list(faults([rule(pattern) for pattern in patterns])) == []
+    assert list(find_rule_errors([rule(pattern) for pattern in patterns])) == []
 
 
 def test_what_takes_its_time_is_looked_for_in_less_of_a_long_message() -> None:
-    classes = Classes([rule("fan .*a.*b.*c")])
-    assert classes.of(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 10}c").status == "own"
-    assert classes.of(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 500}c").status == "task_hang"
+    classes = FailureClasses([rule("fan .*a.*b.*c")])
+    assert classes.classify(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 10}c").status == "own"
+    assert classes.classify(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 500}c").status == "task_hang"
 
 
 def test_our_own_rules_may_be_looked_for_in_all_of_a_message() -> None:
     assert {length_for(one.pattern, 8192) for one in TABLE} == {8192}
-    assert list(faults(TABLE)) == []
+    assert list(find_rule_errors(TABLE)) == []
 
 
 def test_a_rule_for_other_detectors_stands_in_nobodys_way() -> None:
-    assert not list(faults([rule("fan", detector=Detector.PROCESS), rule("fan")]))
-    assert list(faults([rule("fan"), rule("fan", detector=Detector.PROCESS)]))
+    assert not list(find_rule_errors([rule("fan", detector=Detector.PROCESS), rule("fan")]))
+    assert list(find_rule_errors([rule("fan"), rule("fan", detector=Detector.PROCESS)]))
 
 
 def test_a_name_of_a_group_that_is_not_there() -> None:
-    ((_, why),) = faults([rule("fan", r"fan_\1")])
+    ((_, why),) = find_rule_errors([rule("fan", r"fan_\1")])
     assert why == r"the status 'fan_\\1' names a group that the pattern does not have"
     with pytest.raises(ValueError, match="names a group"):
-        Classes([rule("fan", r"fan_\1")])
+        FailureClasses([rule("fan", r"fan_\1")])

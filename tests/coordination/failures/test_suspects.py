@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination.failures.suspects import StateTransfers, Suspects, failed_transfers, lacking_state
+from holdfast.coordination.failures.suspects import (
+    StateTransfers,
+    Suspects,
+    find_failed_transfers,
+    find_lacking_members,
+)
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, GenerationPlan, Member, Phase
@@ -39,21 +44,21 @@ REDUCING = (Phase.REDUCING,) * 4
 def test_a_broken_connection_lets_the_same_members_try_once_more_and_not_twice() -> None:
     suspects = Suspects()
     complaints = dict([complaint("n2")])
-    assert suspects.name(WORKERS, reports(*REDUCING), complaints, 4) == {}
-    assert list(suspects.name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
+    assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4) == {}
+    assert list(suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_a_step_in_between_makes_it_good() -> None:
     suspects = Suspects()
     complaints = dict([complaint("n2")])
     for committed in (4, 5, 6):
-        assert suspects.name(WORKERS, reports(*REDUCING), complaints, committed) == {}
+        assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, committed) == {}
 
 
 def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_suspect() -> None:
     complaints = dict([complaint("n0", timed_out=True), complaint("n2", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.REDUCING, Phase.REDUCING)
-    named = Suspects().name(WORKERS, standing, complaints, 4)
+    named = Suspects().find_suspects(WORKERS, standing, complaints, 4)
     assert list(named) == ["n1"]
     assert "'compute' of step 5" in named["n1"]
 
@@ -61,12 +66,12 @@ def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_sus
 def test_who_only_waits_longer_is_none() -> None:
     """The one that complained first stopped the others: that they had not complained yet says nothing."""
     complaints = dict([complaint("n3", timed_out=True)])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
 
 
 def test_of_two_that_do_not_reach_each_other_the_later_goes() -> None:
     complaints = dict([complaint("n1", "n2", timed_out=True), complaint("n2", "n1", timed_out=True)])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_the_earlier() -> None:
@@ -76,11 +81,11 @@ def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_t
     for other in ("n1", "n2", "n1"):
         pair, complaints = (w("n0"), w(other)), [complaint("n0", other), complaint(other, "n0", timed_out=True)]
         standing = {worker: report for worker, report in reports(*REDUCING).items() if worker in pair}
-        gone += suspects.name(pair, standing, dict(complaints), 4)
+        gone += suspects.find_suspects(pair, standing, dict(complaints), 4)
     assert gone == ["n1", "n0", "n0"]
     complaints = [complaint("n0", "n1", timed_out=True), complaint("n1", "n0")]
     standing = {worker: report for worker, report in reports(*REDUCING).items() if worker in (w("n0"), w("n1"))}
-    named = suspects.name((w("n0"), w("n1")), standing, dict(complaints), 5)
+    named = suspects.find_suspects((w("n0"), w("n1")), standing, dict(complaints), 5)
     assert list(named) == ["n1"], "a step in between makes it good"
 
 
@@ -88,7 +93,7 @@ def test_who_is_cut_off_from_several_goes_alone() -> None:
     complaints = dict(
         [complaint("n0", "n1", timed_out=True), complaint("n2", "n1", timed_out=True), complaint("n3", "n1")]
     )
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n1"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n1"]
 
 
 @given(
@@ -103,8 +108,8 @@ def test_the_same_members_never_fail_three_times_and_somebody_always_stays(
     suspects = Suspects()
     cut = {node: [peer for a, peer in pairs if a == node] for node in complainers}
     complaints = dict(complaint(node, *cut[node], timed_out=late) for node in sorted(complainers))
-    first = suspects.name(WORKERS, reports(*phases), complaints, 4)
-    named = first or suspects.name(WORKERS, reports(*phases), complaints, 4)
+    first = suspects.find_suspects(WORKERS, reports(*phases), complaints, 4)
+    named = first or suspects.find_suspects(WORKERS, reports(*phases), complaints, 4)
     assert named
     assert set(named) < set(NODES)
     assert first or not late
@@ -144,19 +149,19 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
 @pytest.mark.parametrize("phase", Phase)
 def test_there_is_a_verdict_wherever_a_worker_stands(phase: Phase) -> None:
     late = {w("n0"): complaint("n0", timed_out=True)[1]}
-    named = Suspects().name(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
+    named = Suspects().find_suspects(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
     assert set(named) == ({"n0"} if phase is Phase.APPLYING else {"n1"})
 
 
 def test_who_has_waited_in_vain_itself_is_none_however_far_it_had_got() -> None:
     complaints = dict([complaint("n0", timed_out=True), complaint("n3", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.VOTED, Phase.VOTED)
-    assert list(Suspects().name(WORKERS, standing, complaints, 4)) == ["n1"]
+    assert list(Suspects().find_suspects(WORKERS, standing, complaints, 4)) == ["n1"]
 
 
 def test_that_a_node_which_is_no_member_cannot_be_reached_is_nobodys_fault() -> None:
     complaints = dict([complaint("n1", "n2", "n9", timed_out=True), complaint("n2", "n1"), complaint("n3", "n9")])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
 def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
@@ -168,7 +173,7 @@ def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
         for worker, phase in phases.items()
     }
     late = {a: msg.Complaint(worker=a, generation=1, detail="late", timed_out=True)}
-    assert list(Suspects().name((a, b, c), standing, late, 4)) == ["n0"]
+    assert list(Suspects().find_suspects((a, b, c), standing, late, 4)) == ["n0"]
 
 
 def with_a_stranger() -> Job:
@@ -211,23 +216,26 @@ def newcomers(*nodes: str, **fields: Any) -> StateTransfers:
 
 def test_of_two_that_do_not_reach_each_other_the_one_without_state_goes_whatever_its_rank() -> None:
     complaints = dict([complaint("n1", "n0", timed_out=True)])
-    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n0"))
+    named = Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n0"))
     assert list(named) == ["n0"]
 
 
 def test_a_newcomer_that_no_member_reaches_goes_before_a_member_that_is_cut_off_from_several_newcomers() -> None:
     complaints = dict([complaint("n0", "n2", "n3", timed_out=True)])
     one_holder = newcomers("n1", "n2", "n3")
-    assert set(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=one_holder)) == {"n2", "n3"}
+    assert set(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=one_holder)) == {
+        "n2",
+        "n3",
+    }
     other_holder = newcomers("n2", "n3")
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=other_holder)) == ["n0"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=other_holder)) == ["n0"]
     needed = newcomers("n2", "n3", can_spare=lambda _node: False)
-    assert set(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == {"n2", "n3"}
+    assert set(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == {"n2", "n3"}
 
 
 def test_two_members_with_state_that_do_not_reach_each_other_explain_the_rest() -> None:
     complaints = dict([complaint("n1", "n0", "n3", timed_out=True), complaint("n0", "n1", timed_out=True)])
-    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n3"))
+    named = Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n3"))
     assert list(named) == ["n1"]
 
 
@@ -236,31 +244,31 @@ def test_a_member_that_is_late_because_it_still_sends_its_state_stays() -> None:
     standing = reports(Phase.REDUCING, Phase.APPLYING, Phase.REDUCING, Phase.ENTERING)
     standing[w("n1")] = msgspec.structs.replace(standing[w("n1")], step=4)
     standing[w("n3")] = msgspec.structs.replace(standing[w("n3")], step=1, applied=None)
-    named = Suspects().name(WORKERS, standing, complaints, 4, transfers=newcomers("n3"))
+    named = Suspects().find_suspects(WORKERS, standing, complaints, 4, transfers=newcomers("n3"))
     assert list(named) == ["n3"]
 
 
 def test_without_other_evidence_a_member_that_lacks_the_state_goes_first() -> None:
     suspects, complaints = Suspects(), dict([complaint("n0"), complaint("n2")])
     transfers = newcomers("n2", "n3")
-    assert suspects.name(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers) == {}
-    assert list(suspects.name(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers)) == ["n2"]
+    assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers) == {}
+    assert list(suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers)) == ["n2"]
     alone = dict([complaint("n0")])
-    assert list(suspects.name(WORKERS, reports(*REDUCING), alone, 4, transfers=transfers)) == ["n3"]
+    assert list(suspects.find_suspects(WORKERS, reports(*REDUCING), alone, 4, transfers=transfers)) == ["n3"]
 
 
 def test_after_failed_transfers_the_receivers_go_and_a_proven_bad_sender_before_them() -> None:
     complaints = dict([complaint("n0")])
     failed = {w("n2"): {w("n0")}, w("n3"): {w("n0")}}
     first = newcomers("n2", "n3", failed=failed)
-    assert Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=first) == {}
+    assert Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=first) == {}
     again = newcomers("n2", "n3", failed=failed, exhausted={w("n2")})
-    named = Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=again)
+    named = Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=again)
     assert named == {"n2": "it could not be sent the state by n0"}
     proven = newcomers("n2", "n3", failed=failed, exhausted={w("n2")}, suspects=["n1", "n0"])
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=proven)) == ["n0"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=proven)) == ["n0"]
     needed = newcomers("n2", "n3", failed=failed, exhausted={w("n2")}, suspects=["n0"], can_spare=lambda _node: False)
-    assert list(Suspects().name(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == ["n2"]
+    assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == ["n2"]
 
 
 def joined_plan() -> GenerationPlan:
@@ -276,14 +284,14 @@ def transfer_complaint(node: str, *peers: str) -> msg.Complaint:
 
 def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> None:
     plan = joined_plan()
-    assert failed_transfers(plan, [transfer_complaint("n0", "n2"), transfer_complaint("n1", "n2", "n3")]) == {
+    assert find_failed_transfers(plan, [transfer_complaint("n0", "n2"), transfer_complaint("n1", "n2", "n3")]) == {
         w("n2"): {w("n0"), w("n1")},
         w("n3"): {w("n1")},
     }
     told = [transfer_complaint("n0", "n2"), transfer_complaint("n2", "n1")]
-    assert failed_transfers(plan, told) == {w("n2"): {w("n1")}}
+    assert find_failed_transfers(plan, told) == {w("n2"): {w("n1")}}
     between_members = [transfer_complaint("n0", "n1"), transfer_complaint("n2", "n3")]
-    assert failed_transfers(plan, between_members) == {}
+    assert find_failed_transfers(plan, between_members) == {}
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -327,9 +335,9 @@ def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(
 def test_who_lacks_the_state_is_known_from_the_reports() -> None:
     standing = reports(*REDUCING)
     standing[w("n2")] = msgspec.structs.replace(standing[w("n2")], applied=None)
-    assert lacking_state(joined_plan(), standing, 4) == {w("n2")}
+    assert find_lacking_members(joined_plan(), standing, 4) == {w("n2")}
     standing[w("n3")] = msgspec.structs.replace(standing[w("n3")], applied=3)
-    assert lacking_state(joined_plan(), standing, 4) == {w("n2"), w("n3")}
+    assert find_lacking_members(joined_plan(), standing, 4) == {w("n2"), w("n3")}
 
 
 def join_one(job: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import ExpertShape
@@ -84,7 +84,7 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     begin = job.orders(msg.Begin)[w("n2")]
     assert begin.decision.kind is msg.DecisionKind.ROLLBACK
     assert begin.plan.expert_plan is not None
-    assert sum(decode(blob, SHAPE) for blob in begin.plan.expert_plan.placement).min() > 0
+    assert sum(decode_experts(blob, SHAPE) for blob in begin.plan.expert_plan.placement).min() > 0
     job.tick(0.2)
     assert job.machine.waiting.need is None
 

@@ -34,8 +34,8 @@ def recorded(scale: float = 1.0) -> list[float]:
     for at, *clock in RECORDED:
         now = 100.0 + at * scale
         starved_s = cores.look(now, {1: ThreadClock(*clock)})[1]
-        watch.look_s = 1.0
-        late += [one.stand.for_s for one in watch.look(now, {ME: waiting(now, starved_s)})]
+        watch.check_interval_s = 1.0
+        late += [one.stand.for_s for one in watch.find_late(now, {ME: waiting(now, starved_s)})]
     return late
 
 

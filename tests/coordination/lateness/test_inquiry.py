@@ -9,7 +9,7 @@ from machinery import Job, w
 from holdfast.coordination.instructions import Broadcast, Emit, Send
 from holdfast.coordination.lateness.inquiry import OBEYS_S
 from holdfast.coordination.lateness.pace import PATIENCE_S
-from holdfast.coordination.lateness.stories import MAX_WORKERS, Stories
+from holdfast.coordination.lateness.stories import MAX_WORKERS, StackDumps
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
@@ -433,14 +433,14 @@ def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() 
 
 def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of() -> None:
     turn = trained().machine.transaction
-    stories, stands = Stories(turn), {w(f"m{n}"): stand(f"m{n}") for n in range(MAX_WORKERS)}
+    stories, stands = StackDumps(turn), {w(f"m{n}"): stand(f"m{n}") for n in range(MAX_WORKERS)}
     stands |= {w(name): stand(name) for name in NODES}
     nodes = turn.members.nodes
-    stories.begin(list(nodes.values()), stands, [w("n1")])
+    stories.start(list(nodes.values()), stands, [w("n1")])
     asked = [i for i in turn.flush() if isinstance(i, Broadcast) and isinstance(i.message, TakeStacks)]
     assert [list(one.connections) for one in asked] == [[nodes["n1"].connection]]
     for name in ("n2", "n1"):  # (the first was not asked)
-        stories.told(nodes[name], Stacks(number=1, workers=(WorkerStack(worker=w(name), stack=f"of {name}"),)))
+        stories.on_stacks(nodes[name], Stacks(number=1, workers=(WorkerStack(worker=w(name), stack=f"of {name}"),)))
     (story,) = [i.event for i in turn.flush() if isinstance(i, Emit) and isinstance(i.event, ev.StacksTaken)]
     assert story.workers[0].worker == "rank 1 on n1"
     assert [stack.lines for stack in story.stacks] == [("of n1",)]

@@ -32,8 +32,8 @@ def look_until(watch: LateWatch, reading: Reading, start: float, end: float) -> 
     told: list[tuple[float, Late]] = []
     now = start
     while now < end:
-        told += [(now, late) for late in watch.look(now, {ME: reading})]
-        now += watch.look_s
+        told += [(now, late) for late in watch.find_late(now, {ME: reading})]
+        now += watch.check_interval_s
     return told
 
 
@@ -73,8 +73,8 @@ def test_another_activity_begins_anew() -> None:
 
 def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
     watch = made()
-    watch.look(100.01, {ME: COMPUTING})
-    assert watch.look(130.0, {ME: COMPUTING}) == []  # (all of the machine stood still, perhaps)
+    watch.find_late(100.01, {ME: COMPUTING})
+    assert watch.find_late(130.0, {ME: COMPUTING}) == []  # (all of the machine stood still, perhaps)
     assert look_until(watch, COMPUTING, 130.02, 130.4) == []
     assert len(look_until(watch, COMPUTING, 130.4, 130.6)) == 1
 
@@ -85,7 +85,7 @@ def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
     for look in range(-20, 200):
         now = 100.0 + look / 50
         starved = replace(COMPUTING, since=min(now, 100.0), starved_s=7.0 + 0.75 * look / 50)
-        late += [now for _ in watch.look(now, {ME: starved})]
+        late += [now for _ in watch.find_late(now, {ME: starved})]
     assert 100.0 + 4 * LIMIT_S <= late[0] < 100.0 + 4 * LIMIT_S + 0.1
 
 
@@ -95,7 +95,7 @@ def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
     for look in range(100):
         now = 100.0 + look / 50
         others = {7: 3.0 + look / 50, 8: 1.0} if ME in watch.closely else {}
-        late += watch.look(now, {ME: replace(COMPUTING, others_starved_s=others)})
+        late += watch.find_late(now, {ME: replace(COMPUTING, others_starved_s=others)})
     assert late == []
 
 
@@ -104,7 +104,7 @@ def test_who_is_at_it_for_long_is_looked_at_closely_and_nobody_else() -> None:
     seen: list[frozenset[str]] = []
     for look in range(10):
         now = 100.0 + look / 25
-        watch.look(now, {ME: COMPUTING, other: replace(COMPUTING, since=now)})
+        watch.find_late(now, {ME: COMPUTING, other: replace(COMPUTING, since=now)})
         seen.append(watch.closely)
     assert seen[:4] == [frozenset()] * 4
     assert seen[5:] == [{ME}] * 5
@@ -128,7 +128,7 @@ def test_who_waits_in_a_collective_is_not_late_while_it_looks() -> None:
     watch = made()
     for tenth in range(100):
         now = 100.0 + tenth / 10
-        assert watch.look(now, {ME: replace(COMPUTING, waits_since=100.0, looked=now - 0.01)}) == []
+        assert watch.find_late(now, {ME: replace(COMPUTING, waits_since=100.0, looked=now - 0.01)}) == []
 
 
 def test_who_waits_and_does_not_look_has_stalled() -> None:
@@ -139,7 +139,7 @@ def test_who_waits_and_does_not_look_has_stalled() -> None:
 
 def test_a_page_that_says_nonsense_harms_nobody() -> None:
     watch = made()
-    assert watch.look(100.0, {ME: replace(COMPUTING, since=1e300)}) == []
+    assert watch.find_late(100.0, {ME: replace(COMPUTING, since=1e300)}) == []
     watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(5, -1.0, 0.1)})})
     watch.learn(3.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(1, 1e300, 0.1)})})
     assert abs((watch.times.limit_s(Activity.COMPUTE, 4) or 0.0) - LIMIT_S) < 0.2
@@ -165,8 +165,8 @@ def test_it_looks_seldom_where_nothing_is_due() -> None:
     watch = LateWatch()
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(10, 300.0, 31.0)})})
-    watch.look(100.0, {ME: COMPUTING})
-    assert watch.look_s == 1.0
+    watch.find_late(100.0, {ME: COMPUTING})
+    assert watch.check_interval_s == 1.0
 
 
 def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> None:
@@ -174,17 +174,17 @@ def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> Non
     another cost it its process."""
     watch = made()
     waited = replace(COMPUTING, looked=108.0)
-    (stood,) = watch.stands(108.1, {ME: waited}, ())
+    (stood,) = watch.list_activities(108.1, {ME: waited}, ())
     assert stood.for_s == pytest.approx(0.1)
-    assert watch.look(108.1, {ME: waited}) == []
-    late = [one for look in range(1, 25) for one in watch.look(108.1 + look / 50, {ME: waited})]
+    assert watch.find_late(108.1, {ME: waited}) == []
+    late = [one for look in range(1, 25) for one in watch.find_late(108.1 + look / 50, {ME: waited})]
     assert [one.stand.for_s for one in late] == [pytest.approx(0.5, abs=0.021)]
 
 
 def test_it_learns_now_and_then() -> None:
     watch = made()
-    assert not watch.learns(1.0 + LEARN_S / 2)
-    assert watch.learns(1.0 + LEARN_S)
+    assert not watch.is_learning_due(1.0 + LEARN_S / 2)
+    assert watch.is_learning_due(1.0 + LEARN_S)
 
 
 def test_what_workers_take_is_told_now_and_then() -> None:
@@ -201,7 +201,7 @@ def test_what_workers_take_is_told_now_and_then() -> None:
 @pytest.mark.parametrize(("tell_s", "times"), [(2.0, 10), (0.5, 20)])
 def test_a_job_may_have_it_told_more_often(tell_s: float, times: int) -> None:
     watch, told = LateWatch(), list[OwnTimes]()
-    watch.tell_s = tell_s
+    watch.report_interval_s = tell_s
     for number in range(1, 21):
         totals = {Activity.COMPUTE: Total(number, 0.1 * number, 0.1)}
         told += watch.learn(float(number), {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
@@ -242,7 +242,7 @@ def test_the_end_of_late_work_is_reported_with_how_long_it_took() -> None:
 def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_takes_as_long() -> None:
     """The limit here may be longer than where the worker was ended."""
     watch = made()
-    watch.expect(WatchWork(step=5, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
+    watch.expect_end(WatchWork(step=5, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
     assert ends(watch, COMPUTING, 100.4) == [(pytest.approx(0.4, abs=0.001), pytest.approx(LIMIT_S))]
     assert ends(watch, replace(COMPUTING, since=110.0), 110.25) == []
     assert ends(watch, replace(COMPUTING, since=120.0, step=6), 120.4) == []
@@ -251,7 +251,7 @@ def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_tak
 def test_no_more_than_some_pieces_of_work_are_expected() -> None:
     watch = made()
     for step in range(5, 5 + EXPECTED + 1):
-        watch.expect(WatchWork(step=step, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
+        watch.expect_end(WatchWork(step=step, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
     assert ends(watch, COMPUTING, 100.4) == []
     assert len(ends(watch, replace(COMPUTING, since=110.0, step=6), 110.4)) == 1
 
@@ -269,8 +269,8 @@ def first_time_s(first_s: float, done: int) -> float:
     totals = {Activity.COMPUTE: Total(done, 0.1 * done, 0.1)} if done else {}
     watch.learn(3.0, {new: COMPUTING}, {new: ProgressAccount(totals=totals)})
     now = 100.0
-    while not (late := watch.look(now, {new: COMPUTING})):
-        now += watch.look_s
+    while not (late := watch.find_late(now, {new: COMPUTING})):
+        now += watch.check_interval_s
     return late[0].stand.limit_s
 
 

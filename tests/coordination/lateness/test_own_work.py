@@ -6,7 +6,7 @@ import pytest
 from machinery import Job, w
 
 from holdfast.coordination.failures.budget import WINDOW_S
-from holdfast.coordination.lateness.own_work import VERDICT_S, OwnWork
+from holdfast.coordination.lateness.own_work import VERDICT_S, SlowWork
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages.progress import Activity, CountHang, ThreadActivity
 
@@ -23,11 +23,11 @@ def late(worker: str, for_s: float, *, step: int = 11, micro_batch: int = 3, lim
     )
 
 
-def is_ended(work: OwnWork, stand: ThreadActivity) -> bool:
-    return [one.worker for one in work.spare([stand])] == [stand.worker]
+def is_ended(work: SlowWork, stand: ThreadActivity) -> bool:
+    return [one.worker for one in work.exclude_slow_work([stand])] == [stand.worker]
 
 
-def counted(job: Job, work: OwnWork, step: int) -> list[str]:
+def counted(job: Job, work: SlowWork, step: int) -> list[str]:
     """Return the workers whose kills count once a step is committed, and the time for a verdict is over."""
     told: list[str] = []
     for seconds in (0.0, VERDICT_S - 0.1, 0.2):
@@ -41,7 +41,7 @@ def counted(job: Job, work: OwnWork, step: int) -> list[str]:
 
 def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_process(job: Job) -> None:
     """It computes the same again: ended as soon as before, a long sequence never ended, and cost its node the job."""
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert is_ended(work, late(w("n1"), 0.7)), "until it is gone"
     for process, for_s, ended in (("b", 0.6, False), ("b", 4.9, False), ("b", 5.1, True), ("c", 49.0, False)):
@@ -53,16 +53,16 @@ def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_proc
 
 def test_a_worker_that_is_ended_is_named_with_the_limit_in_force(job: Job) -> None:
     """Messages named the limit of the agent, although ten times as much was allowed."""
-    work = OwnWork(job.machine.transaction)
-    assert [stand.limit_s for stand in work.spare([late(w("n1"), 0.6)])] == [0.5]
-    assert [stand.limit_s for stand in work.spare([late(w("n1", "b"), 5.1)])] == [5.0]
+    work = SlowWork(job.machine.transaction)
+    assert [stand.limit_s for stand in work.exclude_slow_work([late(w("n1"), 0.6)])] == [0.5]
+    assert [stand.limit_s for stand in work.exclude_slow_work([late(w("n1", "b"), 5.1)])] == [5.0]
 
 
 def raised(job: Job) -> int:
     return sum(isinstance(event, ev.LimitRaised) for event in job.events)
 
 
-def ended_at(work: OwnWork, *, step: int, limit_s: float) -> None:
+def ended_at(work: SlowWork, *, step: int, limit_s: float) -> None:
     """Check the limit in force, within a tenth of a second."""
     assert not is_ended(work, late(w("n3"), limit_s - 0.1, step=step, micro_batch=0))
     assert is_ended(work, late(w("n3"), limit_s + 0.1, step=step, micro_batch=0))
@@ -70,15 +70,15 @@ def ended_at(work: OwnWork, *, step: int, limit_s: float) -> None:
 
 def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
     """It was learnt at the moment of suspicion: a sample of 3 s cost a process in each epoch, and a node its place."""
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
-    work.accuse(late(w("n1"), 0.6), "late")
+    work.record_kill(late(w("n1"), 0.6), "late")
     for for_s in (0.6, 1.0, 2.0):  # its agent reports again and again
         assert not is_ended(work, late(w("n2"), for_s))
     job.tick(0.1)
     assert raised(job) == 1
     ended_at(work, step=12, limit_s=3.0)
-    work.ended(late(w("n2"), 30.0))
+    work.on_work_ended(late(w("n2"), 30.0))
     ended_at(work, step=13, limit_s=45.0)
     job.tick(WINDOW_S)
     ended_at(work, step=14, limit_s=0.5)
@@ -86,29 +86,29 @@ def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
 
 def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job: Job) -> None:
     """Nobody waits for it, and it may not be late by its own limit: with two nodes nothing was learnt."""
-    work = OwnWork(job.machine.transaction)
-    assert work.accuse(late(w("n1"), 0.6), "late")
-    work.ended(late(w("n0"), 1.0, limit_s=1.2))
+    work = SlowWork(job.machine.transaction)
+    assert work.record_kill(late(w("n1"), 0.6), "late")
+    work.on_work_ended(late(w("n0"), 1.0, limit_s=1.2))
     assert counted(job, work, 11) == []
     ended_at(work, step=12, limit_s=1.5)
 
 
 def test_the_same_node_clears_itself_if_its_next_process_needs_as_long(job: Job) -> None:
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
-    assert work.accuse(late(w("n1"), 0.6), "late")
+    assert work.record_kill(late(w("n1"), 0.6), "late")
     assert not is_ended(work, late(w("n1", "b"), 0.7))
-    work.ended(late(w("n1", "b"), 1.0))
+    work.on_work_ended(late(w("n1", "b"), 1.0))
     assert counted(job, work, 11) == []
 
 
 def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     for _ in range(2):  # the order is repeated until the agent obeys
-        assert work.accuse(late(w("n1"), 0.6), "late")
-    work.ended(late(w("n0"), 0.5))
-    work.ended(late(w("n0"), 9.0, micro_batch=4))
-    work.ended(late(w("n1"), 9.0))
+        assert work.record_kill(late(w("n1"), 0.6), "late")
+    work.on_work_ended(late(w("n0"), 0.5))
+    work.on_work_ended(late(w("n0"), 9.0, micro_batch=4))
+    work.on_work_ended(late(w("n1"), 9.0))
     assert counted(job, work, 10) == []
     assert counted(job, work, 11) == [w("n1")]
     assert counted(job, work, 11) == []
@@ -117,29 +117,29 @@ def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
 
 def test_a_verdict_waits_for_the_report_of_slow_work(job: Job) -> None:
     """Agents report its end after the step is committed."""
-    work = OwnWork(job.machine.transaction)
-    work.accuse(late(w("n1"), 0.6), "late")
+    work = SlowWork(job.machine.transaction)
+    work.record_kill(late(w("n1"), 0.6), "late")
     work.tick(11)
     job.now += VERDICT_S - 0.1
     job.machine.transaction.now = job.now
     work.tick(11)
-    work.ended(late(w("n0"), 1.0))
+    work.on_work_ended(late(w("n0"), 1.0))
     assert counted(job, work, 11) == []
 
 
 def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     entering = ThreadActivity(worker=w("n1"), generation=1, step=11, activity=Activity.ENTERING, for_s=9.0, limit_s=0.5)
-    assert not work.accuse(entering, "late")
+    assert not work.record_kill(entering, "late")
     assert is_ended(work, entering)
 
 
 def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> None:
     """Else it would cost a process each time."""
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     for step in (11, 12):
-        work.accuse(late(w("n1"), 0.6, step=step), "late")
-        work.ended(late(w("n0"), 1.0, step=step))
+        work.record_kill(late(w("n1"), 0.6, step=step), "late")
+        work.on_work_ended(late(w("n0"), 1.0, step=step))
         job.tick(12 * WINDOW_S)
     ended_at(work, step=13, limit_s=1.5)
     job.tick(12 * WINDOW_S)
@@ -147,7 +147,7 @@ def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> No
 
 
 def test_it_may_take_longer_at_that_alone(job: Job) -> None:
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert not is_ended(work, late(w("n2"), 5.0))
     applying = ThreadActivity(worker=w("n1"), generation=1, step=12, activity=Activity.APPLYING, for_s=0.6, limit_s=0.5)
@@ -155,7 +155,7 @@ def test_it_may_take_longer_at_that_alone(job: Job) -> None:
 
 
 def test_the_places_that_are_remembered_are_bounded(job: Job) -> None:
-    work = OwnWork(job.machine.transaction)
+    work = SlowWork(job.machine.transaction)
     for step in range(5000):
-        work.accuse(late(w("n1"), 0.6, step=11 + step), "late")
+        work.record_kill(late(w("n1"), 0.6, step=11 + step), "late")
     assert len(counted(job, work, 10**6)) == 4096

@@ -13,10 +13,10 @@ STEP_S = 0.5
 def trained(steps: int) -> Pace:
     """Return a pace that has seen so many steps, the newest at `steps` times their length."""
     pace = Pace()
-    pace.began(4, 0.0)
-    pace.entered(0.0)
+    pace.on_generation(4, 0.0)
+    pace.on_entered(0.0)
     for step in range(1, steps + 1):
-        pace.applied(step, STEP_S * step)
+        pace.on_applied(step, STEP_S * step)
     return pace
 
 
@@ -27,25 +27,25 @@ def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
 
 def test_it_is_asked_after_one_and_a_half_steps_a_stopped_process_is_late_after_two_and_all_are_after_three() -> None:
     pace, last = trained(10), 10 * STEP_S
-    assert not pace.asks(last + 1.5 * STEP_S)
-    assert pace.asks(last + 1.5 * STEP_S + ASK_FLOOR_S + 0.01)
+    assert not pace.should_ask(last + 1.5 * STEP_S)
+    assert pace.should_ask(last + 1.5 * STEP_S + ASK_FLOOR_S + 0.01)
     assert pace.stopped_at == pytest.approx(last + 2.0 * STEP_S + ASK_FLOOR_S)
     assert pace.overdue_at == pytest.approx(last + 3.0 * STEP_S + ASK_FLOOR_S)
 
 
 def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None:
     pace = trained(0)
-    assert not pace.asks(UNKNOWN_S + 1.0)
+    assert not pace.should_ask(UNKNOWN_S + 1.0)
     assert pace.overdue_at == pace.stopped_at == UNKNOWN_S
-    assert not pace.asks(TOGETHER_S)
-    assert pace.asks(TOGETHER_S + 1.0)
+    assert not pace.should_ask(TOGETHER_S)
+    assert pace.should_ask(TOGETHER_S + 1.0)
     assert pace.together_s == TOGETHER_S
 
 
 def test_a_coordinator_that_was_away_takes_no_outage_for_a_slow_step() -> None:
     pace = trained(10)
-    pace.wait_anew(100.0)
-    assert not pace.asks(100.1)
-    pace.applied(40, 100.2)
+    pace.restart_waiting(100.0)
+    assert not pace.should_ask(100.1)
+    pace.on_applied(40, 100.2)
     assert pace.mean_s == STEP_S
-    assert not pace.asks(100.3)
+    assert not pace.should_ask(100.3)

@@ -21,9 +21,9 @@ def run(
     for word in range(words):
         for name in nodes:
             took = 0.1 * (factor(word) if name == "a" else 1.0) * rng.lognormvariate(0.0, noise)
-            slow.told(name, {f"{name}/0": (5, 5 * took)})
-            assert slow.found.keys() <= {"a"}
-        if "a" in slow.found:
+            slow.on_report(name, {f"{name}/0": (5, 5 * took)})
+            assert slow.slow_nodes.keys() <= {"a"}
+        if "a" in slow.slow_nodes:
             found.append(word)
     return found
 
@@ -71,19 +71,19 @@ def test_two_nodes_are_compared_with_each_other() -> None:
 
 def test_one_alone_and_one_that_has_computed_nothing_are_compared_with_nobody() -> None:
     slow = SlowNodes()
-    slow.told("a", {"a/0": (5, 50.0)})
-    slow.told("b", {"b/0": (0, 0.0)})
-    assert slow.found == {}
+    slow.on_report("a", {"a/0": (5, 50.0)})
+    slow.on_report("b", {"b/0": (0, 0.0)})
+    assert slow.slow_nodes == {}
 
 
 def test_what_is_forgotten_is_learnt_again() -> None:
     slow = SlowNodes()
     for _ in range(30):
-        slow.told("a", {"a/0": (5, 1.0)})
-        slow.told("b", {"b/0": (5, 0.5)})
-    assert slow.found.keys() == {"a"}
-    slow.begin_anew("a")
-    assert slow.found == {}
-    slow.follow({"b"})
-    slow.told("b", {"b/0": (5, 0.5)})
-    assert slow.found == {}
+        slow.on_report("a", {"a/0": (5, 1.0)})
+        slow.on_report("b", {"b/0": (5, 0.5)})
+    assert slow.slow_nodes.keys() == {"a"}
+    slow.forget_node("a")
+    assert slow.slow_nodes == {}
+    slow.keep_nodes({"b"})
+    slow.on_report("b", {"b/0": (5, 0.5)})
+    assert slow.slow_nodes == {}

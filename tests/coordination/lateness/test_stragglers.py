@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machinery import Job, w
 
-from holdfast.coordination.lateness.stragglers import Stragglers
+from holdfast.coordination.lateness.stragglers import WorkerTimes
 from holdfast.protocol.messages.progress import Activity, OwnTimes
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -18,50 +18,50 @@ def times(node: str, seconds: float, slow: int = 0) -> OwnTimes:
     )
 
 
-def scores(stragglers: Stragglers) -> dict[str, float]:
+def scores(stragglers: WorkerTimes) -> dict[str, float]:
     return {pace.worker: pace.score for pace in stragglers.paces(map(w, NODES))}
 
 
 def test_each_is_compared_with_the_others_median() -> None:
-    stragglers = Stragglers()
+    stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.125, 0.5, 0.25, 0.125), strict=True):
-        stragglers.told(node, times(node, seconds))
+        stragglers.on_own_times(node, times(node, seconds))
     assert scores(stragglers) == {w("n1"): 4.0, w("n2"): 2.0, w("n0"): 0.5, w("n3"): 0.5}
     assert [pace.worker for pace in stragglers.paces(map(w, NODES))][:2] == [w("n1"), w("n2")]
 
 
 def test_links_are_compared_by_how_long_the_same_takes() -> None:
-    stragglers = Stragglers()
+    stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.125, 0.5, 0.25, 0.0), strict=True):
-        stragglers.told(node, times(node, seconds))
+        stragglers.on_own_times(node, times(node, seconds))
     links = stragglers.links(map(w, NODES))
     assert [(link.worker, link.bytes_per_s) for link in links] == [(w("n1"), 2e6), (w("n2"), 4e6), (w("n0"), 8e6)]
     assert [link.score for link in links] == pytest.approx([0.5 / 0.1875, 0.25 / 0.3125, 0.125 / 0.375])
 
 
 def test_of_two_each_is_compared_with_the_other_and_one_alone_with_nobody() -> None:
-    stragglers = Stragglers()
-    stragglers.told("n0", times("n0", 1.0))
+    stragglers = WorkerTimes()
+    stragglers.on_own_times("n0", times("n0", 1.0))
     assert scores(stragglers) == {}
-    stragglers.told("n1", times("n1", 2.0))
+    stragglers.on_own_times("n1", times("n1", 2.0))
     assert scores(stragglers) == {w("n0"): 0.5, w("n1"): 2.0}
 
 
 def test_a_node_tells_of_its_own_workers_alone_and_the_newest_word_counts() -> None:
-    stragglers = Stragglers()
-    stragglers.told("n0", times("n1", 9.0))
-    stragglers.told("n0", OwnTimes(compute_s={w("n0"): 1.0, w("n2"): 9.0}, slow={}, link_bytes_per_s={}))
-    stragglers.told("n1", times("n1", 3.0))
-    stragglers.told("n1", times("n1", 1.0))
+    stragglers = WorkerTimes()
+    stragglers.on_own_times("n0", times("n1", 9.0))
+    stragglers.on_own_times("n0", OwnTimes(compute_s={w("n0"): 1.0, w("n2"): 9.0}, slow={}, link_bytes_per_s={}))
+    stragglers.on_own_times("n1", times("n1", 3.0))
+    stragglers.on_own_times("n1", times("n1", 1.0))
     assert scores(stragglers) == {w("n0"): 1.0, w("n1"): 1.0}
-    stragglers.follow(["n0"])
+    stragglers.keep_nodes(["n0"])
     assert scores(stragglers) == {}
 
 
 def test_who_takes_no_time_is_not_known() -> None:
-    stragglers = Stragglers()
+    stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.0, 1.0, 1.0, 0.0), strict=True):
-        stragglers.told(node, times(node, seconds))
+        stragglers.on_own_times(node, times(node, seconds))
     assert scores(stragglers) == {w("n1"): 1.0, w("n2"): 1.0}
 
 

@@ -167,16 +167,16 @@ def test_that_it_computes_fewer_outlives_a_failure_of_another() -> None:
 
 def test_a_coordinator_that_comes_later_takes_it_as_slow_until_it_shows_otherwise() -> None:
     slow = SlowNodes()
-    slow.follow(NODES, {"n1": 3.0, "gone": 2.0})
-    assert slow.found == {"n1": 3.0}
+    slow.keep_nodes(NODES, {"n1": 3.0, "gone": 2.0})
+    assert slow.slow_nodes == {"n1": 3.0}
     for _ in range(30):
         for node in NODES:
-            slow.told(node, {w(node): (5, 1.5 if node == "n1" else 0.5)})
-        assert slow.found.keys() == {"n1"}
+            slow.on_report(node, {w(node): (5, 1.5 if node == "n1" else 0.5)})
+        assert slow.slow_nodes.keys() == {"n1"}
     for _ in range(60):
         for node in NODES:
-            slow.told(node, {w(node): (5, 0.5)})
-    assert slow.found == {}
+            slow.on_report(node, {w(node): (5, 0.5)})
+    assert slow.slow_nodes == {}
 
 
 def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None:

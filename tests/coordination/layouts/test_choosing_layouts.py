@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from holdfast.coordination.layouts.choosing import HORIZON_S, WORTH, choose_layout, layouts_by_nodes
+from holdfast.coordination.layouts.choosing import GAIN_PER_COST, HORIZON_S, choose_layout, layouts_by_nodes
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.several import ListedLayout, layout_for, places_by_nodes
 from holdfast.protocol.record import SCHEMA, Record
@@ -21,14 +21,14 @@ TOLD = (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3))
 def test_a_script_that_says_it_is_obeyed(nodes: int, layout: Layout) -> None:
     choice = choose_layout(TOLD, TWO, nodes=nodes, workers=4, micro_batches=6, measured_s={str(TWO): 9.0})
     assert choice.layout == layout == layout_for(TOLD, nodes)
-    assert choice.pays(1e9)
+    assert choice.is_worth(1e9)
 
 
 def test_what_has_as_many_micro_batches_for_each_unit_is_no_faster_with_larger_units() -> None:
     """Twelve micro-batches: 12 workers as six units have two each, as three units four, that take more than half."""
     choice = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={})
     assert choice.layout == TWO
-    assert not choice.pays(0.0)
+    assert not choice.is_worth(0.0)
 
 
 def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() -> None:
@@ -40,9 +40,9 @@ def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() 
     assert even.layout == TWO
     few = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={})
     assert few.layout == FOUR
-    assert few.wins_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
-    assert few.pays(few.wins_s / WORTH / 1.01)
-    assert not few.pays(few.wins_s / WORTH * 1.01)
+    assert few.gain_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
+    assert few.is_worth(few.gain_s / GAIN_PER_COST / 1.01)
+    assert not few.is_worth(few.gain_s / GAIN_PER_COST * 1.01)
 
 
 def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
@@ -52,7 +52,7 @@ def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
     # (one was measured: the others are guessed from that, and not from one second)
     slow = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={str(TWO): 50.0})
     assert slow.layout == FOUR
-    assert slow.wins_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
+    assert slow.gain_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
 
 
 def test_one_that_is_as_fast_takes_nobodys_place() -> None:
@@ -61,7 +61,7 @@ def test_one_that_is_as_fast_takes_nobodys_place() -> None:
     for in_force in (TWO, FOUR):
         choice = choose_layout(LISTED, in_force, nodes=1, workers=4, micro_batches=4, measured_s=same)
         assert choice.layout == in_force
-        assert not choice.pays(0.0)
+        assert not choice.is_worth(0.0)
     assert layout_for(LISTED, 7) == TWO, "where nothing is in force yet the first is taken"
 
 
@@ -69,7 +69,7 @@ def test_one_that_has_not_fitted_memory_is_left() -> None:
     listed = (ListedLayout(layout=WHOLE), *LISTED)
     choice = choose_layout(listed, WHOLE, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[WHOLE])
     assert choice.layout == TWO
-    assert choice.pays(math.inf)
+    assert choice.is_worth(math.inf)
     assert "one place has not fitted memory" in choice.why
     nothing = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[TWO, FOUR])
     assert nothing.layout == TWO

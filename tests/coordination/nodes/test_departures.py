@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from machinery import Job, applied, attach, commit, hello, reduced, w, written
 
-from holdfast.coordination.experts.blobs import encode, lost_experts
+from holdfast.coordination.experts.blobs import encode_experts, find_lost_experts
 from holdfast.coordination.inputs import Drain, Undrain
 from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.departures import RETRY_STEPS
@@ -334,7 +334,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     assert plan.expert_plan is not None
     assert plan.expert_plan.given == 1, "six slots for four experts"
     held = dict(zip(("n0", "n1", "n2"), plan.expert_plan.placement, strict=True))
-    alone = [name for name in held if lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
+    alone = [name for name in held if find_lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
     job.feed(Drain((alone[0],)))
     job.step(1)
     assert job.machine.parts.stopping.stop is None, "not before others have what it has"
@@ -343,7 +343,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     assert pending.expert_plan is not None
     rows = dict(zip(("n0", "n1", "n2"), pending.expert_plan.placement, strict=True))
     assert rows[alone[0]] == held[alone[0]], "it is where they come from"
-    assert not lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
+    assert not find_lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
     for node in held:
         job.say(msg.Prepared(worker=w(node), generation=2))
     swap = commit(1.0, msg.Flag.SWAP)
@@ -384,7 +384,9 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
 def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
     """n1 had reduced step 2 before it left; the others did it anew: finished with both, the replicas would differ."""
     job = with_experts(slots=4, nodes=3)
-    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    all_of_them, half = (
+        msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])
+    )
     job.feed(Drain(("n1",)))
     job.step(1)
     job.report("n0", 1, state=half)
@@ -408,7 +410,9 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
 def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
     """n0 alone has gone on to step 3, and n2 is lost with the experts: back to step 2, which n1 finishes."""
     job = with_experts(slots=4, nodes=3)
-    all_of_them, half = (msg.Holding(dense=True, experts=encode(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0]))
+    all_of_them, half = (
+        msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])
+    )
     job.feed(Drain(("n1",)))
     job.step(1)
     ready = {"reduced": commit(2.0)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loaded_job import SHAPE, SKEWED, loads, moe_job, replicas
 from machinery import attach, hello, w
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.loads import decode_loads, encode_loads
 from holdfast.planning.arrays import FloatArray
@@ -60,7 +60,7 @@ def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> N
     found = order.search.solve()
     assert found is not None
     assert not found.experts.repaired
-    assert sum(decode(blob, SHAPE) for blob in found.experts.placement).tolist() == [[3, 2, 2, 2], [2, 2, 2, 3]]
+    assert sum(decode_experts(blob, SHAPE) for blob in found.experts.placement).tolist() == [[3, 2, 2, 2], [2, 2, 2, 3]]
 
 
 def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from machinery import Job, applied, attach, commit, hello, kept, reduced, w, written
 
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import find_lost_experts
 from holdfast.coordination.instructions import EndJob
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol import events as ev
@@ -389,7 +389,9 @@ def test_where_the_others_have_too_little_room_for_the_experts_they_wait_for_the
     assert plan is not None
     assert plan.expert_plan is not None
     held = dict(zip(nodes, plan.expert_plan.placement, strict=True))
-    lost = next(name for name in nodes if lost_experts(shape, [blob for other, blob in held.items() if other != name]))
+    lost = next(
+        name for name in nodes if find_lost_experts(shape, [blob for other, blob in held.items() if other != name])
+    )
     stays, raiser = (name for name in nodes if name != lost)
     job.lose(lost)
     job.say(raised(raiser))

@@ -63,7 +63,7 @@ def test_that_somebody_leaves_in_good_order_measures_no_failure() -> None:
 def told_costs(job: Pooled) -> JobCosts:
     job.tick(3.0)
     job.tick(3.0)
-    return job.machine.parts.tenant._pacing.costs  # pyright: ignore[reportPrivateUsage]
+    return job.machine.parts.tenant._pace_reporter.costs  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
@@ -73,8 +73,8 @@ def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
     costs.measured(Cost.HIT, 5.0)
     first = told_costs(job)
     assert first == JobCosts(hit_s=5.0)
-    assert job.machine.parts.tenant._told is not None  # pyright: ignore[reportPrivateUsage]
-    assert job.machine.parts.tenant._told.costs == first  # pyright: ignore[reportPrivateUsage]
+    assert job.machine.parts.tenant._reported is not None  # pyright: ignore[reportPrivateUsage]
+    assert job.machine.parts.tenant._reported.costs == first  # pyright: ignore[reportPrivateUsage]
     costs.measured(Cost.HIT, 5.2)
     assert told_costs(job) is first
     for _ in range(5):

@@ -11,7 +11,7 @@ import pytest
 from machinery import commit as any_commit
 from machinery import w
 
-from holdfast.coordination.experts.blobs import encode
+from holdfast.coordination.experts.blobs import encode_experts
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.coordination.worker.boundaries import NEXT_PHASE, InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
@@ -511,7 +511,7 @@ SHAPE = msg.ExpertShape(layers=1, experts=2, slots=2)
 
 
 def blob(*experts: int) -> bytes:
-    return encode(np.bincount(experts, minlength=2)[None])
+    return encode_experts(np.bincount(experts, minlength=2)[None])
 
 
 def placed(
@@ -592,7 +592,7 @@ def test_what_has_not_come_beside_the_step_is_not_reported() -> None:
     machine.on_order(begin(3, DecisionKind.REDO, 2, plan=placed(3, blob(0), blob(0, 1))))
     change = machine.begin_move()
     assert change is not None
-    assert (change.bring, change.beside) == (True, False), "after a failure all wait for what moves"
+    assert (change.fetch, change.during_step) == (True, False), "after a failure all wait for what moves"
 
 
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
@@ -603,7 +603,7 @@ def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     assert machine.task == Move(the_plan, (PEER,))
     change = machine.begin_move()
     assert change is not None
-    assert change.bring
+    assert change.fetch
     assert machine.end_move(2)
     assert machine.task == Enter(the_plan, (PEER,))
 

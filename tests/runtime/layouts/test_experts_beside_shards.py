@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
 from holdfast.control.link.snapshots.files import path_of
-from holdfast.coordination.experts.blobs import decode, encode
+from holdfast.coordination.experts.blobs import decode_experts, encode_experts
 from holdfast.coordination.experts.holding import Rearrangement
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
@@ -141,7 +141,9 @@ MEMBERS = tuple(
 
 
 def _plan(hosted: Sequence[Sequence[int]], layout: Layout = LAYOUT) -> GenerationPlan:
-    blobs = tuple(encode(np.array([[number in mine for number in range(EXPERTS)]], dtype=np.int64)) for mine in hosted)
+    blobs = tuple(
+        encode_experts(np.array([[number in mine for number in range(EXPERTS)]], dtype=np.int64)) for mine in hosted
+    )
     experts = ExpertPlan(layers=1, experts=EXPERTS, placement=blobs, held=blobs, moves=0, asked=1, given=1)
     members = tuple(replace(one, role=layout.role_of(rank)) for rank, one in enumerate(MEMBERS))
     return GenerationPlan(term=1, generation=2, members=members, secret=SECRET, expert_plan=experts)
@@ -163,9 +165,9 @@ class _Holder:
         assert experts is not None
         self.experts, here = experts, plan.expert_plan
         assert here is not None
-        keep = decode(here.placement[rank], SHAPE)
+        keep = decode_experts(here.placement[rank], SHAPE)
         untyped: Any = _Seat(rank, len(MEMBERS))
-        experts.enter_generation(untyped, here, Rearrangement(keep=keep, bring=False, beside=False, serving=()))
+        experts.enter_generation(untyped, here, Rearrangement(keep=keep, fetch=False, during_step=False, serving=()))
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

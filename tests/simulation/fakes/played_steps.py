@@ -213,12 +213,12 @@ class PlayedSteps:
     def _look(self, index: int) -> None:
         worker, watch = self._workers[index], self._watches[index]
         readings = {worker.id: worker.reading(self._now)}
-        if watch.learns(self._now):
+        if watch.is_learning_due(self._now):
             watch.learn(self._now, readings, {worker.id: ProgressAccount(totals=dict(worker.totals))})
-        for late in watch.look(self._now, readings):
+        for late in watch.find_late(self._now, readings):
             self.found.late += 1
             self._after(_LINK_S, lambda said=late: self._feed(Received(index, said)))
-        self._after(watch.look_s, lambda: self._look(index))
+        self._after(watch.check_interval_s, lambda: self._look(index))
 
     def _tick(self) -> None:
         self._feed(Tick())
@@ -261,7 +261,7 @@ class PlayedSteps:
 
     def _answer(self, number: int, probe: msg.Probe) -> None:
         worker = self._workers[number]
-        stands = self._watches[number].stands(self._now, {worker.id: worker.reading(self._now)}, ())
+        stands = self._watches[number].list_activities(self._now, {worker.id: worker.reading(self._now)}, ())
         self._feed(Received(number, msg.ProbeAnswer(number=probe.number, stands=stands)))
 
     # ---- time, and the beginning ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import find_lost_experts
 from holdfast.protocol.events import SnapshotRejected
 from holdfast.protocol.plan import Decision, ExpertShape
 from holdfast.protocol.record import Record
@@ -31,7 +31,7 @@ class StatesPutAway:
         source, shape = decision.source, record.expert_shape
         if isinstance(source, SnapshotSource) and source.experts and shape is not None:
             there = [blob for number, blob in enumerate(source.experts, source.dense) if source.parts[number]]
-            if lacking := lost_experts(shape, there):
+            if lacking := find_lost_experts(shape, there):
                 return f"{decision} leads to a state without {lacking}"
         kept, step = self._kept, decision.applied
         change = record.change
@@ -64,6 +64,6 @@ class StatesPutAway:
             here = [part for part, held in parts.items() if part.everywhere and part.key == kept and not held.damaged]
             found += [name] * (len([part for part in here if part.part < self._parts]) == self._parts)
             experts |= {part.part - self._parts for part in here if part.part >= self._parts}
-        if self._shape is not None and lost_experts(self._shape, [self._experts[number] for number in experts]):
+        if self._shape is not None and find_lost_experts(self._shape, [self._experts[number] for number in experts]):
             return []
         return found

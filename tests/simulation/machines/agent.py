@@ -126,17 +126,17 @@ class SimAgent(Process):
 
     def _look(self) -> None:
         watch, readings = self.machine.watch, self._readings()
-        if watch.learns(self._now):
+        if watch.is_learning_due(self._now):
             accounts = {worker.id: worker.page.account for worker in self.workers}
             self._obey(self.machine.seen(*watch.learn(self._now, readings, accounts), now=self._now))
-        self._obey(self.machine.seen(*watch.look(self._now, readings), now=self._now))
-        self._world.timeline.after(watch.look_s, self.deliver, self._look)
+        self._obey(self.machine.seen(*watch.find_late(self._now, readings), now=self._now))
+        self._world.timeline.after(watch.check_interval_s, self.deliver, self._look)
 
     def _answer(self, question: msg.Probe | msg.TakeStacks | msg.TakeMemory | msg.ProbeAddress) -> None:
         if isinstance(question, msg.ProbeAddress):
             self._world.after("look", self, self._probe, question)
         elif isinstance(question, msg.Probe):
-            stands = self.machine.watch.stands(self._now, self._readings(), self._stopped())
+            stands = self.machine.watch.list_activities(self._now, self._readings(), self._stopped())
             self._obey(self.machine.seen(msg.ProbeAnswer(number=question.number, stands=stands), now=self._now))
         elif isinstance(question, msg.TakeMemory):
             samples = (msg.MemorySample(ago_s=0.0, memory=len(self.workers)),)

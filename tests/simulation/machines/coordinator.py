@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.coordination.experts.searching import Search
+from holdfast.coordination.experts.searching import PlacementSearch
 from holdfast.coordination.inputs import Disconnected, Input, Planned, Received, Tick
 from holdfast.coordination.instructions import (
     Broadcast,
@@ -247,7 +247,7 @@ class CoordinatorShell(Process):
             cluster.checker.persisted(self.machine, record)
             cluster.persisted(record)
 
-    def _search(self, search: Search) -> None:
+    def _search(self, search: PlacementSearch) -> None:
         """Have a placement searched: that may take any time, die, or never end."""
         world = self._world
         fate = world.rng.random()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.layouts.proposals import adoption
 from holdfast.protocol.messages import any_side as msg
@@ -202,12 +202,12 @@ class SimEntrance:
         if not isinstance(source, SnapshotSource) or not source.experts or plan is None or worker.experts is None:
             return ()
         shape = worker.experts.shape
-        wanted = decode(plan.placement[worker.machine.generations.rank], shape) > 0
+        wanted = decode_experts(plan.placement[worker.machine.generations.rank], shape) > 0
         here = {place for place, keeper in enumerate(source.keepers) if keeper.node == worker.node}
         numbers = range(source.dense, len(source.parts))
         found = np.full(wanted.shape, -1, dtype=np.int64)
         for number in sorted(numbers, key=lambda number: here.isdisjoint(source.parts[number])):
-            there = wanted & (found < 0) & (decode(source.experts[number - source.dense], shape) > 0)
+            there = wanted & (found < 0) & (decode_experts(source.experts[number - source.dense], shape) > 0)
             part = self._find_part(source, number, task.plan.generation) if there.any() else None
             if part is not None:
                 found = np.where(there, np.array(part.experts).reshape(wanted.shape), found)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.wishes import is_save_due
 from holdfast.protocol.checkpoints.names import CheckpointName
@@ -206,7 +206,7 @@ class SnapshotCopier:
             self._written(part, worker.state)
         if apart is not None and experts is not None and worker.experts is not None:
             blob = experts.placement[worker.machine.generations.rank]
-            self._written(apart, worker.state, worker.experts.of(decode(blob, worker.experts.shape)))
+            self._written(apart, worker.state, worker.experts.of(decode_experts(blob, worker.experts.shape)))
         worker.advance()
 
     def _copied(self, snapshot: SnapshotPart) -> None:

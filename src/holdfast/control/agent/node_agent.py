@@ -156,7 +156,7 @@ class Agent:
             beside_coordinator=is_beside(settings.coordinator),
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
-        self.machine.watch.tell_s = settings.spec.experiments.own_times_every
+        self.machine.watch.report_interval_s = settings.spec.experiments.own_times_every
         self._preflight = Preflight(
             workers=node.workers,
             folder=settings.folder,
@@ -417,11 +417,11 @@ class Agent:
         """Check the activities of the workers."""
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
-            await asyncio.sleep(watch.look_s)
+            await asyncio.sleep(watch.check_interval_s)
             readings = self.workforce.readings(now(), watch.closely)
-            if watch.learns(now()):
+            if watch.is_learning_due(now()):
                 self._execute(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
-            self._execute(self.machine.seen(*watch.look(now(), readings), now=now()))
+            self._execute(self.machine.seen(*watch.find_late(now(), readings), now=now()))
 
     async def _sample_memory(self) -> None:
         """Sample the memory of the workers."""
@@ -437,7 +437,7 @@ class Agent:
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
             watch = machine.watch
-            stands = watch.stands(now, force.readings(now, watch.closely), force.find_stopped())
+            stands = watch.list_activities(now, force.readings(now, watch.closely), force.find_stopped())
             self._execute(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
             self._memory.add(now, force.read_memory())

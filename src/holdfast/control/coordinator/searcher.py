@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 
 from holdfast.control.aside import Aside, answer_in_this_process
-from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.inputs import Planned
 
 
-def searcher(answer: Callable[[Planned], None]) -> Aside[Search, Found]:
+def searcher(answer: Callable[[Planned], None]) -> Aside[PlacementSearch, PlacementAnswer]:
     """Return who makes one search at a time.
 
     Args:
@@ -18,7 +18,7 @@ def searcher(answer: Callable[[Planned], None]) -> Aside[Search, Found]:
     """
     return Aside(
         __name__,
-        Found | None,
+        PlacementAnswer | None,
         lambda search, found: answer(Planned(search.generation, found)),
         what="the search for a placement of the experts",
         within_s=lambda search: search.within_s,
@@ -28,4 +28,4 @@ def searcher(answer: Callable[[Planned], None]) -> Aside[Search, Found]:
 
 def main() -> None:
     """Make the search on standard input, in a process of its own."""
-    answer_in_this_process(Search, Search.solve)
+    answer_in_this_process(PlacementSearch, PlacementSearch.solve)

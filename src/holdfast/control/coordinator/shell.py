@@ -11,7 +11,7 @@ import msgspec
 from holdfast.control.serving.stored_record import StoredRecord, outdated_store
 from holdfast.control.serving.turns import MachineShell, in_parts
 from holdfast.control.store.interface import Store
-from holdfast.coordination.experts.searching import Search
+from holdfast.coordination.experts.searching import PlacementSearch
 from holdfast.coordination.inputs import Disconnected, FileFailed, Input, Received, StoreBack
 from holdfast.coordination.instructions import (
     Broadcast,
@@ -86,7 +86,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         *,
         now: Callable[[], float],
         on_request: Callable[[ActionRequested], None],
-        on_plan: Callable[[Search], None],
+        on_plan: Callable[[PlacementSearch], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         on_stand: Callable[[JobState], None] = _to_nobody,

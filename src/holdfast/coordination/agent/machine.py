@@ -430,7 +430,7 @@ class AgentMachine:
             case CountHang():
                 return self._count_hang(message, now)
             case WatchWork():
-                self.watch.expect(message)
+                self.watch.expect_end(message)
                 return []
 
     def _end_hung(self, message: EndHung) -> list[AgentInstruction]:

@@ -20,33 +20,33 @@ _ID = np.dtype("<u2")
 _END = 0xFFFF
 
 
-def encode(counts: IntArray) -> bytes:
+def encode_experts(counts: IntArray) -> bytes:
     """Return the blob of one worker's replicas per expert `(L, E)`."""
     layers, experts = counts.shape
     cells = np.repeat(indices(counts.size), counts.ravel())
     mine = Replicas(layer=cells // experts, expert=cells % experts, worker=np.zeros_like(cells))
-    return blobs_of(mine, layers, 1)[0]
+    return encode_replicas(mine, layers, 1)[0]
 
 
-def decode(blob: bytes, shape: ExpertShape) -> IntArray:
+def decode_experts(blob: bytes, shape: ExpertShape) -> IntArray:
     """Return a worker's replicas per expert `(L, E)`; the empty blob holds nothing.
 
     Raises:
         ValueError: The blob does not fit the shape.
     """
-    slots = _checked(blob, shape)
+    slots = _parse_blob(blob, shape)
     layer = np.cumsum(slots == _END)
     cells = (layer * shape.experts + slots)[slots != _END]
     return np.bincount(cells, minlength=shape.layers * shape.experts).reshape(shape.layers, shape.experts)
 
 
-def replicas_of(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
+def decode_replicas(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
     """Return the replicas of all these workers, the first of them as worker 0.
 
     Raises:
         ValueError: A blob does not fit the shape.
     """
-    parts = [_checked(blob, shape) for blob in blobs]
+    parts = [_parse_blob(blob, shape) for blob in blobs]
     slots = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
     worker = np.repeat(indices(len(parts)), [part.size for part in parts])
     is_end = slots == _END
@@ -55,7 +55,7 @@ def replicas_of(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
     return Replicas(layer=layer[~is_end], expert=slots[~is_end], worker=worker[~is_end])
 
 
-def blobs_of(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
+def encode_replicas(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
     """Return one blob for each worker."""
     rows = workers * layers
     keys = (replicas.worker * layers + replicas.layer) * (_END + 1)
@@ -66,45 +66,45 @@ def blobs_of(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
     return [data[end - size * _ID.itemsize : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
 
 
-def unreadable(report: Report, shape: ExpertShape | None) -> str:
+def explain_unreadable(report: Report, shape: ExpertShape | None) -> str:
     """Return why a report's experts do not fit the job, or "" if they do, or the job has none."""
     try:
         for blob in (report.state.experts, report.result.experts if report.result is not None else b""):
             if shape is not None:
-                _checked(blob, shape)
+                _parse_blob(blob, shape)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def everything(shape: ExpertShape) -> bytes:
+def encode_all_experts(shape: ExpertShape) -> bytes:
     """Return the blob of a worker that holds every expert once."""
-    return encode(np.ones((shape.layers, shape.experts), dtype=np.int64))
+    return encode_experts(np.ones((shape.layers, shape.experts), dtype=np.int64))
 
 
 def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], ...]:
     """Return a worker's experts layer by layer, one entry per slot, ascending."""
-    counts = decode(blob, shape)
+    counts = decode_experts(blob, shape)
     return tuple(tuple(int(e) for e in np.repeat(indices(shape.experts), row)) for row in counts)
 
 
-def lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, int]]:
+def find_lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs that none of these workers holds."""
-    replicas = replicas_of(held, shape)
+    replicas = decode_replicas(held, shape)
     live = np.bincount(replicas.layer * shape.experts + replicas.expert, minlength=shape.layers * shape.experts)
     return [divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]
 
 
-def fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
+def count_fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
     """Return the smallest number of nodes on which an expert lives, given the blobs of their workers."""
     by_node: dict[str, IntArray] = {}
     for node, blob in held:
-        by_node[node] = by_node.get(node, 0) + decode(blob, shape)
+        by_node[node] = by_node.get(node, 0) + decode_experts(blob, shape)
     living = [(counts > 0).astype(np.int64) for counts in by_node.values()]
     return int(np.sum(living, axis=0).min()) if living else 0
 
 
-def _checked(blob: bytes, shape: ExpertShape) -> IntArray:
+def _parse_blob(blob: bytes, shape: ExpertShape) -> IntArray:
     """Return the numbers in a blob, the ends of layers included.
 
     Raises:

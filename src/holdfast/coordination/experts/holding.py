@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.coordination.experts.blobs import decode, encode, everything
+from holdfast.coordination.experts.blobs import decode_experts, encode_all_experts, encode_experts
 from holdfast.errors import JobFailedError
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.plan import DecisionKind, ExpertPlan, ExpertShape
@@ -30,9 +30,9 @@ class Rearrangement:
     #: replicas to keep `(L, E)`
     keep: IntArray
     #: whether experts move between the members; then all members take part
-    bring: bool
+    fetch: bool
     #: whether they move during the first step, not before it
-    beside: bool
+    during_step: bool
     #: experts that each rank serves in that step, as in a plan
     serving: tuple[bytes, ...]
 
@@ -44,39 +44,39 @@ class HeldExperts:
         """Hold all initial experts, as the script has made them."""
         self.shape = shape
         #: replicas that are here, with the state of the applied step
-        self.held: IntArray = decode(everything(shape), shape)
+        self.held: IntArray = decode_experts(encode_all_experts(shape), shape)
         #: replicas after the generation's first commit operation; some may not have arrived yet
         self.placed: IntArray = self.held
         #: whether missing experts arrive during the first step of the generation
-        self.beside = False
+        self.during_step = False
         #: whether these are all experts as the script made them, untrained and not replaced
         self.initial = True
 
     @property
     def blob(self) -> bytes:
         """The experts that a report names as held now."""
-        return encode(self.held)
+        return encode_experts(self.held)
 
     @property
     def next_blob(self) -> bytes:
         """The experts that a report names as held once the ready step is applied."""
-        return encode(self.placed)
+        return encode_experts(self.placed)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all experts that the placement gives this worker are here."""
         return not ((self.placed > 0) & (self.held == 0)).any()
 
-    def overwrite(self) -> None:
+    def mark_overwritten(self) -> None:
         """Note that a checkpoint will be read over the experts."""
         self.initial = False
 
-    def loaded(self, plan: ExpertPlan, rank: int) -> None:
+    def on_loaded(self, plan: ExpertPlan, rank: int) -> None:
         """Note that a checkpoint was read: the worker holds exactly the experts that the plan gives this rank."""
-        self.held = self.placed = decode(plan.placement[rank], self.shape)
+        self.held = self.placed = decode_experts(plan.placement[rank], self.shape)
         self.initial = False
 
-    def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None) -> Rearrangement:
+    def apply_placement(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None) -> Rearrangement:
         """Start a generation's placement, and note the loss of experts that do not count in it.
 
         Such experts belong to a state that another worker's has replaced, or arrived when a Stop was obeyed, too late
@@ -91,12 +91,12 @@ class HeldExperts:
             JobFailedError: The plan needs the initial experts, and this worker no longer has them.
             ValueError: The plan counts on experts that this worker does not hold.
         """
-        placed = decode(plan.placement[rank], self.shape)
+        placed = decode_experts(plan.placement[rank], self.shape)
         moves = decision not in (DecisionKind.START, DecisionKind.ROLLBACK)
         if decision is DecisionKind.START and not self.initial:
             raise JobFailedError("the job starts from the initial experts, but this worker no longer has them")
         # If nothing moves, every worker has made or loaded its own experts.
-        counted = decode(plan.held[rank], self.shape) if moves else self.held
+        counted = decode_experts(plan.held[rank], self.shape) if moves else self.held
         bring = moves and plan.moves > 0
         if ((counted > 0) & (self.held == 0)).any():
             raise ValueError(
@@ -109,15 +109,15 @@ class HeldExperts:
         if bring or ((counted == 0) & (self.held > 0)).any():
             self.initial = False
         self.held, self.placed = counted, placed
-        self.beside = bring and plan.beside and decision is None
-        serving = plan.held if self.beside else plan.placement
-        return Rearrangement(keep=counted, bring=bring, beside=self.beside, serving=serving)
+        self.during_step = bring and plan.beside and decision is None
+        serving = plan.held if self.during_step else plan.placement
+        return Rearrangement(keep=counted, fetch=bring, during_step=self.during_step, serving=serving)
 
-    def brought(self) -> None:
+    def on_received(self) -> None:
         """Note that all experts of the placement have arrived, in addition to the held ones."""
         self.held = np.maximum(self.held, self.placed)
 
-    def passed(self) -> None:
+    def on_committed(self) -> None:
         """Note that a commit operation of the generation has passed: drop replicas that live elsewhere."""
         self.held = self.placed
         self.initial = False

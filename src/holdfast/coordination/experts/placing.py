@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from holdfast.coordination.experts.blobs import blobs_of, decode, encode, fewest_nodes, replicas_of
+from holdfast.coordination.experts.blobs import (
+    count_fewest_nodes,
+    decode_experts,
+    decode_replicas,
+    encode_experts,
+    encode_replicas,
+)
 from holdfast.planning import (
     Shortage,
     allocate,
@@ -58,40 +64,40 @@ class PlacementQuestion(msgspec.Struct, frozen=True, kw_only=True):
         return np.frombuffer(self.loads, dtype=_TOKENS).reshape(cells) if self.loads else np.ones(cells)
 
     @property
-    def home(self) -> IntArray:
+    def worker_nodes(self) -> IntArray:
         """The number of each worker's node `(W,)`, nodes numbered in the order of their first workers."""
         number: dict[str, int] = {}
         return np.array([number.setdefault(node_of(worker), len(number)) for worker in self.workers], dtype=np.int64)
 
     @property
-    def room(self) -> IntArray:
+    def node_slots(self) -> IntArray:
         """Slots per layer of each node `(N,)`."""
         return as_slots(self.slots, len(self.slots))
 
     @property
-    def rack(self) -> IntArray | None:
+    def node_racks(self) -> IntArray | None:
         """Each node's rack `(N,)`."""
         return None if self.racks is None else np.array(self.racks, dtype=np.int64)
 
     @property
-    def rates(self) -> FloatArray | None:
+    def node_failure_rates(self) -> FloatArray | None:
         """Failure rate of each node `(N,)`."""
         return None if self.failure_rates is None else np.array(self.failure_rates, dtype=np.float64)
 
 
-def loads_blob(tokens: FloatArray | None) -> bytes:
+def encode_loads(tokens: FloatArray | None) -> bytes:
     """Return tokens per step, layer and expert `(L, E)` in the format of a question; None if unknown."""
     return b"" if tokens is None else tokens.astype(_TOKENS).tobytes()
 
 
-def counts_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertShape) -> IntArray:
+def count_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertShape) -> IntArray:
     """Return replicas per layer, expert and node `(L, E, N)`, nodes in the order of their first workers."""
     number: dict[str, int] = {}
     home = np.array([number.setdefault(node_of(worker), len(number)) for worker in workers], dtype=np.int64)
-    return _by_node(replicas_of(blobs, shape), home, shape)
+    return _count_replicas_by_node(decode_replicas(blobs, shape), home, shape)
 
 
-def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray:
+def _count_replicas_by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray:
     """Return replicas per layer, expert and node `(L, E, N)`."""
     nodes = int(home.max()) + 1
     cells = (replicas.layer * shape.experts + replicas.expert) * nodes + home[replicas.worker]
@@ -99,7 +105,9 @@ def _by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray
     return np.bincount(cells, minlength=shape.layers * shape.experts * nodes).reshape(size)
 
 
-def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: Mapping[str, str]) -> ExpertPlan | None:
+def inherit_placement(
+    question: PlacementQuestion, plan: GenerationPlan | None, takes: Mapping[str, str]
+) -> ExpertPlan | None:
     """Return a placement in which each node that replaces another one gets exactly its experts.
 
     It may replace the other node now, or once that has left.
@@ -129,13 +137,13 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
         other, placed = known.get(seat, ("", b""))
         if not other or (taken is None and (worker != other or held != placed)):
             return None
-        moves += int(((decode(placed, shape) > 0) & (decode(held, shape) == 0)).sum())
+        moves += int(((decode_experts(placed, shape) > 0) & (decode_experts(held, shape) == 0)).sum())
         filled.add(seat)
         placement.append(placed)
     if filled != {seat for seat, (worker, _) in known.items() if node_of(worker) not in takes}:
         return None
     nodes = list(map(node_of, question.workers))
-    if fewest_nodes(shape, list(zip(nodes, placement, strict=True))) < before.given:
+    if count_fewest_nodes(shape, list(zip(nodes, placement, strict=True))) < before.given:
         return None
     if len(nodes) > len(plan.workers) and before.given < before.asked:
         return None  # Another node has room for more copies.
@@ -144,18 +152,23 @@ def as_before(question: PlacementQuestion, plan: GenerationPlan | None, takes: M
     )
 
 
-def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
+def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     """Place experts without a search: held replicas stay, and replicas that the guarantee of f lacks are added.
 
     Returns:
         The plan; a `Shortage` if there are fewer slots than experts; or None if there is nothing to keep.
     """
     shape = question.shape
-    allocation = allocate(question.tokens, question.room, fault_threshold=question.fault_threshold)
+    allocation = allocate(question.tokens, question.node_slots, fault_threshold=question.fault_threshold)
     if isinstance(allocation, Shortage):
         return allocation
-    held, threshold = replicas_of(question.held, shape), allocation.fault_threshold
-    found = repair(held, allocation.replicas, room_of(question.room, question.home, question.rack), threshold.given)
+    held, threshold = decode_replicas(question.held, shape), allocation.fault_threshold
+    found = repair(
+        held,
+        allocation.replicas,
+        room_of(question.node_slots, question.worker_nodes, question.node_racks),
+        threshold.given,
+    )
     if found is None:
         return None
     # Only blobs of workers with changes are encoded again.
@@ -166,7 +179,7 @@ def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     after = held.only(found.stays & (number[held.worker] >= 0)).and_those(found.added)
     fresh = Replicas(layer=after.layer, expert=after.expert, worker=number[after.worker])
     placement = list(question.held)
-    blobs = blobs_of(fresh, shape.layers, touched.size)
+    blobs = encode_replicas(fresh, shape.layers, touched.size)
     for worker, blob in zip(touched.tolist(), blobs, strict=True):
         placement[worker] = blob
     return ExpertPlan(
@@ -174,7 +187,7 @@ def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
         experts=shape.experts,
         placement=tuple(placement),
         held=question.held,
-        moves=np.setdiff1d(_cells(after, shape), _cells(before, shape)).size,
+        moves=np.setdiff1d(_cell_numbers(after, shape), _cell_numbers(before, shape)).size,
         asked=threshold.asked,
         given=threshold.given,
         window=question.window,
@@ -182,31 +195,31 @@ def keep(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     )
 
 
-def _cells(replicas: Replicas, shape: ExpertShape) -> IntArray:
+def _cell_numbers(replicas: Replicas, shape: ExpertShape) -> IntArray:
     """Return a number for each (worker, layer, expert) of the replicas."""
     return (replicas.worker * shape.layers + replicas.layer) * shape.experts + replicas.expert
 
 
-def place(question: PlacementQuestion) -> ExpertPlan | Shortage:
+def compute_placement(question: PlacementQuestion) -> ExpertPlan | Shortage:
     """Place all experts by the strategy, with few moves, and spread the experts of a node over its workers.
 
     Returns:
         The plan, or a `Shortage` if there are fewer slots than experts.
     """
-    shape, home = question.shape, question.home
-    held = replicas_of(question.held, shape)
+    shape, home = question.shape, question.worker_nodes
+    held = decode_replicas(question.held, shape)
     plan = make_plan(
         question.tokens,
-        question.room,
+        question.node_slots,
         fault_threshold=question.fault_threshold,
         strategy=strategy_named(question.strategy),
-        held=_by_node(held, home, shape) if len(held) else None,
-        racks=question.rack,
-        failure_rates=question.rates,
+        held=_count_replicas_by_node(held, home, shape) if len(held) else None,
+        racks=question.node_racks,
+        failure_rates=question.node_failure_rates,
     )
     if isinstance(plan, Shortage):
         return plan
-    now = np.stack([decode(blob, shape) for blob in question.held], axis=2)
+    now = np.stack([decode_experts(blob, shape) for blob in question.held], axis=2)
     # The split lists the workers node by node; ranks may be in another order.
     order = np.argsort(home, kind="stable")
     placed = np.empty_like(now)
@@ -215,7 +228,7 @@ def place(question: PlacementQuestion) -> ExpertPlan | Shortage:
     return ExpertPlan(
         layers=shape.layers,
         experts=shape.experts,
-        placement=tuple(encode(placed[:, :, rank]) for rank in range(len(question.workers))),
+        placement=tuple(encode_experts(placed[:, :, rank]) for rank in range(len(question.workers))),
         held=question.held,
         moves=len(moves) if now.any() else 0,
         asked=plan.fault_threshold.asked,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.coordination.experts.placing import PlacementQuestion, counts_by_node, place
+from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, count_by_node
 from holdfast.planning import CostModel, Migration, Shortage, decide_rebalance, plan_transfers
 from holdfast.planning.arrays import indices
 from holdfast.protocol.plan import ExpertPlan
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a search: a placement, and whether it is worth the switch."""
 
     experts: ExpertPlan
@@ -27,7 +27,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementSearch(msgspec.Struct, frozen=True, kw_only=True):
     """A search for the members of `generation`, requested at a step."""
 
     generation: int
@@ -51,17 +51,17 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     #: seconds after which an answer comes too late to be useful
     within_s: float
 
-    def solve(self) -> Found | None:
+    def solve(self) -> PlacementAnswer | None:
         """Return the best placement found, or None if not all experts have room.
 
         It takes milliseconds to minutes, by the size of the job.
         """
         question = self.question
-        experts = place(question)
+        experts = compute_placement(question)
         if isinstance(experts, Shortage):
             return None
-        current = counts_by_node(question.workers, question.held, question.shape)
-        counts = counts_by_node(question.workers, experts.placement, question.shape)
+        current = count_by_node(question.workers, question.held, question.shape)
+        counts = count_by_node(question.workers, experts.placement, question.shape)
         transfers, lost = plan_transfers(current, counts)
         nodes = current.shape[2]
         decision = decide_rebalance(
@@ -79,10 +79,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
                 hidden_s=self.hidden_s,
             ),
             mended=self.repaired,
-            racks=question.rack,
-            rates=question.rates,
+            racks=question.node_racks,
+            rates=question.node_failure_rates,
         )
-        return Found(
+        return PlacementAnswer(
             experts=experts,
             adopt=decision.adopt,
             gain_s=decision.gain_s,

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.coordination.experts.blobs import decode, encode
+from holdfast.coordination.experts.blobs import decode_experts, encode_experts
 from holdfast.planning import Shortage, plan_transfers
 from holdfast.planning.arrays import IntArray
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 
-def ep_size_of(shape: ExpertShape | None, asked: int) -> int | Shortage:
+def choose_ep_size(shape: ExpertShape | None, asked: int) -> int | Shortage:
     """Return P: as requested, else the smallest that fits a node's slots; 1 for a dense model by default.
 
     Args:
@@ -41,12 +41,14 @@ def ep_size_of(shape: ExpertShape | None, asked: int) -> int | Shortage:
     )
 
 
-def usable(workers: int, ep_size: int) -> int:
+def count_usable(workers: int, ep_size: int) -> int:
     """Return how many of these workers can train: the largest multiple of the EP size."""
     return workers // ep_size * ep_size
 
 
-def seats(workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape | None, ep_size: int) -> dict[str, int]:
+def assign_chunks(
+    workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape | None, ep_size: int
+) -> dict[str, int]:
     """Choose the members, and the chunk of each: every chunk equally often, with as few moves as possible.
 
     Each chunk that some worker holds gets a member that holds it, so a waiting worker never has the only live copy.
@@ -65,9 +67,9 @@ def seats(workers: Sequence[str], held: Mapping[str, bytes], shape: ExpertShape 
     holders: list[list[str]] = [[] for _ in range(ep_size)]
     if shape is not None:
         for worker in workers:
-            counts = decode(held.get(worker, b""), shape)
+            counts = decode_experts(held.get(worker, b""), shape)
             for chunk, owners in enumerate(holders):
-                if (counts[:, _columns(shape, ep_size, chunk)] > 0).all():
+                if (counts[:, _expert_range(shape, ep_size, chunk)] > 0).all():
                     owners.append(worker)
     # The rarest chunk chooses first: its only holder must not be given to another, or left out.
     for chunk in sorted(range(ep_size), key=lambda chunk: len(holders[chunk])):
@@ -97,14 +99,14 @@ def place_static(
     ep_size = max(chunks.values()) + 1
     placed: IntArray = np.zeros((shape.layers, shape.experts, len(workers)), dtype=np.int64)
     for rank, worker in enumerate(workers):
-        placed[:, _columns(shape, ep_size, chunks[worker]), rank] = 1
-    now = np.stack([decode(held.get(worker, b""), shape) for worker in workers], axis=2)
+        placed[:, _expert_range(shape, ep_size, chunks[worker]), rank] = 1
+    now = np.stack([decode_experts(held.get(worker, b""), shape) for worker in workers], axis=2)
     moves, _ = plan_transfers(now, placed)
     hosts = [len({node_of(worker) for worker in workers if chunks[worker] == chunk}) for chunk in range(ep_size)]
     return ExpertPlan(
         layers=shape.layers,
         experts=shape.experts,
-        placement=tuple(encode(placed[:, :, rank]) for rank in range(len(workers))),
+        placement=tuple(encode_experts(placed[:, :, rank]) for rank in range(len(workers))),
         held=tuple(held.get(worker, b"") for worker in workers),
         moves=len(moves) if now.any() else 0,
         asked=asked,
@@ -112,7 +114,7 @@ def place_static(
     )
 
 
-def _columns(shape: ExpertShape, ep_size: int, chunk: int) -> slice:
+def _expert_range(shape: ExpertShape, ep_size: int, chunk: int) -> slice:
     """Return the experts of a chunk."""
     size = shape.experts // ep_size
     return slice(chunk * size, (chunk + 1) * size)

@@ -16,7 +16,7 @@ from holdfast.protocol.record import RaisedBefore
 ENOUGH = 3
 
 
-def nodes_that_agree(
+def find_agreeing_nodes(
     before: Sequence[RaisedBefore], last: RaisedBefore, nodes: int, *, machine: bool, ever: bool = False
 ) -> list[str]:
     """Return the nodes on which the work itself caused the exception, in their order; [] if the node may be the cause.

@@ -21,7 +21,7 @@ class Budget:
         #: the local ranks of the last try
         self._together: set[int] = set()
 
-    def use(self, now: float, place: int = 0) -> int:
+    def count_try(self, now: float, place: int = 0) -> int:
         """Count a try for a local rank of the node; return the number of tries within the window."""
         while self._tries and self._tries[0] <= now - self.window_s:
             self._tries.popleft()
@@ -31,7 +31,7 @@ class Budget:
         self._together.add(place)
         return len(self._tries)
 
-    def undo(self, at: float) -> None:
+    def undo_try(self, at: float) -> None:
         """Remove the last try if it was made at this time."""
         if self._tries and self._tries[-1] == at:
             self._tries.pop()

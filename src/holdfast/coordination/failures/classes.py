@@ -19,9 +19,9 @@ from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Sever
 #: class of a failure that no rule matches
 UNKNOWN = "unknown"
 #: characters of a failure's detail that are searched
-_LOOKED_AT = 8192
+_MAX_LENGTH = 8192
 #: prefixes of all searched texts
-_BEGINNINGS = tuple(f"{kind}: " for kind in FailureKind)
+_PREFIXES = tuple(f"{kind}: " for kind in FailureKind)
 #: a literal character that every match contains
 _PLAIN = re.compile(r"(?:\\\W|[^\\.^$*+?{}\[\]|()])(?![*?{])")
 #: surroundings in which a pattern is tried
@@ -38,7 +38,7 @@ class FailureClass:
     severity: Severity
 
 
-class Classes:
+class FailureClasses:
     """The rules of one job."""
 
     def __init__(self, site: Sequence[FailureRule] = ()) -> None:
@@ -47,12 +47,12 @@ class Classes:
         Raises:
             ValueError: A rule of the site is invalid (`find_rule_errors` explains which, and why).
         """
-        self._site = tuple((_site_pattern(rule), length_for(rule.pattern, _LOOKED_AT), rule) for rule in site)
+        self._site = tuple((_compile_site_rule(rule), length_for(rule.pattern, _MAX_LENGTH), rule) for rule in site)
 
-    def of(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
+    def classify(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
         """Return the class of a failure."""
-        text = f"{kind}: {detail[:_LOOKED_AT]}"
-        for pattern, length, rule in chain(self._site, _our_own()):
+        text = f"{kind}: {detail[:_MAX_LENGTH]}"
+        for pattern, length, rule in chain(self._site, _compile_table()):
             if rule.detector is not None and rule.detector is not detector:
                 continue
             found = pattern.search(text, 0, length)
@@ -62,17 +62,17 @@ class Classes:
         return FailureClass(UNKNOWN, Severity.PROCESS)
 
 
-def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
+def find_rule_errors(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
     """Yield the errors in a site's rules: the index of the rule, and the reason."""
     earlier: list[tuple[int, re.Pattern[str], FailureRule]] = []
     for number, rule in enumerate(rules):
         try:
-            pattern = _site_pattern(rule)
+            pattern = _compile_site_rule(rule)
         except ValueError as error:
             yield number, str(error)
             continue
-        if not may_begin(rule.pattern, _BEGINNINGS):
-            yield number, f"it can never match: the searched texts begin with one of {', '.join(_BEGINNINGS)}"
+        if not may_begin(rule.pattern, _PREFIXES):
+            yield number, f"it can never match: the searched texts begin with one of {', '.join(_PREFIXES)}"
         for before, other, theirs in earlier:
             if theirs.detector in (None, rule.detector) and _shadows(other, rule.pattern):
                 yield number, f"it can never match: rule {before + 1}, {theirs.pattern!r}, matches first"
@@ -81,24 +81,24 @@ def faults(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
 
 
 @cache
-def _our_own() -> tuple[tuple[re.Pattern[str], int, FailureRule], ...]:
+def _compile_table() -> tuple[tuple[re.Pattern[str], int, FailureRule], ...]:
     """Compile our own rules at the first failure: that takes longer than starting a coordinator."""
-    return tuple((_compiled(rule), _LOOKED_AT, rule) for rule in TABLE)
+    return tuple((_compile_rule(rule), _MAX_LENGTH, rule) for rule in TABLE)
 
 
-def _site_pattern(rule: FailureRule) -> re.Pattern[str]:
+def _compile_site_rule(rule: FailureRule) -> re.Pattern[str]:
     """Compile a pattern of a site.
 
     Raises:
         ValueError: The pattern is invalid, or a search for it may take forever.
     """
-    pattern = _compiled(rule)
+    pattern = _compile_rule(rule)
     if why := too_slow(rule.pattern):
         raise ValueError(f"the pattern {rule.pattern!r} is refused: {why}")
     return pattern
 
 
-def _compiled(rule: FailureRule) -> re.Pattern[str]:
+def _compile_rule(rule: FailureRule) -> re.Pattern[str]:
     """Compile the pattern of a rule.
 
     Raises:
@@ -126,22 +126,24 @@ def _shadows(earlier: re.Pattern[str], pattern: str) -> bool:
     """
     if earlier.pattern == pattern:
         return True
-    return all(any(_surely_in(earlier, text) for text in _texts(part)) for part in _alternatives(pattern))
+    return all(
+        any(_is_always_found(earlier, text) for text in _required_texts(part)) for part in _split_alternatives(pattern)
+    )
 
 
-def _surely_in(earlier: re.Pattern[str], text: str) -> bool:
+def _is_always_found(earlier: re.Pattern[str], text: str) -> bool:
     """Return whether a pattern is found in a text, in any surroundings."""
     return all(earlier.search(f"{before}{text}{after}") is not None for before in _AROUND for after in _AROUND)
 
 
-def _alternatives(pattern: str) -> Iterable[str]:
+def _split_alternatives(pattern: str) -> Iterable[str]:
     """Return the alternatives of a pattern; [""] if brackets or escapes make that uncertain."""
     if "|" in pattern and set(pattern) & set("([\\"):
         return ("",)
     return pattern.split("|")
 
 
-def _texts(pattern: str) -> Iterator[str]:
+def _required_texts(pattern: str) -> Iterator[str]:
     """Yield texts that every match of a pattern without alternatives contains, up to the first optional part."""
     text = ""
     place = 0

@@ -29,7 +29,7 @@ TICKET = "ticket"
 LEFT_AS = {"exhausted": "failed", "told": "failed"}
 
 
-class Ladder:
+class EscalationPolicy:
     """The budgets of nodes, the quarantined and given-up nodes, and the repairs."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
@@ -40,25 +40,25 @@ class Ladder:
         #: by node, its agent's process (see `_agent`) and severity: a replaced machine starts with full budgets
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
         #: the newest loss of a node: time, name, budget
-        self._lost = -TOGETHER_S, "", Budget()
+        self._last_loss = -TOGETHER_S, "", Budget()
         #: by lost node, since when, and the kind of repair
-        self._gone: dict[str, tuple[float, str]] = {}
+        self._lost_nodes: dict[str, tuple[float, str]] = {}
         #: the node that was excluded in this transaction, and why
-        self._out = "", ""
+        self._last_excluded = "", ""
 
-    def tries(self, failure: Failure) -> int:
+    def count_failure(self, failure: Failure) -> int:
         """Count a failure on the escalation step of its severity; return the number of tries within the window."""
         place = index_of(failure.worker) if failure.worker else 0
-        key = failure.node, self._agent(failure), failure.severity
+        key = failure.node, self._budget_owner(failure), failure.severity
         budget = self._budgets.pop(key, None) or Budget()
         self._budgets[key] = budget  # The newest is last.
         while len(self._budgets) > _KEPT:
             del self._budgets[next(iter(self._budgets))]
-        if failure.evidence.detector is Detector.NODE_HEALTH and self._with_others(failure.node, budget):
+        if failure.evidence.detector is Detector.NODE_HEALTH and self._is_lost_with_others(failure.node, budget):
             return budget.tries
-        return budget.use(self._transaction.now, place)
+        return budget.count_try(self._transaction.now, place)
 
-    def _agent(self, failure: Failure) -> int:
+    def _budget_owner(self, failure: Failure) -> int:
         """Return the agent process that owns the budget of a failure, or 0 for the name of the node.
 
         A node that sends invalid messages, or is lost while others build a group with it, costs the others a swap each
@@ -73,39 +73,39 @@ class Ladder:
         nonsense = failure.kind is FailureKind.EXCEPTION
         return 0 if not failure.worker and (nonsense or (coming and not member)) else node.agent_pid
 
-    def _with_others(self, node: str, budget: Budget) -> bool:
+    def _is_lost_with_others(self, node: str, budget: Budget) -> bool:
         """Return whether a node is lost within a second of another: then both lost something shared, and are blameless.
 
         The try of the other node is undone.
         """
         now = self._transaction.now
-        since, other, counted = self._lost
-        self._lost = now, node, budget
+        since, other, counted = self._last_loss
+        self._last_loss = now, node, budget
         if other == node or now - since >= TOGETHER_S:
             return False
-        counted.undo(since)
+        counted.undo_try(since)
         return True
 
-    def exhausted(self, severity: Severity, tries: int) -> bool:
+    def is_exhausted(self, severity: Severity, tries: int) -> bool:
         """Return whether this many tries exceed the budget of an escalation step."""
         return tries > (MAX_RETRIES if severity is Severity.RETRY else self._max_restarts)
 
-    def gone(self, node: str) -> None:
+    def on_node_lost(self, node: str) -> None:
         """Handle that a node was lost."""
-        self._gone.pop(node, None)
-        self._gone[node] = self._transaction.now, AUTOMATIC
-        while len(self._gone) > _KEPT:
-            del self._gone[next(iter(self._gone))]
+        self._lost_nodes.pop(node, None)
+        self._lost_nodes[node] = self._transaction.now, AUTOMATIC
+        while len(self._lost_nodes) > _KEPT:
+            del self._lost_nodes[next(iter(self._lost_nodes))]
 
-    def back(self, node: Node) -> None:
+    def on_node_complete(self, node: Node) -> None:
         """Handle that all workers of a node run: report a repair if it was lost before."""
-        since, repair = self._gone.pop(node.name, (0.0, ""))
+        since, repair = self._lost_nodes.pop(node.name, (0.0, ""))
         if repair:
             self._transaction.emit(NodeRepaired, node=node.name, repair=repair, repair_s=self._transaction.now - since)
 
     # ---- after the last escalation step ----
 
-    def quarantined(self, node: str, host: str) -> Quarantined | None:
+    def find_quarantine(self, node: str, host: str) -> Quarantined | None:
         """Return the quarantine that refuses a node, or None if it may join."""
         known = self._transaction.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
@@ -119,12 +119,12 @@ class Ladder:
         )
         entry = Quarantined(node=node, host="" if shared else host, why=why[:MAX_REASON], since=transaction.now)
         others = (one for one in transaction.record.quarantined if one.node != node)
-        transaction.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_but(node))
-        self._gone.pop(node, None)
+        transaction.change(quarantined=(*others, entry)[-MAX_LISTED:], given_up=self._given_up_without(node))
+        self._lost_nodes.pop(node, None)
         if not self._pooled:  # A pool may grant another node.
-            self._out = node, f"is quarantined: {why}"
+            self._last_excluded = node, f"is quarantined: {why}"
 
-    def left(self, node: Node, leave: Leave) -> None:
+    def on_leave(self, node: Node, leave: Leave) -> None:
         """Handle that an agent leaves: its machine is broken, its tries are used up, or all is well."""
         if leave.reason == "quarantined":
             self.quarantine(node.name, node.host, leave.detail)
@@ -142,45 +142,45 @@ class Ladder:
         transaction = self._transaction
         step = transaction.position.step + 2
         entry = GivenUp(node=node, host=host, why=why[:MAX_REASON], since=transaction.now, step=step)
-        transaction.change(given_up=(*self._given_up_but(node), entry)[-MAX_LISTED:])
-        self._out = node, f"is given up: {why}"
+        transaction.change(given_up=(*self._given_up_without(node), entry)[-MAX_LISTED:])
+        self._last_excluded = node, f"is given up: {why}"
 
-    def made_good(self) -> None:
+    def quarantine_given_up(self) -> None:
         """Quarantine nodes that were given up before a step that is committed now: they were the cause."""
         transaction = self._transaction
         for entry in [one for one in transaction.record.given_up if one.step <= transaction.position.step]:
             self.quarantine(entry.node, entry.host, entry.why)
             transaction.emit(NodeLeft, node=entry.node, reason="quarantined", detail=entry.why)
 
-    def came(self, node: str) -> None:
+    def on_node_admitted(self, node: str) -> None:
         """Handle that a node is admitted: it does not count as given up."""
         if any(one.node == node for one in self._transaction.record.given_up):
-            self._transaction.change(given_up=self._given_up_but(node))
+            self._transaction.change(given_up=self._given_up_without(node))
 
-    def _given_up_but(self, node: str) -> tuple[GivenUp, ...]:
+    def _given_up_without(self, node: str) -> tuple[GivenUp, ...]:
         """Return the given-up nodes except one."""
         return tuple(one for one in self._transaction.record.given_up if one.node != node)
 
-    def deserted(self, *, awaited: bool) -> str:
+    def explain_deserted(self, *, awaited: bool) -> str:
         """Return why the job cannot continue because its last node was excluded; "" if it can.
 
         A node that was only lost may return, and so may the nodes that are `awaited`. A job that has not started waits
         until enough nodes have failed: their exceptions give more evidence.
         """
-        (node, why), self._out = self._out, ("", "")
+        (node, why), self._last_excluded = self._last_excluded, ("", "")
         record = self._transaction.record
-        if not node or self._transaction.members.nodes or self._gone or awaited:
+        if not node or self._transaction.members.nodes or self._lost_nodes or awaited:
             return ""
-        if not record.generation and len(self.all_out) < self._nodes_to_begin:
+        if not record.generation and len(self.excluded_nodes) < self._nodes_to_begin:
             return ""
         return f"the last node, {node}, {why}"
 
     @property
-    def all_out(self) -> tuple[Quarantined | GivenUp, ...]:
+    def excluded_nodes(self) -> tuple[Quarantined | GivenUp, ...]:
         """The quarantined and the given-up nodes, each once."""
         return *self._transaction.record.quarantined, *self._transaction.record.given_up
 
-    def undrain(self, node: str) -> None:
+    def readmit_node(self, node: str) -> None:
         """Readmit a node, with full budgets.
 
         Raises:
@@ -188,15 +188,15 @@ class Ladder:
         """
         transaction = self._transaction
         record = transaction.record
-        entry = next((one for one in self.all_out if one.node == node), None)
+        entry = next((one for one in self.excluded_nodes if one.node == node), None)
         if entry is None:
-            away = ", ".join(one.node for one in (*record.drained, *self.all_out)) or "none"
+            away = ", ".join(one.node for one in (*record.drained, *self.excluded_nodes)) or "none"
             what = "is in the job" if node in transaction.members.nodes else "is not in the job"
             raise UnreachableError(
                 f"node {node} {what}, and neither drained nor quarantined: there is nothing to undo; "
                 f"nodes that can be undrained: {away}"
             )
         quarantined = tuple(one for one in record.quarantined if one.node != node)
-        transaction.change(quarantined=quarantined, given_up=self._given_up_but(node))
-        self._gone[node] = entry.since, TICKET
+        transaction.change(quarantined=quarantined, given_up=self._given_up_without(node))
+        self._lost_nodes[node] = entry.since, TICKET
         self._budgets = {key: budget for key, budget in self._budgets.items() if key[0] != node}

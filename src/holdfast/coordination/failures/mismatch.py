@@ -71,10 +71,10 @@ def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places:
             at_step = [report for report in of_role if report.step == step and report.compared is not None]
             if (mismatch := _compare_role(step, at_step)) is not None:
                 found.append(mismatch)
-    return _merge(found)
+    return _merge_roles(found)
 
 
-def _merge(found: Sequence[Mismatch]) -> Mismatch | None:
+def _merge_roles(found: Sequence[Mismatch]) -> Mismatch | None:
     """Return one mismatch for all roles, without a majority if one of the roles has none."""
     if not found:
         return None
@@ -98,9 +98,9 @@ def _compare_role(step: int, reports: Sequence[Report]) -> Mismatch | None:
     if versions != [VERSION]:
         return Mismatch(step=step, what="settings", minority=(), detail=_describe_versions(ordered), likely_cause="")
     what = "settings" if len({settings for _, settings, _ in groups}) > 1 else "state"
-    right = _majority(ordered)
+    right = _find_majority(ordered)
     wrong = [report for group in ordered if group is not right for report in group]
-    received = any(map(_received, wrong))
+    received = any(map(_has_received, wrong))
     detail = _describe_minority(what, right, wrong) if right is not None else _describe_no_majority(what, ordered)
     return Mismatch(
         step=step,
@@ -111,7 +111,7 @@ def _compare_role(step: int, reports: Sequence[Report]) -> Mismatch | None:
     )
 
 
-def _majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | None:
+def _find_majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | None:
     """Return the group of more than half of the workers.
 
     If no group is that large, it is the group of the workers that have not received their state since all were equal,
@@ -122,36 +122,36 @@ def _majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | None:
     for group in groups:
         if 2 * len(group) > workers:
             return group
-    undisturbed = [group for group in groups if not all(map(_received, group))]
+    undisturbed = [group for group in groups if not all(map(_has_received, group))]
     return undisturbed[0] if len(undisturbed) == 1 else None
 
 
-def _received(report: Report) -> bool:
+def _has_received(report: Report) -> bool:
     """Whether a worker has received its state since all were equal."""
     return report.compared is not None and report.compared.received
 
 
 def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
     """Return in words how a minority differs."""
-    nodes = _list_nodes(dict.fromkeys(node_of(report.worker) for report in wrong))
+    nodes = _format_nodes(dict.fromkeys(node_of(report.worker) for report in wrong))
     others = len({node_of(report.worker) for report in right})
     rest = f"those of the {others} other nodes" if others > 1 else f"those of {node_of(right[0].worker)}"
     text = f"the {_PLURALS[what]} of {nodes} differ from {rest}"
-    here, there = _differing_settings(_settings_in_words(wrong[0]), _settings_in_words(right[0]))
+    here, there = _find_differing_settings(_settings_of(wrong[0]), _settings_of(right[0]))
     received = (
         f", {RECEIVED}: test memory, accelerators and network of these nodes, or check what the script changes when a "
         "worker joins"
     )
-    return f"{text}{f' ({here}, not {there})' if here else ''}{received if any(map(_received, wrong)) else ''}"
+    return f"{text}{f' ({here}, not {there})' if here else ''}{received if any(map(_has_received, wrong)) else ''}"
 
 
 def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
     """Return in words how workers differ if no majority agrees."""
-    first, second = (_settings_in_words(group[0]) for group in groups[:2])
-    here, there = _differing_settings(first, second)
+    first, second = (_settings_of(group[0]) for group in groups[:2])
+    here, there = _find_differing_settings(first, second)
     nodes = [node_of(group[0].worker) for group in groups[:2]]
     values = f" ({here} on {nodes[0]}, {there} on {nodes[1]})" if here else ""
-    names = _list_nodes(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
+    names = _format_nodes(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
     return f"the {_PLURALS[what]} of {names} differ, and no majority of them agrees{values}"
 
 
@@ -168,20 +168,20 @@ def _describe_versions(groups: Sequence[Sequence[Report]]) -> str:
     )
 
 
-def _settings_in_words(report: Report) -> tuple[str, ...]:
+def _settings_of(report: Report) -> tuple[str, ...]:
     """Return the settings in a report's fingerprint, in words."""
     fingerprint: Fingerprint | None = report.compared
     return fingerprint.shown if fingerprint is not None else ()
 
 
-def _differing_settings(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
+def _find_differing_settings(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
     """Return the first settings that only the one has, and that only the other has; "" if unknown."""
     here = [setting for setting in one if setting not in other][:_NAMED]
     there = [setting for setting in other if setting not in one][:_NAMED]
     return (", ".join(here), ", ".join(there)) if here and there else ("", "")
 
 
-def _list_nodes(nodes: Iterable[str]) -> str:
+def _format_nodes(nodes: Iterable[str]) -> str:
     """Return node names as text."""
     names = sorted(nodes)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -14,44 +14,46 @@ from holdfast.protocol.names import node_of
 
 def node_lost(node: str, kind: FailureKind, since: float) -> Failure:
     """Return the failure of a node that was last heard from at `since`: its connection or its lease has ended."""
-    return _of_node(node, kind, since, Evidence(detector=Detector.NODE_HEALTH))
+    return _node_failure(node, kind, since, Evidence(detector=Detector.NODE_HEALTH))
 
 
 def no_report(node: str, since: float) -> Failure:
     """Return the failure of a node with a worker that does not answer to Stop, although its agent lives."""
-    return _of_node(node, FailureKind.HANG, since, Evidence(detector=Detector.TIMEOUT, detail="no report after Stop"))
+    return _node_failure(
+        node, FailureKind.HANG, since, Evidence(detector=Detector.TIMEOUT, detail="no report after Stop")
+    )
 
 
-def hung(last: Report, why: str, now: float) -> Failure:
+def node_hung(last: Report, why: str, now: float) -> Failure:
     """Return the failure of a node for which the others have waited in vain; `last` is its worker's report."""
     evidence = Evidence(detector=Detector.TIMEOUT, detail=why, step=last.step, phase=last.phase)
-    return _of_node(node_of(last.worker), FailureKind.HANG, now, evidence)
+    return _node_failure(node_of(last.worker), FailureKind.HANG, now, evidence)
 
 
-def says_nonsense(node: str, why: str, now: float) -> Failure:
+def invalid_message(node: str, why: str, now: float) -> Failure:
     """Return the failure of a node that has sent an impossible message."""
-    return _of_node(node, FailureKind.EXCEPTION, now, Evidence(detector=Detector.EXCEPTION, detail=why))
+    return _node_failure(node, FailureKind.EXCEPTION, now, Evidence(detector=Detector.EXCEPTION, detail=why))
 
 
-def differs(node: str, why: str, now: float) -> Failure:
+def replica_differs(node: str, why: str, now: float) -> Failure:
     """Return the failure of a node with a worker that has other settings or state than most others."""
     evidence = Evidence(detector=Detector.STATISTICS, detail=f"replica differs: {why}")
-    return _of_node(node, FailureKind.EXCEPTION, now, evidence)
+    return _node_failure(node, FailureKind.EXCEPTION, now, evidence)
 
 
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
     """Return the failure of a worker with a process that has ended."""
-    evidence = _of_script(down.error) if down.error is not None else Evidence(detector=down.detector)
-    return _of_process(node, down.worker, down.kind, now, replace(evidence, detail=down.detail))
+    evidence = _script_evidence(down.error) if down.error is not None else Evidence(detector=down.detector)
+    return _process_failure(node, down.worker, down.kind, now, replace(evidence, detail=down.detail))
 
 
 def script_raised(node: str, raised: Raised, now: float) -> Failure:
     """Return the failure of a worker with a script that has raised; its process keeps the state."""
-    evidence = replace(_of_script(raised.error), detail=raised.detail)
-    return _of_process(node, raised.worker, FailureKind.EXCEPTION, now, evidence)
+    evidence = replace(_script_evidence(raised.error), detail=raised.detail)
+    return _process_failure(node, raised.worker, FailureKind.EXCEPTION, now, evidence)
 
 
-def hangs(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
+def worker_hung(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
     """Return the failure of a worker that was ended because its activity took too long."""
     evidence = Evidence(
         detector=Detector.STATISTICS,
@@ -60,14 +62,14 @@ def hangs(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
         phase=str(stand.activity),
         micro_batch=stand.micro_batch,
     )
-    return _of_process(node, stand.worker, FailureKind.HANG, now - stand.for_s, evidence)
+    return _process_failure(node, stand.worker, FailureKind.HANG, now - stand.for_s, evidence)
 
 
-def ended_unheard(node: str, worker: str, now: float) -> Failure:
+def worker_missing(node: str, worker: str, now: float) -> Failure:
     """Return the failure of a worker that is missing after its node has reconnected."""
     detail = "it ended while there was no connection to its node"
     evidence = Evidence(detector=Detector.PROCESS, detail=detail)
-    return _of_process(node, worker, FailureKind.PROCESS_EXIT, now, evidence)
+    return _process_failure(node, worker, FailureKind.PROCESS_EXIT, now, evidence)
 
 
 def collective_failed(complaint: Complaint, report: Report, node: str, now: float) -> Failure:
@@ -85,17 +87,17 @@ def collective_failed(complaint: Complaint, report: Report, node: str, now: floa
     return Failure(kind=kind, node=node, severity=Severity.RETRY, since=now, evidence=evidence)
 
 
-def _of_script(error: ScriptError) -> Evidence:
+def _script_evidence(error: ScriptError) -> Evidence:
     """Return the evidence of an exception."""
     return Evidence(detector=Detector.EXCEPTION, step=error.step, phase=error.phase, micro_batch=error.micro_batch)
 
 
-def _of_node(node: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+def _node_failure(node: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
     """Return a failure that removes a node."""
     return Failure(kind=kind, node=node, severity=Severity.NODE, since=since, evidence=evidence)
 
 
-def _of_process(node: str, worker: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
+def _process_failure(node: str, worker: str, kind: FailureKind, since: float, evidence: Evidence) -> Failure:
     """Return a failure that replaces a process."""
     severity = Severity.PROCESS
     return Failure(kind=kind, node=node, worker=worker, severity=severity, since=since, evidence=evidence)

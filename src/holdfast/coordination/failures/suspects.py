@@ -66,14 +66,14 @@ class StateTransfers:
 NO_TRANSFERS = StateTransfers()
 
 
-def lacking_state(plan: GenerationPlan, reports: Mapping[str, Report], applied: int) -> frozenset[str]:
+def find_lacking_members(plan: GenerationPlan, reports: Mapping[str, Report], applied: int) -> frozenset[str]:
     """Return the receivers of a generation that did not get the state of step `applied`."""
     receivers = [worker for worker in plan.sources if plan.senders(worker)]
     reached = {worker: reports[worker].applied if worker in reports else None for worker in receivers}
     return frozenset(worker for worker, step in reached.items() if step is None or step < applied)
 
 
-def failed_transfers(plan: GenerationPlan, complaints: Iterable[Complaint]) -> dict[str, AbstractSet[str]]:
+def find_failed_transfers(plan: GenerationPlan, complaints: Iterable[Complaint]) -> dict[str, AbstractSet[str]]:
     """Return the failed transfers to receivers of the state: receiver -> its senders.
 
     If a receiver names the failed sender, its other transfers failed as a consequence and do not count.
@@ -96,10 +96,10 @@ class Suspects:
     def __init__(self) -> None:
         self._tried: tuple[frozenset[str], int] | None = None
         #: the pairs of nodes that could not reach each other since the last committed step
-        self._cut = set[frozenset[str]]()
+        self._unreachable_pairs = set[frozenset[str]]()
         self._committed = 0
 
-    def name(
+    def find_suspects(
         self,
         workers: Sequence[str],
         reports: Mapping[str, Report],
@@ -121,23 +121,23 @@ class Suspects:
         late = any(complaint.timed_out or complaint.unreachable for complaint in complaints.values())
         again = self._tried == (frozenset(workers), committed)
         self._tried = (frozenset(workers), committed)
-        if committed > self._committed or len(self._cut) > _KEPT:
-            self._cut.clear()
+        if committed > self._committed or len(self._unreachable_pairs) > _KEPT:
+            self._unreachable_pairs.clear()
         self._committed = committed
         if len({node_of(worker) for worker in workers}) < 2 or not complaints:
             return {}
         if transfers.failed:
-            return _of_transfers(workers, transfers)
+            return _find_transfer_suspects(workers, transfers)
         if not (late or again):
             return {}
         return (
-            _laggards(workers, reports, complaints, transfers.lacking)
-            or some_stay(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
-            or self._unreachable(workers, complaints, transfers)
-            or _last_resort(workers, complaints, transfers)
+            _find_laggards(workers, reports, complaints, transfers.lacking)
+            or unless_all(workers, dict.fromkeys(map(node_of, owing), "its address has not come, for which all waited"))
+            or self._find_unreachable(workers, complaints, transfers)
+            or _suspect_fallback(workers, complaints, transfers)
         )
 
-    def _unreachable(
+    def _find_unreachable(
         self, workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
     ) -> dict[str, str]:
         """Return few nodes (greedily) without which all others reach each other.
@@ -154,10 +154,10 @@ class Suspects:
             for peer in complaint.unreachable
         }
         cut = {pair for pair in cut if len(pair) == 2 and pair <= set(nodes)}
-        self._cut |= cut
-        ever = Counter(node for pair in self._cut for node in pair)
+        self._unreachable_pairs |= cut
+        ever = Counter(node for pair in self._unreachable_pairs for node in pair)
         having = {node_of(worker) for worker in workers if worker not in transfers.lacking}
-        having -= _cut_off_holders(having, cut, transfers.can_spare)
+        having -= _find_cut_off_holders(having, cut, transfers.can_spare)
         named: dict[str, str] = {}
 
         def leave_out(node: str) -> None:
@@ -169,20 +169,20 @@ class Suspects:
         while among := [pair for pair in cut if pair <= having] or list(cut):
             now = Counter(node for pair in among for node in pair if node not in having or pair <= having)
             leave_out(max(now, key=lambda node: (now[node], ever[node], nodes.index(node))))
-        return some_stay(workers, named)
+        return unless_all(workers, named)
 
 
-def last_on(node: str, reports: Iterable[Report]) -> Report:
+def find_last_report(node: str, reports: Iterable[Report]) -> Report:
     """Return the report of the worker of a node that is furthest behind."""
-    return min((report for report in reports if node_of(report.worker) == node), key=_place)
+    return min((report for report in reports if node_of(report.worker) == node), key=_progress_key)
 
 
-def _place(report: Report) -> tuple[int, int]:
+def _progress_key(report: Report) -> tuple[int, int]:
     """Return a sort key for the progress of a worker."""
     return report.step, _ORDER.index(report.phase)
 
 
-def _cut_off_holders(
+def _find_cut_off_holders(
     having: AbstractSet[str], cut: AbstractSet[frozenset[str]], can_spare: Callable[[str], bool]
 ) -> set[str]:
     """Return the nodes with the state that several nodes without it cannot reach, although these reach other holders.
@@ -198,13 +198,13 @@ def _cut_off_holders(
     return {node for node, peers in found.items() if len(peers) > 1 and can_spare(node)}
 
 
-def _of_transfers(workers: Sequence[str], transfers: StateTransfers) -> dict[str, str]:
+def _find_transfer_suspects(workers: Sequence[str], transfers: StateTransfers) -> dict[str, str]:
     """Return the nodes that cannot stay after failed transfers: a bad sender, else receivers without further tries."""
     senders = {node_of(sender) for senders in transfers.failed.values() for sender in senders}
     if bad := [node for node in transfers.suspects if node in senders and transfers.can_spare(node)]:
         why = "several nodes could not receive the state from it, and received it from others"
-        return some_stay(workers, dict.fromkeys(bad, why))
-    return some_stay(
+        return unless_all(workers, dict.fromkeys(bad, why))
+    return unless_all(
         workers,
         {
             node_of(receiver): f"it could not be sent the state by {', '.join(sorted(map(node_of, senders)))}"
@@ -214,7 +214,7 @@ def _of_transfers(workers: Sequence[str], transfers: StateTransfers) -> dict[str
     )
 
 
-def _laggards(
+def _find_laggards(
     workers: Sequence[str],
     reports: Mapping[str, Report],
     complaints: Mapping[str, Complaint],
@@ -224,7 +224,7 @@ def _laggards(
 
     A member with the state may be late because it still sends it: members that lack it go first.
     """
-    places = {worker: _place(report) for worker, report in reports.items()}
+    places = {worker: _progress_key(report) for worker, report in reports.items()}
     timed_out = [places[worker] for worker, complaint in complaints.items() if complaint.timed_out and worker in places]
     if not timed_out:
         return {}
@@ -232,10 +232,10 @@ def _laggards(
     behind = [worker for worker in behind if worker in lacking] or behind
     why = "its training thread stands still: it is at '{}' of step {} while the others waited for it in vain"
     named = {node_of(w): why.format(reports[w].phase, reports[w].step) for w in behind}
-    return some_stay(workers, named)
+    return unless_all(workers, named)
 
 
-def blamed_last(workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers) -> str:
+def select_fallback(workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers) -> str:
     """Return the node that is blamed without other evidence.
 
     It has a member that lacks the state, if possible: the receiver of a failed transfer, else the first of them that
@@ -247,15 +247,15 @@ def blamed_last(workers: Sequence[str], complaints: Mapping[str, Complaint], tra
     return node_of(next(iter((*transfers.failed, *complained, *by_rank, first))))
 
 
-def _last_resort(
+def _suspect_fallback(
     workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
 ) -> dict[str, str]:
     """Return one node: without other evidence another set of members must do."""
     first = next(iter(complaints.values()))
-    blamed = blamed_last(workers, complaints, transfers)
-    return some_stay(workers, {blamed: f"the same members have failed before: {first.detail}"})
+    blamed = select_fallback(workers, complaints, transfers)
+    return unless_all(workers, {blamed: f"the same members have failed before: {first.detail}"})
 
 
-def some_stay(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
+def unless_all(workers: Sequence[str], named: dict[str, str]) -> dict[str, str]:
     """Return the named nodes, or {} if no other node would stay."""
     return named if any(node_of(worker) not in named for worker in workers) else {}

@@ -10,9 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
-from holdfast.coordination.experts.placing import PlacementQuestion, as_before, keep, loads_blob, place
-from holdfast.coordination.experts.static_experts import ep_size_of, place_static, seats, usable
+from holdfast.coordination.experts.blobs import count_fewest_nodes, find_lost_experts
+from holdfast.coordination.experts.placing import (
+    PlacementQuestion,
+    compute_placement,
+    encode_loads,
+    inherit_placement,
+    keep_placement,
+)
+from holdfast.coordination.experts.static_experts import assign_chunks, choose_ep_size, count_usable, place_static
 from holdfast.coordination.generations.assignment import divided, even
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
@@ -78,7 +84,9 @@ def plan_generation(
     experts = None
     if question is not None:
         takes = {**record.replacements_among(set(map(node_of, ordered))), **stand_ins}
-        experts = as_before(question, record.plan, takes) or keep(question) or place(question)
+        experts = (
+            inherit_placement(question, record.plan, takes) or keep_placement(question) or compute_placement(question)
+        )
     if isinstance(experts, Shortage):
         return experts
     return plan_with(record, members, assign_roles(ordered, record.layout), holders, experts, config)
@@ -249,7 +257,7 @@ def placement_question(
         workers=tuple(workers),
         held=tuple(held.get(worker, b"") for worker in workers),
         slots=tuple(_slots_by_node(members, workers, shape).values()),
-        loads=loads_blob(loads),
+        loads=encode_loads(loads),
         fault_threshold=config.spec.recovery.fault_threshold,
         strategy=config.spec.experts.placement,
         racks=tuple(racks) if racks is not None else None,
@@ -262,19 +270,19 @@ def _place_statically(
     record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
 ) -> tuple[list[str], ExpertPlan | None] | Shortage:
     """Return the members in rank order, possibly fewer, and their experts."""
-    shape, size = record.expert_shape, ep_size_of(record.expert_shape, config.spec.experiments.ep_size)
+    shape, size = record.expert_shape, choose_ep_size(record.expert_shape, config.spec.experiments.ep_size)
     if isinstance(size, Shortage):
         return size
     if len({node_of(worker) for worker in workers}) < len(workers):
         return Shortage(
             reason="static experts are spread over nodes of one worker each", remedy="give --workers-per-node 1"
         )
-    if not usable(len(workers), size):
+    if not count_usable(len(workers), size):
         return Shortage(
             reason=f"one replica of all experts takes {size} nodes, {len(workers)} are here",
             remedy="give more nodes, more --expert-slots, or a smaller --ep-size",
         )
-    chunks = seats(workers, held, shape, size)
+    chunks = assign_chunks(workers, held, shape, size)
     ordered = [worker for worker in workers if worker in chunks]
     if shape is None:
         return ordered, None
@@ -325,8 +333,8 @@ def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Se
     """Return whether the nodes of these workers (by default of all) lack slots for all experts."""
     workers = workers or [info.id for info in transaction.members.workers()]
     if config.spec.experiments.static_experts:
-        size = ep_size_of(transaction.record.expert_shape, config.spec.experiments.ep_size)
-        return bool(workers) and not isinstance(size, Shortage) and not usable(len(workers), size)
+        size = choose_ep_size(transaction.record.expert_shape, config.spec.experiments.ep_size)
+        return bool(workers) and not isinstance(size, Shortage) and not count_usable(len(workers), size)
     return bool(workers) and shortage(transaction.record, transaction.members, workers) is not None
 
 
@@ -336,7 +344,7 @@ def copies_left(record: Record, names: Collection[str]) -> int:
     if plan is None or plan.expert_plan is None or shape is None:
         return len(names)
     held = zip(plan.members, plan.expert_plan.placement, strict=True)
-    return fewest_nodes(shape, [(member.node, blob) for member, blob in held if member.node in names])
+    return count_fewest_nodes(shape, [(member.node, blob) for member, blob in held if member.node in names])
 
 
 def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
@@ -347,7 +355,7 @@ def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) ->
     if shape is None or plan.expert_plan is None:
         return False
     held = zip(plan.workers, plan.expert_plan.placement, strict=True)
-    return bool(lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
+    return bool(find_lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
 
 
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
@@ -358,7 +366,7 @@ def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str
     if verdict.decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
         return []
     held = held_experts(verdict.decision, reports)
-    return lost_experts(shape, [held.get(worker, b"") for worker in verdict.holders])
+    return find_lost_experts(shape, [held.get(worker, b"") for worker in verdict.holders])
 
 
 def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ duration of a search affects only when the placement changes.
 from __future__ import annotations
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.searching import Found, Search
+from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.generations.planner import placement_question
 from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
@@ -40,7 +40,7 @@ class Rebalancing:
         #: Whether its answer is awaited.
         self._waiting = False
         #: The answer, until no other change of the generation is under way.
-        self._found: Found | None = None
+        self._found: PlacementAnswer | None = None
 
     def look(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
         """Return a found placement if it should be adopted; otherwise start a search if one is due.
@@ -76,7 +76,7 @@ class Rebalancing:
         self._asked_at, self._searched, self._waiting, self._found = committed, plan.generation, True, None
         self._looked |= loads.tokens is not None
         horizon = self._steps_to_next_look()
-        search = Search(
+        search = PlacementSearch(
             generation=plan.generation,
             step=committed,
             question=question,

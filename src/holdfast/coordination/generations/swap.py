@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.static_experts import ep_size_of, usable
+from holdfast.coordination.experts.static_experts import choose_ep_size, count_usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.fitting import wanted_places
@@ -101,9 +101,9 @@ class Joining:
         fresh = [worker for worker in transaction.members.outside(plan) if not self._is_left_out(worker)]
         fresh = only_whole(fresh, plan.places)
         if config.spec.experiments.static_experts:
-            size = ep_size_of(transaction.record.expert_shape, config.spec.experiments.ep_size)
+            size = choose_ep_size(transaction.record.expert_shape, config.spec.experiments.ep_size)
             world = len(plan.members)
-            return fresh if not isinstance(size, Shortage) and usable(world + len(fresh), size) > world else []
+            return fresh if not isinstance(size, Shortage) and count_usable(world + len(fresh), size) > world else []
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from holdfast.coordination.failures.seen import ended_unheard
+from holdfast.coordination.failures.seen import worker_missing
 from holdfast.coordination.grants import awaited
 from holdfast.coordination.job.parts import JobParts
 from holdfast.coordination.membership import Node
@@ -62,20 +62,20 @@ class Admission:
             # The agent may find the newer coordinator.
             transaction.close(connection)
             return None
-        if not self._tenant.lets_in(hello):
+        if not self._tenant.admit_node(hello):
             # The agent reconnects until the pool has assigned its node.
             transaction.close(connection)
             return None
         why_not = self._refusal(hello)
         if why_not is not None:
             if why_not.exit_code == EXIT_BAD_INPUT:
-                self._tenant.refuse(hello.node, why_not.why)
+                self._tenant.refuse_node(hello.node, why_not.why)
             transaction.send(connection, why_not)
             transaction.close(connection)
             return None
         self._namesakes.pop(hello.node, None)
-        self._ladder.came(hello.node)
-        self._tenant.takes(hello.node)
+        self._ladder.on_node_admitted(hello.node)
+        self._tenant.forget_refusal(hello.node)
         waits = self._tenant.is_standby(hello)
         if not transaction.record.script_digest and not waits:
             transaction.change(script_digest=hello.digest)
@@ -116,7 +116,7 @@ class Admission:
         here = node.workers.keys() | ended | node.broken
         missing = [worker for worker in transaction.planned_on(node.name) if worker not in here]
         if missing:
-            self._failures.take(*(ended_unheard(node.name, worker, transaction.now) for worker in missing))
+            self._failures.take(*(worker_missing(node.name, worker, transaction.now) for worker in missing))
         if self._stopping.stop is not None:
             transaction.send(node.connection, self._stopping.stop)
             return
@@ -141,7 +141,7 @@ class Admission:
         if self._departures.bars(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_DONE)
-        barred = self._ladder.quarantined(hello.node, hello.host)
+        barred = self._ladder.find_quarantine(hello.node, hello.host)
         if barred is not None:
             what = (
                 f"node {hello.node}" if barred.node == hello.node else f"{hello.host}, the host of node {barred.node},"
@@ -200,7 +200,7 @@ class Admission:
 
     def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
         self._report_refusal(node, address, why)
-        self._tenant.refuse(node, why)
+        self._tenant.refuse_node(node, why)
         self._transaction.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
         self._transaction.close(connection)
 
@@ -217,7 +217,7 @@ class Admission:
     def _keep_out(self, hello: Hello) -> None:
         """Exclude a node that reports itself unfit. A pool replaces it, and may grant it again once it reconnects."""
         if hello.grant:
-            self._tenant.refuse(hello.node, hello.unfit)
+            self._tenant.refuse_node(hello.node, hello.unfit)
         else:
             self._ladder.quarantine(hello.node, hello.host, hello.unfit)
         reason = "failed" if hello.grant else "quarantined"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.coordination.job.parts import JobParts
-from holdfast.coordination.lateness.judge import is_waiting, where
+from holdfast.coordination.lateness.judge import describe_position, is_waiting
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Awaited
 
@@ -67,7 +67,7 @@ def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
                 who=transaction.place_of(stand.worker),
                 what=f"to be done with its part of step {stand.step}",
                 since_s=stand.for_s + max(0.0, now - asked.at),
-                at=where(stand),
+                at=describe_position(stand),
                 for_whom=waiting[:_NAMED],
-                stack=parts.inquiry.lines_of(stand.worker),
+                stack=parts.inquiry.stack_lines(stand.worker),
             )

@@ -139,7 +139,7 @@ class Coordinator:
         if not self.config.takeover:
             # The user may have corrected the data. The workers of this run report it again.
             transaction.change(data=())
-        emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.told
+        emulated, told = self.config.spec.experiments.emulated_seconds, self.parts.flop.event_fields
         transaction.origin = {"url": url, "coordinator_pid": pid, **told}
         if first:
             transaction.emit(ev.JobStarted, url=url, coordinator_pid=pid, **emulated, **told)
@@ -149,11 +149,11 @@ class Coordinator:
             self.parts.ledger.reset(0)
             transaction.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
         self.parts.record_age.begin()
-        self.parts.tenant.begin()
+        self.parts.tenant.start()
         self.parts.absences.expect(map(node_of, transaction.planned))
         self.parts.joining.wait_anew()
         self.parts.closing.taken_over(again=not self.config.takeover)
-        self.parts.failing.begin()
+        self.parts.failing.on_start()
         if self.record.outcome:
             self.parts.ending.taken_over()
         return [*(Emit(event) for event in self._lost), *transaction.flush()]
@@ -173,7 +173,7 @@ class Coordinator:
         # A heartbeat alone triggers no decision, unless a step has become complete.
         if self.parts.ledger.due or not (isinstance(event, Received) and isinstance(event.message, msg.Heartbeat)):
             self._advance()
-            self.parts.tenant.look()
+            self.parts.tenant.update()
         if isinstance(event, Tick) and self.over is None:
             self.parts.newcomers.tell()
             self.parts.progress.tell(self.config.heartbeat_s)
@@ -189,7 +189,7 @@ class Coordinator:
     def _advance(self) -> None:
         """Do all work that is due."""
         self.parts.record_age.confirm()
-        if why := self.parts.ladder.deserted(awaited=bool(self.parts.absences.promised)):
+        if why := self.parts.ladder.explain_deserted(awaited=bool(self.parts.absences.promised)):
             self.parts.ending.failed(why)
         if self.over is not None:
             return
@@ -346,7 +346,7 @@ class Coordinator:
 
     def _leave(self, node: Node, leave: msg.Leave) -> None:
         self.parts.failures.gone(self.parts.departures.depart(node, leave.reason, leave.detail), self.transaction.now)
-        self.parts.ladder.left(node, leave)
+        self.parts.ladder.on_leave(node, leave)
 
     def _leave_at_last(self, node: Node, leave: msg.Leave) -> None:
         self.parts.departures.depart(node, leave.reason)
@@ -369,7 +369,7 @@ class Coordinator:
         self.parts.absences.pause_over()
         self._admission.pause_over()
         self.parts.pair_probes.pause_over()
-        self.parts.inquiry.wait_anew()
+        self.parts.inquiry.restart_waiting()
         return True
 
     def _tick_at_last(self, _tick: Tick) -> None:
@@ -386,7 +386,7 @@ class Coordinator:
         expired = [(node.name, node.seen) for node in self.members.expired(now, config.lease_s, least_s)]
         ends = self.parts.closing.under_way
         away = self.parts.absences.overdue(
-            config.lease_s, self.parts.layouts.needed, config.return_timeout_s, ends=ends
+            config.lease_s, self.parts.layouts.needed_nodes, config.return_timeout_s, ends=ends
         )
         self.parts.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
         if self.parts.joining.overdue:
@@ -413,7 +413,7 @@ class Coordinator:
             self._hearing.expel(node, why)
 
     def _worker_down(self, node: Node, down: msg.WorkerDown) -> None:
-        if not self._hearing.is_news(node, down) or self.parts.failing.ended(down):
+        if not self._hearing.is_news(node, down) or self.parts.failing.on_worker_down(down):
             return
         known, member = self.members.drop(node, down.worker), self.transaction.is_member(down.worker)
         # All members have the same script and settings, so bad input of one member is bad input of all.

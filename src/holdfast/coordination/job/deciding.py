@@ -12,16 +12,16 @@ import msgspec
 from holdfast.coordination.failures.budget import WINDOW_S, Budget
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.failures.mismatch import REPLACEMENTS, Mismatch, find_mismatch
-from holdfast.coordination.failures.seen import differs, hung
+from holdfast.coordination.failures.seen import node_hung, replica_differs
 from holdfast.coordination.failures.suspects import (
     TRANSFER_TRIES,
     StateTransfers,
     Suspects,
-    blamed_last,
-    failed_transfers,
-    lacking_state,
-    last_on,
-    some_stay,
+    find_failed_transfers,
+    find_lacking_members,
+    find_last_report,
+    select_fallback,
+    unless_all,
 )
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
@@ -127,11 +127,11 @@ class Deciding:
         # A node that reconnects with its old report is not another mismatch.
         if transaction.generation != self._differed:
             self._differed = transaction.generation
-            self._mismatches[cause].use(transaction.now)
+            self._mismatches[cause].count_try(transaction.now)
             transaction.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
         tries, minority = self._mismatches[cause].tries, mismatch.minority
         if minority and tries <= REPLACEMENTS[cause]:
-            self._failures.take(*(differs(node, f"step {step}: {why}", transaction.now) for node in minority))
+            self._failures.take(*(replica_differs(node, f"step {step}: {why}", transaction.now) for node in minority))
             return True
         again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
         self._ending.failed(f"workers differ at step {step}{again}: {why}")
@@ -148,7 +148,7 @@ class Deciding:
         self._kept_ranks.over()
         refused = self._refused_anew()
         if self._config.spec.recovery.restarts_all and not closing:
-            tries = self._refusals.use(transaction.now) if refused else 0
+            tries = self._refusals.count_try(transaction.now) if refused else 0
             if tries <= MAX_RETRIES:
                 stopping.end()
                 self._restart()
@@ -367,7 +367,7 @@ class Deciding:
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
         parts.misfit = send_away(self._transaction, node, why)
         self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
-        parts.tenant.refuse(node.name, why)
+        parts.tenant.refuse_node(node.name, why)
         parts.departures.forget(node)
 
     @property
@@ -397,21 +397,25 @@ class Deciding:
             return False
         now, first = self._transaction.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
-        accused = some_stay(members, self._failures.accused(complaints.values()))
+        accused = unless_all(members, self._failures.accused(complaints.values()))
         transfers = self._transfers(plan, complaints)
-        named = accused or self._suspects.name(members, reports, complaints, self._ledger.committed, owing, transfers)
+        named = accused or self._suspects.find_suspects(
+            members, reports, complaints, self._ledger.committed, owing, transfers
+        )
         if not named:
-            node = blamed_last(members, complaints, transfers)
+            node = select_fallback(members, complaints, transfers)
             if not self._failures.retried(first, reports[first.worker], node):
-                named = some_stay(members, {node: f"its collectives failed repeatedly, last error: {first.detail}"})
-        self._failures.take(*(hung(last_on(node, reports.values()), why, now) for node, why in named.items()))
+                named = unless_all(members, {node: f"its collectives failed repeatedly, last error: {first.detail}"})
+        self._failures.take(
+            *(node_hung(find_last_report(node, reports.values()), why, now) for node, why in named.items())
+        )
         return bool(named or transfers.failed)
 
     def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
         """Return the state transfers of the failed generation, and record the failed ones."""
         record, reports, history = self._transaction.record, self._stopping.reports, self._transaction.members.transfers
-        decision, failed = record.decision, failed_transfers(plan, complaints.values())
-        lacking = lacking_state(plan, reports, decision.applied if decision is not None else 0)
+        decision, failed = record.decision, find_failed_transfers(plan, complaints.values())
+        lacking = find_lacking_members(plan, reports, decision.applied if decision is not None else 0)
         for receiver in plan.sources:
             if receiver not in lacking and receiver not in failed:
                 history.note_receipt(node_of(receiver), map(node_of, plan.senders(receiver)))
@@ -474,7 +478,7 @@ class Deciding:
 
     def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
         """Return whether a verdict leads to a state that may not be in a checkpoint yet."""
-        if not isinstance(verdict, Verdict) or self._layouts.from_memory(verdict.decision):
+        if not isinstance(verdict, Verdict) or self._layouts.is_from_stash(verdict.decision):
             return isinstance(verdict, Verdict)
         return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
 
@@ -487,7 +491,7 @@ class Deciding:
         self._ledger.reset(verdict.decision.applied)
         self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
         self._evaluations.rolled_back(verdict.decision.applied)
-        if self._layouts.from_memory(verdict.decision):
+        if self._layouts.is_from_stash(verdict.decision):
             return SAVE if self._closing.under_way else LAYOUT
         self._transaction.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
@@ -495,7 +499,7 @@ class Deciding:
     def renew(self) -> None:
         """Restart all workers from the newest state, which is saved now."""
         self._closing.renewed()
-        if not self._failing.leaves():
+        if not self._failing.leave_too_large():
             self._restart()
 
     def _restart(self) -> None:
@@ -532,7 +536,7 @@ class Deciding:
             else:
                 self._ending.failed(str(plan), EXIT_BAD_INPUT)
             return
-        puts_away = self._layouts.leads_on(decision, ends=self._closing.under_way)
+        puts_away = self._layouts.on_decision(decision, ends=self._closing.under_way)
         plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from holdfast.coordination.experts.blobs import unreadable
-from holdfast.coordination.failures.seen import says_nonsense
+from holdfast.coordination.experts.blobs import explain_unreadable
+from holdfast.coordination.failures.seen import invalid_message
 from holdfast.coordination.generations.fitting import misfit
 from holdfast.coordination.job.parts import JobParts
 from holdfast.coordination.job.table import Row, ignore, row, while_it_goes_on
@@ -76,16 +76,16 @@ class Hearing:
         inquiry = self._parts.inquiry
         match message:
             case msg.Late():
-                inquiry.late(node, message)
+                inquiry.on_late(node, message)
             case msg.ProbeAnswer():
-                inquiry.told(node, message)
+                inquiry.on_answer(node, message)
             case msg.Stacks():
-                inquiry.explained(node, message)
+                inquiry.on_stacks(node, message)
             case msg.MemoryTaken():
                 inquiry.memories.told(node, message)
             case msg.OwnTimes():
-                inquiry.stragglers.told(node.name, message)
-                self._parts.straggling.told(node.name, message)
+                inquiry.stragglers.on_own_times(node.name, message)
+                self._parts.straggling.on_own_times(node.name, message)
 
     def _on_machine(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
         """Store or report what an agent reports about its machine."""
@@ -170,9 +170,9 @@ class Hearing:
                 return
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
-        if self._parts.layouts.outdated(node, attach):
+        if self._parts.layouts.replace_if_outdated(node, attach):
             return
-        if differing := misfit(self._transaction, node, attach, self._parts.failing.goes_back):
+        if differing := misfit(self._transaction, node, attach, self._parts.failing.revert_change):
             self._unfit(node, differing)
             return
         self._transaction.members.attach(node, attach)
@@ -187,8 +187,8 @@ class Hearing:
         self._parts.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
         self._parts.kept_ranks.came(attach.worker, node.came)
         if node.complete:
-            self._parts.ladder.back(node)
-            self._parts.failing.came(node)
+            self._parts.ladder.on_node_complete(node)
+            self._parts.failing.on_node_complete(node)
         if not self._parts.absences.on_worker_attached(node):
             self._parts.newcomers.came(node)
             self._parts.joining.arrived()
@@ -215,7 +215,7 @@ class Hearing:
             self._parts.ending.failed(f"replicas diverged: {error}")
             return
         if message.generation == self._transaction.generation:
-            self._parts.inquiry.pace.applied(message.step, self._transaction.now)
+            self._parts.inquiry.pace.on_applied(message.step, self._transaction.now)
         self._passed(message.step, message.generation, message.commit)
 
     def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
@@ -305,12 +305,16 @@ class Hearing:
     def _snapshot(self, node: Node, message: Any) -> None:
         if not self._transaction.is_member(message.worker):
             return
-        if isinstance(message, msg.SnapshotDamaged) and not message.node and self._parts.failing.goes_back(message.why):
+        if (
+            isinstance(message, msg.SnapshotDamaged)
+            and not message.node
+            and self._parts.failing.revert_change(message.why)
+        ):
             return
         if self._parts.snapshots.take(message):
             self._parts.stopping.begin(self._transaction.now)
         elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._transaction.generation:
-            self._parts.layouts.left_out(f"node {node.name}: {message.why}", lasting=message.lasting)
+            self._parts.layouts.cancel_stash(f"node {node.name}: {message.why}", lasting=message.lasting)
 
     def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]
@@ -319,7 +323,7 @@ class Hearing:
 
     def _flop(self, node: Node, message: msg.FlopTally) -> None:
         if self._transaction.is_member(message.worker) and self.plausible(node, message.step - 1):
-            self._parts.flop.take(message)
+            self._parts.flop.on_tally(message)
 
     def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._transaction.is_member(message.worker):
@@ -359,7 +363,7 @@ class Hearing:
             return
         if not self.plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
             return
-        if why := unreadable(report, self._transaction.record.expert_shape):
+        if why := explain_unreadable(report, self._transaction.record.expert_shape):
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
         self._parts.stopping.report(report)
@@ -379,13 +383,13 @@ class Hearing:
 
     def expel(self, node: Node, why: str) -> None:
         """Make a node restart its workers, because no decision can rest on its reports."""
-        self._parts.failures.take(says_nonsense(node.name, why, self._transaction.now))
+        self._parts.failures.take(invalid_message(node.name, why, self._transaction.now))
 
     def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
         """Handle a process that ended without an order. The other workers of its replica group end with it."""
         if was_here or down.worker in self._transaction.planned:
             self._parts.kept_ranks.lost([down.worker])
-            self._parts.failures.take(self._parts.inquiry.ended(node, down))
+            self._parts.failures.take(self._parts.inquiry.classify_end(node, down))
         else:
             # This worker had not attached yet, but others of its replica group may have.
             self._transaction.break_unit(down.worker)
@@ -403,7 +407,7 @@ class Hearing:
         """
         if node.aside or node.told or node.returning or self._transaction.planned_on(node.name):
             return False
-        self._parts.tenant.refuse(node.name, why)
+        self._parts.tenant.refuse_node(node.name, why)
         self._parts.departures.forget(node)
         return True
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.classes import Classes
-from holdfast.coordination.failures.ladder import Ladder
+from holdfast.coordination.failures.classes import FailureClasses
+from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.plans import Telling
 from holdfast.coordination.generations.rebalancing import Rebalancing
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
-from holdfast.coordination.lateness.inquiry import Inquiry
-from holdfast.coordination.lateness.straggling import Straggling
+from holdfast.coordination.lateness.inquiry import HangProbe
+from holdfast.coordination.lateness.straggling import StragglerPolicy
 from holdfast.coordination.layouts.changing import LayoutChanges
 from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.membership import Membership
@@ -38,7 +38,7 @@ from holdfast.coordination.recovery.raisers import Raisers
 from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.tenancy.flop import FlopBook
-from holdfast.coordination.tenancy.tenant import Tenant
+from holdfast.coordination.tenancy.tenant import JobPoolClient
 from holdfast.coordination.turn import Transaction
 from holdfast.protocol.plan import ExpertPlan, GenerationPlan
 
@@ -90,19 +90,19 @@ class JobParts:
             transaction, config, self.progress, stopping, absences, self.snapshots, self.departures
         )
         self.failing = FailingLayouts(transaction, config, self.progress, stopping, self.layouts)
-        self.straggling = Straggling(transaction, config, self.departures, self.replacing)
+        self.straggling = StragglerPolicy(transaction, config, self.departures, self.replacing)
         self.handing_on = HandingOn(transaction, config, self.loads, self.departures)
-        self.closing = Closing(transaction, config, stopping, self.ending, self.failing.goes_back)
+        self.closing = Closing(transaction, config, stopping, self.ending, self.failing.revert_change)
         #: Why a node was refused last; "" if none was refused.
         self.misfit = ""
-        self.classes = Classes(config.rules)
-        self.ladder = Ladder(transaction, config)
+        self.classes = FailureClasses(config.rules)
+        self.ladder = EscalationPolicy(transaction, config)
         self.kept_ranks = KeptRanks(transaction, config)
         told = self.standbys.failed, self.departures.failed
         self.failures = Failures(
             transaction, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told
         )
-        self.tenant = Tenant(
+        self.tenant = JobPoolClient(
             transaction,
             config,
             self.departures,
@@ -116,7 +116,7 @@ class JobParts:
             costs,
             lambda: self.checkpoints.period_s,
         )
-        self.inquiry = Inquiry(transaction, config, self.failures, self.stopping, self.absences)
+        self.inquiry = HangProbe(transaction, config, self.failures, self.stopping, self.absences)
         self.raisers = Raisers(
             transaction, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
         )
@@ -134,19 +134,19 @@ class JobParts:
     def made_good(self) -> None:
         """Forget failures before the steps that are committed now."""
         self.failures.made_good()
-        self.layouts.over()
+        self.layouts.finish_if_committed()
 
     def change(self, plan: GenerationPlan) -> None:
         """Interrupt a settled generation at a step boundary if nodes leave or the layout changes."""
         self.departures.begin(plan)
-        self.layouts.begin(plan)
+        self.layouts.start_if_due(plan)
 
     def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
         """Update which checkpoints and snapshots can be used."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
-        self.layouts.put_away(plan)
+        self.layouts.check_stash(plan)
 
     def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return a better expert placement for the plan in force, or None to keep the current one."""

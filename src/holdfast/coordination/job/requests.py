@@ -34,7 +34,7 @@ def grant(parts: JobParts, request: Request) -> None:
             parts.departures.ask(request.nodes, request.to, stays=True)
         case Undrain():
             if not parts.departures.undrain(request.node):
-                parts.ladder.undrain(request.node)
+                parts.ladder.readmit_node(request.node)
         case SaveState():
             parts.checkpoints.want(parts.ledger.committed)
         case Shutdown():
@@ -44,4 +44,4 @@ def grant(parts: JobParts, request: Request) -> None:
         case StoreBack(away_s):
             parts.transaction.emit(StoreReturned, away_s=away_s)
         case PoolSaid():
-            parts.tenant.hear(request)
+            parts.tenant.on_shares(request)

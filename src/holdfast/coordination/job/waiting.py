@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.coordination.experts.static_experts import ep_size_of
+from holdfast.coordination.experts.static_experts import choose_ep_size
 from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.job.parts import JobParts
 from holdfast.coordination.turn import Transaction
@@ -57,7 +57,7 @@ class Waiting:
             return Need(nodes=1, expert_slots=0, why=why)
         if record.generation == 0 or (transaction.begins_again and not members.regular):
             # Nodes that have not joined a new run yet are not reported, unless one was refused or is out.
-            left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.all_out
+            left, out = config.spec.nodes_to_begin - members.complete_nodes, parts.ladder.excluded_nodes
             why = parts.misfit or (f"node {out[-1].node} is out: {out[-1].why}" if 0 < left <= len(out) else "")
             return Need(nodes=left, expert_slots=0, why=why) if why and left > 0 else None
         if unreached := parts.absences.count_unreached(config.lease_s):
@@ -77,7 +77,7 @@ class Waiting:
 
 
 def _missing_statically(transaction: Transaction, ep_size: int) -> Need | None:
-    size, nodes = ep_size_of(transaction.record.expert_shape, ep_size), len(transaction.members.regular)
+    size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(transaction.members.regular)
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.seen import hangs, node_lost, process_ended
+from holdfast.coordination.failures.seen import node_lost, process_ended, worker_hung
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.lateness.judge import Standstill, judge, what_hangs
-from holdfast.coordination.lateness.own_work import AGAIN_LONGER, OwnWork
-from holdfast.coordination.lateness.pace import Answers, Pace
-from holdfast.coordination.lateness.stories import Stories
-from holdfast.coordination.lateness.stragglers import Stragglers
+from holdfast.coordination.lateness.judge import Standstill, describe_hang, find_hung
+from holdfast.coordination.lateness.own_work import AGAIN_LONGER, SlowWork
+from holdfast.coordination.lateness.pace import AnswerTimes, Pace
+from holdfast.coordination.lateness.stories import StackDumps
+from holdfast.coordination.lateness.stragglers import WorkerTimes
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.absences import Absences
 from holdfast.coordination.recovery.failures import Failures
@@ -46,7 +46,7 @@ LONG_TICK = 3.0
 
 
 @dataclass(slots=True)
-class RollCall:
+class Question:
     """One probe: the nodes that were asked, and their answers."""
 
     number: int
@@ -60,20 +60,20 @@ class RollCall:
     answered: set[str] = field(default_factory=set[str])
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all asked nodes have answered."""
         return len(self.answered) == len(self.asked)
 
 
 @dataclass(slots=True)
-class _Accused:
+class _Ending:
     """A worker that an agent was told to end."""
 
     stand: ThreadActivity
     at: float
 
 
-class Inquiry:
+class HangProbe:
     """Hang detection of one job. A new coordinator may start without its memory."""
 
     def __init__(
@@ -85,83 +85,83 @@ class Inquiry:
         absences: Absences,
     ) -> None:
         self.pace = Pace()
-        self.stragglers = Stragglers()
+        self.stragglers = WorkerTimes()
         self._transaction = transaction
         self._config = config
         self._failures = failures
         self._stopping = stopping
         self._absences = absences
         self._generation: int = 0
-        self._question: RollCall | None = None
+        self._question: Question | None = None
         self._number = 0
-        self._asks_at = self._ticked = 0.0
+        self._next_ask_at = self._ticked = 0.0
         #: since when asked nodes have been silent
         self._silent_since: dict[str, float] = {}
-        self._answers = Answers()
+        self._answers = AnswerTimes()
         #: the generation in which members were told to check the network
-        self._looked = 0
+        self._network_checked = 0
         #: workers that agents were told to end
-        self._accused: dict[str, _Accused] = {}
-        self._own_work = OwnWork(transaction)
+        self._ending: dict[str, _Ending] = {}
+        self._own_work = SlowWork(transaction)
         self._unknown_s = UNKNOWN_S
-        self._stories = Stories(transaction)
+        self._stack_dumps = StackDumps(transaction)
         self.memories = Memories(transaction)
 
     @property
-    def newest(self) -> RollCall | None:
+    def newest(self) -> Question | None:
         """The newest question since the job has stood at its step, with its answers; or None."""
         question = self._question
         return question if question is not None and question.at >= self.pace.since else None
 
-    def lines_of(self, worker: str) -> tuple[str, ...]:
+    def stack_lines(self, worker: str) -> tuple[str, ...]:
         """Return the lines at which a worker's threads stood in the newest stack dump."""
-        return self._stories.lines_of(worker)
+        return self._stack_dumps.stack_lines(worker)
 
     # ---- messages ----
 
-    def late(self, node: Node, late: Late) -> None:
+    def on_late(self, node: Node, late: Late) -> None:
         """Handle the report that a worker is late, or that late work has ended."""
         plan, stand, question = self._transaction.record.plan, late.stand, self._question
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
         if late.ended:
-            self._own_work.ended(stand)
+            self._own_work.on_work_ended(stand)
             return
         if question is None or question.at + FRESH_S < self._transaction.now:
-            self._ask()
+            self._send_probe()
         elif stand.worker in question.stands:
             question.stands[stand.worker] = stand
-            self._judge()
+            self._act_on_answers()
 
-    def told(self, node: Node, answer: ProbeAnswer) -> None:
+    def on_answer(self, node: Node, answer: ProbeAnswer) -> None:
         """Handle a node's answer to a probe."""
         now = self._transaction.now
-        self._answers.came(node.name, now - self._silent_since.pop(node.name, now), now)
+        self._answers.on_answer(node.name, now - self._silent_since.pop(node.name, now), now)
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.asked:
             return
         question.answered.add(node.name)
         question.stands.update((stand.worker, stand) for stand in answer.stands if node_of(stand.worker) == node.name)
-        if question.complete:
-            self._judge()  # Otherwise the next tick does it, not each of a thousand answers.
+        if question.is_complete:
+            self._act_on_answers()  # Otherwise the next tick does it, not each of a thousand answers.
 
-    def explained(self, node: Node, stacks: Stacks) -> None:
+    def on_stacks(self, node: Node, stacks: Stacks) -> None:
         """Handle the stack dumps of a node's workers."""
-        self._stories.told(node, stacks)
+        self._stack_dumps.on_stacks(node, stacks)
 
-    def ended(self, node: Node, down: WorkerDown) -> Failure:
+    def classify_end(self, node: Node, down: WorkerDown) -> Failure:
         """Return the failure of a worker that has ended: the hang for which it was ended, or the end of its process."""
-        accused = self._accused.pop(down.worker, None)
+        accused = self._ending.pop(down.worker, None)
         if accused is None or down.kind is not FailureKind.HANG:
             return process_ended(node.name, down, self._transaction.now)
-        return hangs(node.name, accused.stand, down.detail, self._transaction.now)
+        return worker_hung(node.name, accused.stand, down.detail, self._transaction.now)
 
     # ---- time ----
 
     def tick(self) -> None:
         """Check whether the job makes progress, and probe the nodes if it does not."""
         transaction, plan = self._transaction, self._transaction.record.plan
-        self._stories.tick()
+        self._stack_dumps.tick()
         self.memories.tick()
         self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
         if plan is None or not self._config.spec.experiments.watch:
@@ -171,59 +171,59 @@ class Inquiry:
         self._ticked = now
         if away_s > LONG_TICK * self._config.tick_s:  # Answers may wait to be read.
             self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}
-        self._follow(plan)
-        if self._question is not None and not self._question.complete:
-            self._judge()
-        if now >= self._asks_at and self._asks:
-            self._ask()
+        self._follow_plan(plan)
+        if self._question is not None and not self._question.is_complete:
+            self._act_on_answers()
+        if now >= self._next_ask_at and self._should_ask:
+            self._send_probe()
 
-    def wait_anew(self) -> None:
+    def restart_waiting(self) -> None:
         """Restart all waiting times: this coordinator did not run, so missing messages prove nothing."""
         self._stopping.wait_anew()
         self._question = None
         self._silent_since.clear()
-        self.pace.wait_anew(self._transaction.now)
+        self.pace.restart_waiting(self._transaction.now)
 
-    def _follow(self, plan: GenerationPlan) -> None:
+    def _follow_plan(self, plan: GenerationPlan) -> None:
         """Follow the current plan: a new generation restarts the times."""
         transaction = self._transaction
         if plan.generation != self._generation:
             self._generation = plan.generation
             self._question = None
-            self._asks_at = 0.0
+            self._next_ask_at = 0.0
             self._silent_since.clear()
-            self.pace.began(len(plan.members), transaction.now)
-            self.stragglers.follow(transaction.members.nodes.keys())
+            self.pace.on_generation(len(plan.members), transaction.now)
+            self.stragglers.keep_nodes(transaction.members.nodes.keys())
         if transaction.members.entered(plan):
-            self.pace.entered(transaction.now)
+            self.pace.on_entered(transaction.now)
         self._own_work.tick(transaction.position.step)
 
     @property
-    def _asks(self) -> bool:
+    def _should_ask(self) -> bool:
         """Whether a probe is due: a step, an entry or a report takes too long."""
         now, stopping = self._transaction.now, self._stopping
         if stopping.stop is not None:
             return now - stopping.since > REPORT_S and bool(stopping.awaited(frozenset()))
-        return self.pace.asks(now)
+        return self.pace.should_ask(now)
 
     # ---- probes and their results ----
 
-    def _ask(self) -> None:
+    def _send_probe(self) -> None:
         """Send a probe to all members' nodes, and schedule the next one."""
         transaction, stopping = self._transaction, self._stopping
         nodes = transaction.members.nodes
         here = [nodes[name] for name in dict.fromkeys(map(node_of, transaction.planned)) if name in nodes]
         self._number += 1
-        self._question = RollCall(self._number, transaction.now, frozenset(node.name for node in here))
-        self._answers.keep(self._question.asked)
+        self._question = Question(self._number, transaction.now, frozenset(node.name for node in here))
+        self._answers.keep_nodes(self._question.asked)
         self._silent_since = {node.name: self._silent_since.get(node.name, transaction.now) for node in here}
         still_s = transaction.now - (stopping.since if stopping.stop is not None else self.pace.since)
         again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
         due_s = (at - transaction.now for at in (self.pace.stopped_at, self.pace.overdue_at))
-        self._asks_at = transaction.now + min([again_s, *(each for each in due_s if each > 0.0)])
+        self._next_ask_at = transaction.now + min([again_s, *(each for each in due_s if each > 0.0)])
         transaction.broadcast((node.connection for node in here), Probe(number=self._number))
 
-    def _judge(self) -> None:
+    def _act_on_answers(self) -> None:
         """Act on the answers, once all that can be expected have arrived."""
         question, transaction, stopping = self._question, self._transaction, self._stopping
         plan = transaction.record.plan
@@ -235,36 +235,36 @@ class Inquiry:
             return
         recovering = stopping.stop is not None
         workers = transaction.planned if recovering else plan.workers
-        finding = judge(
+        finding = find_hung(
             Standstill(
                 members=transaction.members.live(workers),
                 stands=question.stands,
                 silent=silent,
                 idle=stopping.reports.keys() if recovering else (),
-                outside=self._outside(plan) if not recovering else (),
+                outside=self._list_outside(plan) if not recovering else (),
                 overdue=recovering or transaction.now > self.pace.overdue_at,
                 waits_for_stopped=recovering or transaction.now > self.pace.stopped_at,
                 together_s=self.pace.together_s,
                 unknown_s=self._unknown_s,
             )
         )
-        hung = self._to_be_ended(self._own_work.spare(finding.hung))
-        looks = finding.network and not recovering and self._looked != plan.generation
+        hung = self._select_to_end(self._own_work.exclude_slow_work(finding.hung))
+        looks = finding.network and not recovering and self._network_checked != plan.generation
         if hung or finding.silent or looks:
             answered = [
                 transaction.members.nodes[name] for name in sorted(question.answered & transaction.members.nodes.keys())
             ]
-            self._stories.begin(answered, question.stands, [stand.worker for stand in hung] or finding.silent)
+            self._stack_dumps.start(answered, question.stands, [stand.worker for stand in hung] or finding.silent)
         for stand in hung:
-            self._end(stand)
+            self._end_worker(stand)
         if finding.silent:
             kind, nodes = FailureKind.LEASE_EXPIRED, transaction.members.nodes
             self._failures.take(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
         if looks:
-            self._looked = plan.generation
+            self._network_checked = plan.generation
             transaction.order_all(plan.workers, LookAround(generation=plan.generation))
 
-    def _outside(self, plan: GenerationPlan) -> list[str]:
+    def _list_outside(self, plan: GenerationPlan) -> list[str]:
         """Return the connected members that have not entered their generation."""
         infos = (self._transaction.members.worker(worker) for worker in plan.workers)
         return [info.id for info in infos if info is not None and info.entered < plan.generation]
@@ -275,26 +275,26 @@ class Inquiry:
         since = self._silent_since.get(name, now)
         return node.seen <= since and now - since > self._answers.patience_s(name, now)
 
-    def _to_be_ended(self, hung: Iterable[ThreadActivity]) -> list[ThreadActivity]:
+    def _select_to_end(self, hung: Iterable[ThreadActivity]) -> list[ThreadActivity]:
         """Return the hung workers that no agent was told to end recently."""
         now = self._transaction.now
-        known = ((stand, self._accused.get(stand.worker)) for stand in hung)
+        known = ((stand, self._ending.get(stand.worker)) for stand in hung)
         return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
 
-    def _end(self, stand: ThreadActivity) -> None:
+    def _end_worker(self, stand: ThreadActivity) -> None:
         """Order the agent to end a hung worker."""
         transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:
             if not (stand.limit_s or stand.stopped):  # This may be wrong: compiling takes one worker far longer.
                 self._unknown_s *= AGAIN_LONGER
-            self._accused[stand.worker] = _Accused(stand, transaction.now)
-            why = what_hangs(stand)
-            on_trial = self._own_work.accuse(stand, why)
+            self._ending[stand.worker] = _Ending(stand, transaction.now)
+            why = describe_hang(stand)
+            on_trial = self._own_work.record_kill(stand, why)
             transaction.send(connection, EndHung(worker=stand.worker, why=why, on_trial=on_trial))
             if on_trial:
-                self._watch_work(stand)
+                self._send_watch_work(stand)
 
-    def _watch_work(self, stand: ThreadActivity) -> None:
+    def _send_watch_work(self, stand: ThreadActivity) -> None:
         """Ask all nodes to report workers that need as long for the work at which a worker is ended."""
         watch = WatchWork(step=stand.step, activity=stand.activity, for_s=stand.for_s, micro_batch=stand.micro_batch)
         self._transaction.broadcast((node.connection for node in self._transaction.members.nodes.values()), watch)

@@ -23,7 +23,7 @@ _REMEDIES = {
     Activity.SCRIPT: "if the script may take this long between steps, put that code into `with job.pause(...)`",
 }
 #: Activities with durations that cannot be compared between workers.
-NOBODYS = frozenset({Activity.STARTING, Activity.PAUSED, Activity.WARMING})
+NOT_COMPARABLE = frozenset({Activity.STARTING, Activity.PAUSED, Activity.WARMING})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,15 +62,17 @@ class Finding:
     network: bool = False
 
 
-def judge(still: Standstill) -> Finding:
+def find_hung(still: Standstill) -> Finding:
     """Return the suspects: none if no worker waits, or if more are busy than wait for them."""
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
-    lasts_s = min((_waits_s(stand) for stand in stands if is_waiting(stand)), default=0.0)
+    lasts_s = min((_waiting_time_s(stand) for stand in stands if is_waiting(stand)), default=0.0)
     at_work = (stand for stand in stands if stand.worker not in still.idle)
-    hung = tuple(stand for stand in at_work if _hangs(stand, still) or _lags(stand, lasts_s, still.unknown_s))
+    hung = tuple(
+        stand for stand in at_work if _is_hung(stand, still) or _is_far_slower(stand, lasts_s, still.unknown_s)
+    )
     if still.overdue and any(stand.waits for stand in stands):
         # Workers can wait in a collective only if the group of some other worker exists.
-        hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_away(stand))
+        hung += tuple(stand for stand in stands if stand.worker in still.outside and _stays_outside(stand))
     waiting = {node_of(worker) for worker in still.idle}
     waiting |= {node_of(stand.worker) for stand in stands if is_waiting(stand) and stand not in hung}
     silent = tuple(dict.fromkeys(node_of(w) for w in still.members if node_of(w) in still.silent))
@@ -91,7 +93,7 @@ def is_waiting(stand: ThreadActivity) -> bool:
     return stand.waits or stand.activity in WAITING
 
 
-def _hangs(stand: ThreadActivity, still: Standstill) -> bool:
+def _is_hung(stand: ThreadActivity, still: Standstill) -> bool:
     """Return whether a worker takes too long for its own work, or does not run at all."""
     if stand.stopped:
         return still.waits_for_stopped
@@ -100,31 +102,31 @@ def _hangs(stand: ThreadActivity, still: Standstill) -> bool:
     return stand.is_late and stand.activity not in WAITING
 
 
-def _waits_s(stand: ThreadActivity) -> float:
+def _waiting_time_s(stand: ThreadActivity) -> float:
     """Return how long a waiting worker has waited, in seconds."""
     return stand.waits_s if stand.waits else stand.for_s
 
 
-def _lags(stand: ThreadActivity, others_wait_s: float, unknown_s: float) -> bool:
+def _is_far_slower(stand: ThreadActivity, others_wait_s: float, unknown_s: float) -> bool:
     """Return whether a worker takes far longer than the others for an activity without a learned limit."""
-    if stand.limit_s or stand.waits or stand.activity in WAITING or stand.activity in NOBODYS:
+    if stand.limit_s or stand.waits or stand.activity in WAITING or stand.activity in NOT_COMPARABLE:
         return False
     others_s = max(0.0, stand.for_s - others_wait_s)
     return stand.for_s > max(unknown_s, FAILURE * others_s + FLOOR_S)
 
 
-def _stays_away(stand: ThreadActivity) -> bool:
+def _stays_outside(stand: ThreadActivity) -> bool:
     """Return whether a worker does not enter a generation, although it does not wait for data."""
     return stand.activity is Activity.ENTERING and not stand.waits
 
 
-def where(stand: ThreadActivity) -> str:
+def describe_position(stand: ThreadActivity) -> str:
     """Return in words where in a step a worker is."""
     of = "" if stand.micro_batch is None else f", micro-batch {stand.micro_batch}"
     return f"'{stand.activity}' of step {stand.step}{of}"
 
 
-def what_hangs(stand: ThreadActivity) -> str:
+def describe_hang(stand: ThreadActivity) -> str:
     """Return in words how a worker hangs, with a remedy."""
     if stand.stopped:
         return f"its process is stopped, at '{stand.activity}' of step {stand.step}"
@@ -133,6 +135,6 @@ def what_hangs(stand: ThreadActivity) -> str:
     if stand.activity in WAITING:
         return f"it has been at '{stand.activity}' for {stand.for_s:.2f} s, while others have come in and wait for it"
     limit = f"limit {stand.limit_s:.2f} s" if stand.limit_s else f"more than {FAILURE:.0f} times as long as the others"
-    text = f"it has been at {where(stand)} for {stand.for_s:.2f} s, {limit}, while others wait for it"
+    text = f"it has been at {describe_position(stand)} for {stand.for_s:.2f} s, {limit}, while others wait for it"
     remedy = _REMEDIES.get(stand.activity)
     return f"{text}; {remedy}" if remedy else text

@@ -46,9 +46,9 @@ ROOM = 1.5
 #: A verdict waits this long after the step is committed: agents report the end of slow work up to a second late.
 VERDICT_S = 3.0
 #: most work items that are remembered
-_MAX_PLACES = 4096
+_MAX_ITEMS = 4096
 
-Place = tuple[int, Activity, int | None]
+WorkItem = tuple[int, Activity, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Trial:
 
 
 @dataclass(slots=True)
-class _PlaceState:
+class _WorkState:
     """The late workers and open trials of a work item."""
 
     #: the workers that were late at this item
@@ -74,7 +74,7 @@ class _PlaceState:
 
 
 @dataclass(frozen=True, slots=True)
-class _SlowWork:
+class _SlowTime:
     """The longest time that an activity took with an excuse, when it last did, and how long that is remembered."""
 
     took_s: float
@@ -82,45 +82,45 @@ class _SlowWork:
     keep_s: float
 
 
-class OwnWork:
+class SlowWork:
     """Distinguishes slow work from hangs, by the late workers of the newest steps."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._places: dict[Place, _PlaceState] = {}
+        self._states: dict[WorkItem, _WorkState] = {}
         self._script_factor = 1.0
-        self._slow: dict[Activity, _SlowWork] = {}
+        self._slow: dict[Activity, _SlowTime] = {}
 
     # ---- verdicts ----
 
     def tick(self, step: int) -> None:
         """Give the verdicts that are due, now that all steps up to `step` are committed."""
         now = self._transaction.now
-        for place, state in list(self._places.items()):
+        for place, state in list(self._states.items()):
             if place[0] > step:
                 continue
             if state.verdict_at == inf:
                 state.verdict_at = now + VERDICT_S
             elif now >= state.verdict_at:
-                del self._places[place]
+                del self._states[place]
                 for trial in state.trials:
-                    self._count(trial)
+                    self._count_kill(trial)
 
-    def accuse(self, stand: ThreadActivity, why: str) -> bool:
+    def record_kill(self, stand: ThreadActivity, why: str) -> bool:
         """Record that a worker is ended; return whether its kill counts only after a verdict."""
-        place, connection = _place(stand), self._transaction.members.connection_of(stand.worker)
+        place, connection = _work_item_of(stand), self._transaction.members.connection_of(stand.worker)
         node = self._transaction.members.nodes.get(node_of(stand.worker))
         if place is None or connection is None or node is None:
             return False
-        trials = self._at(place).trials
+        trials = self._state_of(place).trials
         if all(trial.stand.worker != stand.worker for trial in trials):
             trials.append(_Trial(stand, why, node.agent_pid))
         return True
 
-    def ended(self, stand: ThreadActivity) -> None:
+    def on_work_ended(self, stand: ThreadActivity) -> None:
         """Handle the end of slow work: it clears other workers that were ended at the same item."""
-        place = _place(stand)
-        state = self._places.get(place) if place is not None else None
+        place = _work_item_of(stand)
+        state = self._states.get(place) if place is not None else None
         if state is None:
             return
         others = [trial for trial in state.trials if trial.stand.worker != stand.worker]
@@ -128,9 +128,9 @@ class OwnWork:
             state.slow = True
             state.trials.clear()
         if state.slow:
-            self._learn(stand)
+            self._remember_slow_work(stand)
 
-    def _count(self, trial: _Trial) -> None:
+    def _count_kill(self, trial: _Trial) -> None:
         """Count a kill against its node, unless its agent was replaced meanwhile."""
         node = self._transaction.members.nodes.get(node_of(trial.stand.worker))
         if node is not None and node.agent_pid == trial.agent_pid:
@@ -138,12 +138,12 @@ class OwnWork:
 
     # ---- who is late ----
 
-    def spare(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
+    def exclude_slow_work(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
         """Return the workers that seem to hang and are not excused by slow work, with their current limits."""
-        places = [_place(stand) for stand in hung]
+        places = [_work_item_of(stand) for stand in hung]
         at_work = [place for place in places if place is not None]
         left: list[ThreadActivity] = []
-        excused: list[tuple[Place, ThreadActivity]] = []
+        excused: list[tuple[WorkItem, ThreadActivity]] = []
         for stand, place in zip(hung, places, strict=True):
             if place is None:
                 left.append(stand)
@@ -161,29 +161,29 @@ class OwnWork:
             self._excuse(place, stand)
         return left
 
-    def _limit_s(self, place: Place, stand: ThreadActivity, at_once: int) -> float:
+    def _limit_s(self, place: WorkItem, stand: ThreadActivity, at_once: int) -> float:
         """Return the current limit of a worker, or 0 if unknown."""
-        state, node = self._places.get(place), node_of(stand.worker)
+        state, node = self._states.get(place), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
         factor = max(AGAIN_LONGER ** sum(node_of(one) == node for one in before), SEVERAL if at_once > 1 else 1.0)
         if stand.activity is Activity.SCRIPT:
             factor = max(factor, self._script_factor)
-        return max(stand.limit_s * factor, ROOM * self._slow_s(stand.activity))
+        return max(stand.limit_s * factor, ROOM * self._slow_work_s(stand.activity))
 
-    def _is_first(self, place: Place, worker: str) -> bool:
+    def _is_first(self, place: WorkItem, worker: str) -> bool:
         """Record that a worker is late at an item; return False if a worker of another node was late there before."""
-        late = self._at(place).late
+        late = self._state_of(place).late
         if any(node_of(other) != node_of(worker) for other in late):
             return False
         late.add(worker)
         return True
 
-    def _excuse(self, place: Place, stand: ThreadActivity) -> None:
+    def _excuse(self, place: WorkItem, stand: ThreadActivity) -> None:
         """Excuse a worker with slow work, and report that once for each worker."""
-        state, node = self._at(place), node_of(stand.worker)
+        state, node = self._state_of(place), node_of(stand.worker)
         state.slow = True
         state.trials = [trial for trial in state.trials if node_of(trial.stand.worker) == node]
-        self._learn(stand)
+        self._remember_slow_work(stand)
         if stand.worker in state.late:
             return
         state.late.add(stand.worker)
@@ -198,16 +198,16 @@ class OwnWork:
             why=f"{others} was late there, too: the work itself is slow",
         )
 
-    def _at(self, place: Place) -> _PlaceState:
+    def _state_of(self, place: WorkItem) -> _WorkState:
         """Return the state of a work item; the oldest items are forgotten."""
-        state = self._places.setdefault(place, _PlaceState())
-        while len(self._places) > _MAX_PLACES:
-            del self._places[next(iter(self._places))]
+        state = self._states.setdefault(place, _WorkState())
+        while len(self._states) > _MAX_ITEMS:
+            del self._states[next(iter(self._states))]
         return state
 
     # ---- how long slow work takes ----
 
-    def _learn(self, stand: ThreadActivity) -> None:
+    def _remember_slow_work(self, stand: ThreadActivity) -> None:
         """Remember how long slow work took.
 
         It is forgotten after the window of the nodes' budgets. Work that is slow less often (for example once an hour)
@@ -215,16 +215,16 @@ class OwnWork:
         """
         now, known = self._transaction.now, self._slow.get(stand.activity)
         keep_s = max(WINDOW_S, 2.0 * (now - known.seen)) if known is not None else WINDOW_S
-        took_s = max(stand.for_s, self._slow_s(stand.activity))
-        self._slow[stand.activity] = _SlowWork(took_s, now, max(keep_s, known.keep_s if known is not None else 0.0))
+        took_s = max(stand.for_s, self._slow_work_s(stand.activity))
+        self._slow[stand.activity] = _SlowTime(took_s, now, max(keep_s, known.keep_s if known is not None else 0.0))
 
-    def _slow_s(self, activity: Activity) -> float:
+    def _slow_work_s(self, activity: Activity) -> float:
         """Return the longest recent time of slow work of this activity, or 0 without any."""
         known = self._slow.get(activity)
         return known.took_s if known is not None and self._transaction.now - known.seen < known.keep_s else 0.0
 
 
-def _place(stand: ThreadActivity) -> Place | None:
+def _work_item_of(stand: ThreadActivity) -> WorkItem | None:
     """Return the work item at which a worker is late, or None if it does no work of its own."""
     if stand.stopped or stand.waits or stand.activity not in OWN_WORK:
         return None

@@ -31,33 +31,33 @@ class Pace:
         self.since = 0.0
         self._entering = False
 
-    def began(self, world: int, now: float) -> None:
+    def on_generation(self, world: int, now: float) -> None:
         """Handle the start of a generation."""
         self._world = world
         self.since = now
         self._entering = True
         self._step = 0
 
-    def entered(self, now: float) -> None:
+    def on_entered(self, now: float) -> None:
         """Handle that all members have entered."""
         if self._entering:
-            self._add(Activity.ENTERING, now)
+            self._add_time(Activity.ENTERING, now)
         self._entering = False
 
-    def applied(self, step: int, now: float) -> None:
+    def on_applied(self, step: int, now: float) -> None:
         """Handle that a worker has applied a step."""
         if self._entering or step <= self._step:
             return
         if self._step:
-            self._add(Activity.VOTED, now)
+            self._add_time(Activity.VOTED, now)
         self._step = step
         self.since = now
 
-    def wait_anew(self, now: float) -> None:
+    def restart_waiting(self, now: float) -> None:
         """Restart the waiting time: the coordinator does not know what happened while it did not run."""
         self._step, self.since = 0, now
 
-    def _add(self, activity: Activity, now: float) -> None:
+    def _add_time(self, activity: Activity, now: float) -> None:
         """Add the time since the last event to the times of an activity."""
         took_s = max(0.0, now - self.since)
         self._times.add(activity, self._world, Total(1, took_s, took_s))
@@ -69,7 +69,7 @@ class Pace:
         limit_s = self._times.limit_s(Activity.VOTED, self._world)
         return None if limit_s is None else (limit_s - FLOOR_S) / FAILURE
 
-    def asks(self, now: float) -> bool:
+    def should_ask(self, now: float) -> bool:
         """Return whether a probe is due."""
         still_s, mean_s = now - self.since, self.mean_s
         if self._entering:
@@ -86,14 +86,14 @@ class Pace:
     @property
     def overdue_at(self) -> float:
         """When the step or entry becomes a failure."""
-        return self._takes_longer_at(FAILURE)
+        return self._exceeds_at(FAILURE)
 
     @property
     def stopped_at(self) -> float:
         """When a stopped process has held up the others for too long."""
-        return self._takes_longer_at(STOPPED)
+        return self._exceeds_at(STOPPED)
 
-    def _takes_longer_at(self, times: float) -> float:
+    def _exceeds_at(self, times: float) -> float:
         """Return when the step exceeds this many usual steps, or the entry its limit."""
         if self._entering:
             return self.since + self._enter_s
@@ -106,11 +106,11 @@ class Pace:
 
 
 @dataclass(slots=True)
-class _Slowest:
+class _SlowestAnswer:
     """The slowest answers of one node in the current and the previous window, in seconds."""
 
     #: start of the current window
-    began: float
+    started: float
     #: slowest answer of it
     now_s: float = 0.0
     #: slowest answer of the previous window
@@ -118,27 +118,27 @@ class _Slowest:
 
     def roll(self, now: float) -> None:
         """Start a new window if the current one is over."""
-        if now - self.began > WINDOW_S:
-            self.before_s = self.now_s if now - self.began < 2 * WINDOW_S else 0.0
-            self.began = now
+        if now - self.started > WINDOW_S:
+            self.before_s = self.now_s if now - self.started < 2 * WINDOW_S else 0.0
+            self.started = now
             self.now_s = 0.0
 
 
-class Answers:
+class AnswerTimes:
     """Learns how long to wait for a node's answer to a probe, from its earlier answers.
 
     Times are unix seconds.
     """
 
     def __init__(self) -> None:
-        self._slowest: dict[str, _Slowest] = {}
+        self._slowest: dict[str, _SlowestAnswer] = {}
 
-    def came(self, node: str, took_s: float, now: float) -> None:
+    def on_answer(self, node: str, took_s: float, now: float) -> None:
         """Add the time of an answer.
 
         A late one counts as just in time, so that a stopped node does not raise the limit.
         """
-        slowest, took_s = self._slowest.setdefault(node, _Slowest(now)), min(took_s, self.patience_s(node, now))
+        slowest, took_s = self._slowest.setdefault(node, _SlowestAnswer(now)), min(took_s, self.patience_s(node, now))
         slowest.roll(now)
         slowest.now_s = max(slowest.now_s, took_s)
 
@@ -150,6 +150,6 @@ class Answers:
         slowest.roll(now)
         return max(PATIENCE_S, FAILURE * max(slowest.now_s, slowest.before_s))
 
-    def keep(self, nodes: frozenset[str]) -> None:
+    def keep_nodes(self, nodes: frozenset[str]) -> None:
         """Forget all other nodes."""
         self._slowest = {node: slowest for node, slowest in self._slowest.items() if node in nodes}

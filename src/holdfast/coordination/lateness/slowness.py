@@ -22,9 +22,9 @@ SLOWER = 1.1
 #: Half of that on a logarithmic scale: a slow node that falls below counts as fast again.
 _HALF = math.log(SLOWER) / 2
 #: The sum at which a node is found slow. By Wald's bound one report in e^14 (a million) starts such a run by chance.
-FOUND = 14.0
+THRESHOLD = 14.0
 #: largest change of the sum by one report: a single bad moment does not suffice
-MOST_AT_ONCE = FOUND / 2
+MOST_AT_ONCE = THRESHOLD / 2
 #: smallest scatter of the logarithm of the ratio
 LEAST_SCATTER = 0.015
 #: prior of the scatter
@@ -38,7 +38,7 @@ LEAST_WORDS = 8
 
 
 @dataclass(slots=True)
-class _Pace:
+class _NodePace:
     """The pace of one node, and the sum of its test."""
 
     #: seconds of a micro-batch of its slowest worker, by the newest report
@@ -50,39 +50,39 @@ class _Pace:
     #: mean square of the differences of successive logarithms, halved
     scatter: float = FIRST_SCATTER**2
     #: number of reports
-    words: int = 0
+    reports: int = 0
     slow: bool = False
     #: mean ratio since the sum was last 0
     factor: float = 1.0
     #: number of reports in that mean
     run: int = 0
 
-    def learn(self, log_ratio: float) -> None:
+    def add_report(self, log_ratio: float) -> None:
         """Add a report: update the scatter, and then the test."""
         if self.log_ratio is not None:
             # A change from fast to slow is not scatter, so a difference counts as at most three times the known
             # scatter.
             apart = min(abs(log_ratio - self.log_ratio), 3.0 * math.sqrt(2.0 * self.scatter))
-            self.words += 1
-            self.scatter += (apart**2 / 2.0 - self.scatter) / min(self.words + FIRST_WORDS, MEMORY)
+            self.reports += 1
+            self.scatter += (apart**2 / 2.0 - self.scatter) / min(self.reports + FIRST_WORDS, MEMORY)
         self.log_ratio = log_ratio
         weight = 2.0 * _HALF / max(self.scatter, LEAST_SCATTER**2) * (log_ratio - _HALF)
-        self.total = max(0.0, min(FOUND, self.total + max(-MOST_AT_ONCE, min(MOST_AT_ONCE, weight))))
-        if self.words < LEAST_WORDS:
+        self.total = max(0.0, min(THRESHOLD, self.total + max(-MOST_AT_ONCE, min(MOST_AT_ONCE, weight))))
+        if self.reports < LEAST_WORDS:
             self.total = min(self.total, MOST_AT_ONCE)
         ratio = math.exp(log_ratio)
         self.run = self.run + 1 if self.total > 0.0 else 0
         self.factor += (ratio - self.factor) / max(1, self.run)
-        self.slow = self.total > 0.0 if self.slow else self.total >= FOUND
+        self.slow = self.total > 0.0 if self.slow else self.total >= THRESHOLD
 
 
 class SlowNodes:
     """The test for all members of one generation. Forgotten nodes are learned again."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, _Pace] = {}
+        self._paces: dict[str, _NodePace] = {}
 
-    def follow(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
+    def keep_nodes(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
         """Forget all other nodes.
 
         Nodes `known` to be slow, with their factors, count as slow until reports prove otherwise.
@@ -90,13 +90,13 @@ class SlowNodes:
         self._paces = {name: pace for name, pace in self._paces.items() if name in nodes}
         for name in known:
             if name in nodes and name not in self._paces:
-                self._paces[name] = _Pace(total=FOUND, slow=True, factor=known[name], run=1)
+                self._paces[name] = _NodePace(total=THRESHOLD, slow=True, factor=known[name], run=1)
 
-    def begin_anew(self, node: str) -> None:
+    def forget_node(self, node: str) -> None:
         """Forget the reports of a node that was changed."""
         self._paces.pop(node, None)
 
-    def told(self, node: str, computed: Mapping[str, tuple[int, float]]) -> None:
+    def on_report(self, node: str, computed: Mapping[str, tuple[int, float]]) -> None:
         """Handle a node's report.
 
         Args:
@@ -106,13 +106,13 @@ class SlowNodes:
         known = [seconds / count for count, seconds in computed.values() if count > 0 and seconds > 0.0]
         if not known:
             return
-        pace = self._paces.setdefault(node, _Pace())
+        pace = self._paces.setdefault(node, _NodePace())
         pace.seconds = max(known)
         others = [other.seconds for name, other in self._paces.items() if name != node and other.seconds > 0.0]
         if others:
-            pace.learn(math.log(pace.seconds / median(others)))
+            pace.add_report(math.log(pace.seconds / median(others)))
 
     @property
-    def found(self) -> dict[str, float]:
+    def slow_nodes(self) -> dict[str, float]:
         """The slow nodes, with their times as multiples of the others' median."""
         return {name: pace.factor for name, pace in self._paces.items() if pace.slow}

@@ -21,7 +21,7 @@ MAX_CHARACTERS = 1 << 16
 
 
 @dataclass(slots=True)
-class _Story:
+class _Dump:
     """A stack dump that is being collected."""
 
     number: int
@@ -40,19 +40,19 @@ class _Story:
     stacks: dict[str, WorkerStack] = field(default_factory=dict[str, WorkerStack])
 
 
-class Stories:
+class StackDumps:
     """Asks for stacks when a worker or node is suspected, and puts the answers into one event."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._number = 0
-        self._story: _Story | None = None
+        self._dump: _Dump | None = None
         #: stacks of the newest dump, by worker
-        self._told: Mapping[str, WorkerStack] = {}
+        self._newest_stacks: Mapping[str, WorkerStack] = {}
 
-    def begin(self, nodes: Sequence[Node], stands: Mapping[str, ThreadActivity], suspects: Iterable[str]) -> None:
+    def start(self, nodes: Sequence[Node], stands: Mapping[str, ThreadActivity], suspects: Iterable[str]) -> None:
         """Ask these nodes for stacks of their workers, unless a dump is being collected."""
-        if self._story is not None:
+        if self._dump is not None:
             return
         self._number += 1
         transaction = self._transaction
@@ -60,7 +60,7 @@ class Stories:
         workers = list(dict.fromkeys((*(one for one in suspects if one in stands), *stands)))[:MAX_WORKERS]
         hosts = {node_of(worker) for worker in workers}
         asked = [node for node in nodes if node.name in hosts]
-        self._story = _Story(
+        self._dump = _Dump(
             number=self._number,
             at=transaction.now,
             generation=transaction.generation,
@@ -72,9 +72,9 @@ class Stories:
         )
         transaction.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
 
-    def told(self, node: Node, answer: Stacks) -> None:
+    def on_stacks(self, node: Node, answer: Stacks) -> None:
         """Handle the stacks of a node."""
-        story = self._story
+        story = self._dump
         if story is None or answer.number != story.number or node.name not in story.open:
             return
         story.open.discard(node.name)
@@ -83,33 +83,33 @@ class Stories:
         )
         story.stacks.update((stack.worker, stack) for stack in known)
         if not story.open:
-            self._tell(story)
+            self._emit_dump(story)
 
     def tick(self) -> None:
         """Emit the dump once the other nodes have had time to answer."""
-        story = self._story
+        story = self._dump
         if story is not None and self._transaction.now - story.at > ANSWER_S:
-            self._tell(story)
+            self._emit_dump(story)
 
-    def lines_of(self, worker: str) -> tuple[str, ...]:
+    def stack_lines(self, worker: str) -> tuple[str, ...]:
         """Return the lines at which a worker's threads stood in the newest dump."""
-        stack = self._told.get(worker)
+        stack = self._newest_stacks.get(worker)
         return tuple(stack.stack.splitlines()) if stack is not None else ()
 
-    def _tell(self, story: _Story) -> None:
+    def _emit_dump(self, story: _Dump) -> None:
         """Emit the event of a dump."""
-        self._story, self._told = None, story.stacks
+        self._dump, self._newest_stacks = None, story.stacks
         self._transaction.emit(
             StacksTaken,
             of_generation=story.generation,
             suspects=story.suspects,
-            workers=tuple(_seen(story, worker) for worker in story.stands),
-            stacks=_shared(story),
+            workers=tuple(_describe_worker(story, worker) for worker in story.stands),
+            stacks=_group_stacks(story),
             missing=story.missing,
         )
 
 
-def _seen(story: _Story, worker: str) -> SeenWorker:
+def _describe_worker(story: _Dump, worker: str) -> SeenWorker:
     """Return the activity and collectives of a worker, for the event."""
     stand, stack = story.stands[worker], story.stacks.get(worker)
     collectives = tuple(
@@ -127,7 +127,7 @@ def _seen(story: _Story, worker: str) -> SeenWorker:
     )
 
 
-def _shared(story: _Story) -> tuple[SharedStack, ...]:
+def _group_stacks(story: _Dump) -> tuple[SharedStack, ...]:
     """Return the stacks with the workers that share each, up to a limit of characters."""
     alike: dict[str, list[str]] = {}
     for worker in story.stands:

@@ -34,43 +34,43 @@ class LinkPace:
     score: float
 
 
-class Stragglers:
+class WorkerTimes:
     """The own times of workers, as reported by their nodes."""
 
     def __init__(self) -> None:
         #: how often an activity took 1.1 times as long as usual
         self.slow: Counter[Activity] = Counter()
-        self._told: dict[str, OwnTimes] = {}
+        self._times: dict[str, OwnTimes] = {}
 
-    def told(self, node: str, times: OwnTimes) -> None:
+    def on_own_times(self, node: str, times: OwnTimes) -> None:
         """Handle a node's report about its workers."""
-        self._told[node] = times
+        self._times[node] = times
         self.slow.update(times.slow)
 
-    def follow(self, nodes: Collection[str]) -> None:
+    def keep_nodes(self, nodes: Collection[str]) -> None:
         """Forget all other nodes."""
-        self._told = {node: times for node, times in self._told.items() if node in nodes}
+        self._times = {node: times for node, times in self._times.items() if node in nodes}
 
     def paces(self, workers: Iterable[str]) -> list[WorkerPace]:
         """Return the known paces of these workers, the slowest first; [] for a single worker."""
-        seconds = {worker: self._of(worker).compute_s.get(worker, 0.0) for worker in workers}
-        return [WorkerPace(worker=worker, compute_s=took_s, score=score) for worker, took_s, score in _scored(seconds)]
+        seconds = {worker: self._times_of(worker).compute_s.get(worker, 0.0) for worker in workers}
+        return [WorkerPace(worker=worker, compute_s=took_s, score=score) for worker, took_s, score in _score(seconds)]
 
     def links(self, workers: Iterable[str]) -> list[LinkPace]:
         """Return the known sending rates of these workers, the slowest first; [] for a single worker."""
-        rates = {worker: self._of(worker).link_bytes_per_s.get(worker, 0.0) for worker in workers}
-        scored = _scored({worker: 1.0 / rate for worker, rate in rates.items() if rate > 0.0})
+        rates = {worker: self._times_of(worker).link_bytes_per_s.get(worker, 0.0) for worker in workers}
+        scored = _score({worker: 1.0 / rate for worker, rate in rates.items() if rate > 0.0})
         return [LinkPace(worker=worker, bytes_per_s=rates[worker], score=score) for worker, _, score in scored]
 
-    def _of(self, worker: str) -> OwnTimes:
+    def _times_of(self, worker: str) -> OwnTimes:
         """Return the report about a worker."""
-        return self._told.get(node_of(worker), _NOTHING)
+        return self._times.get(node_of(worker), _NO_TIMES)
 
 
-_NOTHING = OwnTimes(compute_s={}, slow={}, link_bytes_per_s={})
+_NO_TIMES = OwnTimes(compute_s={}, slow={}, link_bytes_per_s={})
 
 
-def _scored(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def _score(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """Return (worker, seconds, seconds / median of the others), the slowest first."""
     known = sorted(((seconds, worker) for worker, seconds in took_s.items() if seconds > 0.0), reverse=True)
     ordered = [seconds for seconds, _ in known]

@@ -16,13 +16,13 @@ from holdfast.protocol.job_spec import OWN_TIMES_S
 from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, ThreadActivity, WatchWork
 
 #: shortest time between two checks, seconds
-LEAST_LOOK_S = 0.02
+MIN_CHECK_S = 0.02
 #: usual time between two checks
-USUAL_LOOK_S = 0.1
+USUAL_CHECK_S = 0.1
 #: part of the shortest limit that is used instead if it is longer
-LOOK_PART = 0.2
+CHECK_PART = 0.2
 #: longest time between two checks
-LONGEST_LOOK_S = 1.0
+MAX_CHECK_S = 1.0
 #: An agent that checks this much later than planned did not run. That time counts against no worker.
 AWAY_S = 0.05
 #: Waiting workers poll their collective every 8 ms. One that has not for this many seconds does not run.
@@ -44,15 +44,15 @@ AGAIN = 1.5
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CurrentActivity:
     """The current activity of a worker, and its reports."""
 
     #: generation, step, activity, micro-batch, start
-    began: tuple[int, int, Activity, int | None, float]
+    key: tuple[int, int, Activity, int | None, float]
     #: multiple of its limit at which it is reported
-    next_at: float = 1.0
+    next_report_at: float = 1.0
     #: time of the last check
-    looked: float = 0.0
+    checked_at: float = 0.0
     #: duration at the last check, in seconds
     for_s: float = 0.0
     #: limit at the last check, in seconds
@@ -60,7 +60,7 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class _Starved:
+class _CoreWait:
     """The time that a worker waited for a core, in seconds."""
 
     #: start of the activity
@@ -79,9 +79,9 @@ class LateWatch:
     def __init__(self) -> None:
         self.times = Times()
         #: how long the shell may wait until the next check
-        self.look_s = USUAL_LOOK_S
+        self.check_interval_s = USUAL_CHECK_S
         #: seconds between reports of own times if nothing changes
-        self.tell_s = OWN_TIMES_S
+        self.report_interval_s = OWN_TIMES_S
         #: Work at which a worker was ended, with the seconds from which on its end is reported, the newest last.
         self._expected: dict[tuple[int, Activity, int | None], float] = {}
         #: Workers with other threads that should be read too. Reading all threads of all workers costs too much.
@@ -89,19 +89,19 @@ class LateWatch:
         self._last: float | None = None
         #: periods in which this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
-        self._seen: dict[str, _Seen] = {}
+        self._activities: dict[str, _CurrentActivity] = {}
         #: by worker, since the start of its activity or its last poll
-        self._starved: dict[str, _Starved] = {}
+        self._core_waits: dict[str, _CoreWait] = {}
         #: by worker, since it has waited in a collective
-        self._starved_waiting: dict[str, _Starved] = {}
+        self._core_waits_in_collective: dict[str, _CoreWait] = {}
         self._totals: dict[str, tuple[int, Mapping[Activity, Total]]] = {}
-        self._learnt_at = self._told_at = -math.inf
+        self._learnt_at = self._reported_at = -math.inf
         #: mean seconds of a micro-batch, by worker
         self._own: dict[str, RunningMean] = {}
         #: by worker, micro-batches since the last report, and their seconds
         self._since: dict[str, tuple[int, float]] = {}
 
-    def learns(self, now: float) -> bool:
+    def is_learning_due(self, now: float) -> bool:
         """Return whether the next readings should include accounts."""
         return now - self._learnt_at >= LEARN_S
 
@@ -122,19 +122,21 @@ class LateWatch:
                 if (known.count if known is not None else 0) < min(WARM_UP, total.count):
                     self.times.add_first(activity, total.longest_s)
             if world == reading.world:  # Otherwise the times belong to two worlds.
-                self._add(worker, world, old, account.totals)
+                self._add_times(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
-        if not self._own or now - self._told_at < min(self.tell_s, TELL_SOON_S if self._changed else self.tell_s):
+        if not self._own or now - self._reported_at < min(
+            self.report_interval_s, TELL_SOON_S if self._has_changed else self.report_interval_s
+        ):
             return []
         since = {worker: computed for worker, computed in self._since.items() if worker in accounts}
-        self._told_at, self._since, slow = now, {}, dict(self.times.warnings)
+        self._reported_at, self._since, slow = now, {}, dict(self.times.warnings)
         self.times.warnings.clear()
         means = {worker: own.mean_s for worker, own in self._own.items()}
         links = {worker: account.link_bytes_per_s for worker, account in accounts.items() if account.link_bytes_per_s}
         return [OwnTimes(compute_s=means, computed=since, slow=slow, link_bytes_per_s=links)]
 
     @property
-    def _changed(self) -> bool:
+    def _has_changed(self) -> bool:
         """Whether a worker has become slower, or is as fast as before again."""
         usual = {
             worker: count * self._own[worker].mean_s
@@ -147,7 +149,7 @@ class LateWatch:
             if worker in usual
         )
 
-    def _add(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
+    def _add_times(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
         """Add the new durations of a worker."""
         none = Total(0, 0.0, 0.0)
         for activity, total in new.items():
@@ -160,61 +162,63 @@ class LateWatch:
                     before, before_s = self._since.get(worker, (0, 0.0))
                     self._since[worker] = before + count, before_s + sum_s
 
-    def look(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
+    def find_late(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
         """Return the late workers, once for each activity, and again while it lasts; set `check_interval_s`."""
-        if self._last is not None and now - self._last > self.look_s + AWAY_S:
+        if self._last is not None and now - self._last > self.check_interval_s + AWAY_S:
             self._away.append((self._last, now))
         self._last = now
-        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in readings}
-        for starved in (self._starved, self._starved_waiting):
+        self._activities = {worker: seen for worker, seen in self._activities.items() if worker in readings}
+        for starved in (self._core_waits, self._core_waits_in_collective):
             for worker in starved.keys() - readings.keys():
                 del starved[worker]
-        late = [ended for worker, reading in readings.items() if (ended := self._ended(worker, reading)) is not None]
+        late = [
+            ended for worker, reading in readings.items() if (ended := self._report_end(worker, reading)) is not None
+        ]
         closely = set[str]()
-        due, shortest = [LONGEST_LOOK_S], [USUAL_LOOK_S / LOOK_PART]
+        due, shortest = [MAX_CHECK_S], [USUAL_CHECK_S / CHECK_PART]
         for worker, reading in readings.items():
-            for_s = self._lasts(now, worker, reading)
-            self._waits_s(now, worker, reading)  # This records how long it had no core.
+            for_s = self._own_time_s(now, worker, reading)
+            self._waiting_time_s(now, worker, reading)  # This records how long it had no core.
             if reading.waits_since is None and reading.activity in ENDLESS:
                 continue
             known_s = self._limit_s(worker, reading)
             limit_s = known_s or UNKNOWN_S
-            seen = self._seen_of(worker, reading)
-            seen.looked, seen.for_s, seen.limit_s = now, for_s, limit_s
+            seen = self._activity_of(worker, reading)
+            seen.checked_at, seen.for_s, seen.limit_s = now, for_s, limit_s
             if for_s > CLOSELY * limit_s:
                 closely.add(worker)
-            if for_s > seen.next_at * limit_s:
-                seen.next_at = AGAIN * for_s / limit_s
-                late.append(Late(stand=self._stand(now, worker, reading)))
-            due.append(seen.next_at * limit_s - for_s)
+            if for_s > seen.next_report_at * limit_s:
+                seen.next_report_at = AGAIN * for_s / limit_s
+                late.append(Late(stand=self._thread_activity(now, worker, reading)))
+            due.append(seen.next_report_at * limit_s - for_s)
             shortest += [limit_s] if known_s else []
-        usual = max(USUAL_LOOK_S, LOOK_PART * min(shortest[1:], default=0.0))
-        self.look_s, self.closely = max(LEAST_LOOK_S, min(usual, *due)), frozenset(closely)
+        usual = max(USUAL_CHECK_S, CHECK_PART * min(shortest[1:], default=0.0))
+        self.check_interval_s, self.closely = max(MIN_CHECK_S, min(usual, *due)), frozenset(closely)
         return late
 
-    def _seen_of(self, worker: str, reading: Reading) -> _Seen:
+    def _activity_of(self, worker: str, reading: Reading) -> _CurrentActivity:
         """Return the entry of a worker's current activity, perhaps a new one."""
-        began, seen = _began(reading), self._seen.get(worker)
-        if seen is None or seen.began != began:
-            seen = self._seen[worker] = _Seen(began)
+        began, seen = _activity_key(reading), self._activities.get(worker)
+        if seen is None or seen.key != began:
+            seen = self._activities[worker] = _CurrentActivity(began)
         return seen
 
-    def expect(self, work: WatchWork) -> None:
+    def expect_end(self, work: WatchWork) -> None:
         """Report the end of this work if it takes as long here."""
         self._expected.pop(place := (work.step, work.activity, work.micro_batch), None)
         self._expected[place] = work.for_s
         while len(self._expected) > EXPECTED:
             del self._expected[next(iter(self._expected))]
 
-    def _ended(self, worker: str, reading: Reading) -> Late | None:
+    def _report_end(self, worker: str, reading: Reading) -> Late | None:
         """Return the report that late or expected work has ended since the last check, or None."""
-        seen = self._seen.get(worker)
-        if seen is None or seen.began == _began(reading):
+        seen = self._activities.get(worker)
+        if seen is None or seen.key == _activity_key(reading):
             return None
-        generation, step, activity, micro_batch, _ = seen.began
+        generation, step, activity, micro_batch, _ = seen.key
         until = reading.since if reading.waits_since is None else reading.waits_since
-        took_s = seen.for_s + max(0.0, until - seen.looked)
-        if seen.next_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf):
+        took_s = seen.for_s + max(0.0, until - seen.checked_at)
+        if seen.next_report_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf):
             return None
         stand = ThreadActivity(
             worker=worker,
@@ -237,7 +241,7 @@ class LateWatch:
             return self.times.first_limit_s(reading.activity, reading.world)
         return self.times.limit_s(reading.activity, reading.world)
 
-    def _lasts(self, now: float, worker: str, reading: Reading) -> float:
+    def _own_time_s(self, now: float, worker: str, reading: Reading) -> float:
         """Return how long a worker has been at its own part of an activity, or has not polled its collective.
 
         Times in which this agent did not run, or the worker had no core, do not count. Waiting for others is not own
@@ -245,18 +249,18 @@ class LateWatch:
         """
         since = max(reading.since, reading.looked) if reading.waits_since is None else reading.looked
         away_s = sum(max(0.0, end - max(begin, since)) for begin, end in self._away)
-        return now - since - away_s - _starved_s(self._starved, worker, since, reading)
+        return now - since - away_s - _core_wait_s(self._core_waits, worker, since, reading)
 
-    def _waits_s(self, now: float, worker: str, reading: Reading) -> float:
+    def _waiting_time_s(self, now: float, worker: str, reading: Reading) -> float:
         """Return how long a worker has waited in a collective.
 
         Times without a core do not count, because the worker reads no data then.
         """
         since = reading.waits_since
-        starved_s = _starved_s(self._starved_waiting, worker, since or now, reading)
+        starved_s = _core_wait_s(self._core_waits_in_collective, worker, since or now, reading)
         return 0.0 if since is None else max(0.0, now - since - starved_s)
 
-    def stands(
+    def list_activities(
         self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]
     ) -> tuple[ThreadActivity, ...]:
         """Return the activities of all workers, late or not.
@@ -267,32 +271,33 @@ class LateWatch:
             stopped: workers with stopped processes
         """
         return tuple(
-            self._stand(now, worker, reading, stopped=worker in stopped) for worker, reading in readings.items()
+            self._thread_activity(now, worker, reading, stopped=worker in stopped)
+            for worker, reading in readings.items()
         )
 
-    def _stand(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> ThreadActivity:
+    def _thread_activity(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> ThreadActivity:
         """Return the activity of a worker."""
         return ThreadActivity(
             worker=worker,
             generation=reading.generation,
             step=reading.step,
             activity=reading.activity,
-            for_s=max(0.0, self._lasts(now, worker, reading)),
+            for_s=max(0.0, self._own_time_s(now, worker, reading)),
             limit_s=self._limit_s(worker, reading) or 0.0,
             micro_batch=reading.micro_batch,
             waits=reading.waits_since is not None,
-            waits_s=self._waits_s(now, worker, reading),
+            waits_s=self._waiting_time_s(now, worker, reading),
             stopped=stopped,
         )
 
 
-def _began(reading: Reading) -> tuple[int, int, Activity, int | None, float]:
+def _activity_key(reading: Reading) -> tuple[int, int, Activity, int | None, float]:
     """Return the values that identify an activity."""
     activity = Activity.AWAITING if reading.waits_since is not None else reading.activity
     return reading.generation, reading.step, activity, reading.micro_batch, reading.since
 
 
-def _starved_s(of: dict[str, _Starved], worker: str, since: float, reading: Reading) -> float:
+def _core_wait_s(of: dict[str, _CoreWait], worker: str, since: float, reading: Reading) -> float:
     """Return how long a worker had no core since a time, at earliest since the last check before it.
 
     While its thread does not run, it may wait for another thread of its process that has no core.
@@ -300,7 +305,7 @@ def _starved_s(of: dict[str, _Starved], worker: str, since: float, reading: Read
     starved, total_s = of.get(worker), reading.starved_s + reading.collected_s
     if starved is None or starved.since != since:
         before_s = min(starved.total_s, total_s) if starved is not None else total_s
-        starved = of[worker] = _Starved(since, before_s, total_s, {})
+        starved = of[worker] = _CoreWait(since, before_s, total_s, {})
     starved.total_s = total_s
     before, others = starved.others_before_s, reading.others_starved_s
     others_s = (waited_s - before.setdefault(thread, waited_s) for thread, waited_s in others.items())

@@ -68,32 +68,32 @@ class LayoutChanges:
         #: since when that is wanted
         self._since = 0.0
         #: the change for which members were stopped
-        self._asked: LayoutChange | None = None
+        self._requested: LayoutChange | None = None
         #: since when the members stash their state
-        self._putting_since: float | None = None
+        self._stash_since: float | None = None
         #: why the stash failed, or ""
-        self._no_room = ""
+        self._failure_reason = ""
         #: whether another try would fail too
-        self._lasting = False
+        self._is_permanent = False
         #: numbers of nodes and layouts for which the stash always fails
-        self._in_vain: set[tuple[int, Layout]] = set()
+        self._impossible: set[tuple[int, Layout]] = set()
         self._not_before = 0.0
         #: times of the last changes
         self._recent: deque[float] = deque(maxlen=_MOST_RECENT)
         #: number of nodes and layout of the last report that the layout stays
-        self._told: tuple[int, Layout] | None = None
+        self._reported: tuple[int, Layout] | None = None
 
     # ---- layouts of connected workers ----
 
-    def outdated(self, node: Node, attach: Attach) -> bool:
+    def replace_if_outdated(self, node: Node, attach: Attach) -> bool:
         """Replace workers of a node that started with another layout than the current one; return whether they did."""
         record = self._transaction.record
         if not attach.layouts or attach.layouts != record.layouts or attach.layout == record.layout:
             return False
-        self.replace_on(node.name)
+        self.replace_workers_on(node.name)
         return True
 
-    def replace_on(self, name: str) -> None:
+    def replace_workers_on(self, name: str) -> None:
         """Replace the workers of a node, which have another layout than the current one."""
         self._absences.replace_workers(
             [name], f"the layout in force is {describe_layout(self._transaction.record.layout)}"
@@ -101,34 +101,34 @@ class LayoutChanges:
 
     # ---- whether to change ----
 
-    def begin(self, plan: GenerationPlan) -> None:
+    def start_if_due(self, plan: GenerationPlan) -> None:
         """Stop the members after a committed step if it is time for another layout, and nothing else is changing."""
         transaction, record = self._transaction, self._transaction.record
-        if not self._may_change(plan):
+        if not self._can_change(plan):
             self._wanted = None
             return
         nodes = len({member.node for member in plan.members})
-        choice = self.choose(nodes, self._measured(plan))
-        if choice.layout == record.layout or not choice.pays(self._progress.costs.of(Cost.LAYOUT)):
+        choice = self.choose(nodes, self._measured_times(plan))
+        if choice.layout == record.layout or not choice.is_worth(self._progress.costs.of(Cost.LAYOUT)):
             self._wanted = None
-            self._stays(nodes, choice)
+            self._report_kept(nodes, choice)
             return
-        if (nodes, choice.layout) in self._in_vain:
+        if (nodes, choice.layout) in self._impossible:
             return
         if self._wanted is None or self._wanted.layout != choice.layout:
             self._wanted = choice
             self._since = transaction.now
         if transaction.now < max(self._not_before, self._since + self._patience_s):
             return
-        if lacking := [name for name in self._nodes(plan) if transaction.members.nodes[name].snapshots is None]:
-            self._gives_up(record.layout, nodes, f"node {lacking[0]} has no memory for the stashed state")
+        if lacking := [name for name in self._nodes_of(plan) if transaction.members.nodes[name].snapshots is None]:
+            self._give_up(record.layout, nodes, f"node {lacking[0]} has no memory for the stashed state")
             return
-        self._asked = LayoutChange(
+        self._requested = LayoutChange(
             before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
         )
         self._stopping.begin(transaction.now, reason=LAYOUT)
 
-    def _may_change(self, plan: GenerationPlan) -> bool:
+    def _can_change(self, plan: GenerationPlan) -> bool:
         """Return whether the job can change its layout now: all members train, and nothing else is changing."""
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or self._config.spec.recovery.restarts_all or self._stopping.stop is not None:
@@ -156,7 +156,7 @@ class LayoutChanges:
             failed=[one.layout for one in record.failed_layouts if one.until > self._transaction.now],
         )
 
-    def _measured(self, plan: GenerationPlan) -> dict[str, float]:
+    def _measured_times(self, plan: GenerationPlan) -> dict[str, float]:
         """Return the measured seconds of a micro-batch by layout, the newest last."""
         record, step_s = self._transaction.record, self._progress.costs.step_of(len(plan.members))
         name = str(record.layout)
@@ -173,19 +173,19 @@ class LayoutChanges:
         recent = [time for time in self._recent if self._transaction.now - time < RECENT_S]
         return self._config.layout_settle_s * 2 ** len(recent)
 
-    def _stays(self, nodes: int, choice: LayoutChoice) -> None:
+    def _report_kept(self, nodes: int, choice: LayoutChoice) -> None:
         """Emit once for each number of nodes why the layout stays, if another could be chosen."""
         layout = self._transaction.record.layout
-        if choice.told or self._told == (nodes, layout):
+        if choice.by_script or self._reported == (nodes, layout):
             return
-        self._told = nodes, layout
+        self._reported = nodes, layout
         why = choice.why
         if choice.layout != layout:
             cost_s = self._progress.costs.of(Cost.LAYOUT)
-            why = f"{why}; the gain is {choice.wins_s:.0f} s, and a change costs {cost_s:.1f} s"
+            why = f"{why}; the gain is {choice.gain_s:.0f} s, and a change costs {cost_s:.1f} s"
         self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
-    def _gives_up(self, layout: Layout, nodes: int, why: str) -> None:
+    def _give_up(self, layout: Layout, nodes: int, why: str) -> None:
         """Give up a change for now, and try again later."""
         self._wanted = None
         self._not_before = self._transaction.now + RETRY_S
@@ -193,39 +193,39 @@ class LayoutChanges:
 
     # ---- the change ----
 
-    def leads_on(self, decision: Decision, *, ends: bool) -> bool:
+    def on_decision(self, decision: Decision, *, ends: bool) -> bool:
         """Return whether the members of the decided generation should stash their state.
 
         Args:
             decision: the decision of the next generation
             ends: whether the job is saved, and ends
         """
-        transaction, asked, change = self._transaction, self._asked, self._transaction.record.change
-        self._asked = self._putting_since = None
+        transaction, asked, change = self._transaction, self._requested, self._transaction.record.change
+        self._requested = self._stash_since = None
         live = decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)
         if asked is not None:
             if live and not ends and self._stopping.reason == LAYOUT and not transaction.record.leaving:
                 transaction.change(change=asked)
                 return True
-            self._undone(asked)
+            self._undo(asked)
         elif change is not None and change.kept is None:
-            self._undone(change)
+            self._undo(change)
             transaction.change(change=None)
-        elif change is not None and not live and not _is_kept(decision, change.kept):
-            self.is_over(change, f"{change.why}; the stashed state is lost")
+        elif change is not None and not live and not _is_stash(decision, change.kept):
+            self.finish_change(change, f"{change.why}; the stashed state is lost")
         return False
 
-    def _undone(self, change: LayoutChange) -> None:
+    def _undo(self, change: LayoutChange) -> None:
         """Undo a change before it took effect, and report why."""
-        why, self._no_room = self._no_room or "another change came first", ""
-        when, lasting, self._lasting = "tried later", self._lasting, False
+        why, self._failure_reason = self._failure_reason or "another change came first", ""
+        when, lasting, self._is_permanent = "tried later", self._is_permanent, False
         if lasting:
-            self._in_vain.add((change.nodes, change.after))
+            self._impossible.add((change.nodes, change.after))
             when = f"not tried again with {change.nodes} node{'s' if change.nodes > 1 else ''}"
         self._progress.layout_stays()
-        self._gives_up(change.before, change.nodes, f"{describe_layout(change.after)} is {when}: {why}")
+        self._give_up(change.before, change.nodes, f"{describe_layout(change.after)} is {when}: {why}")
 
-    def put_away(self, plan: GenerationPlan) -> None:
+    def check_stash(self, plan: GenerationPlan) -> None:
         """Activate the new layout once every node has stashed the whole state; give up after the time limit."""
         transaction, change, decision = (
             self._transaction,
@@ -234,9 +234,9 @@ class LayoutChanges:
         )
         if not plan.puts_away or change is None or decision is None:
             return
-        self._putting_since = transaction.now if self._putting_since is None else self._putting_since
-        if transaction.now - self._putting_since > self._config.layout_timeout_s:
-            self.left_out(f"the state was not stashed within {self._config.layout_timeout_s:g} s")
+        self._stash_since = transaction.now if self._stash_since is None else self._stash_since
+        if transaction.now - self._stash_since > self._config.layout_timeout_s:
+            self.cancel_stash(f"the state was not stashed within {self._config.layout_timeout_s:g} s")
             return
         committed = self._progress.ledger.committed
         if not transaction.members.entered(plan) or committed < decision.applied:
@@ -246,9 +246,9 @@ class LayoutChanges:
         experts = plan.expert_plan.placement if plan.expert_plan is not None else ()
         wanted = {node: plan.places + (here if experts else 0) for node, here in members.items()}
         if self._snapshots.everywhere(key, wanted):
-            self._take_effect(plan, msgspec.structs.replace(change, kept=key, experts=experts))
+            self._finish_stash(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
-    def left_out(self, why: str, *, lasting: bool = False) -> None:
+    def cancel_stash(self, why: str, *, lasting: bool = False) -> None:
         """Give up the change because the state cannot be stashed; training continues.
 
         Args:
@@ -258,26 +258,26 @@ class LayoutChanges:
         plan = self._transaction.record.plan
         if plan is None or not plan.puts_away or self._stopping.stop is not None:
             return
-        self._no_room = why
-        self._lasting = lasting
+        self._failure_reason = why
+        self._is_permanent = lasting
         self._stopping.begin(self._transaction.now, reason=LAYOUT)
 
-    def _take_effect(self, plan: GenerationPlan, change: LayoutChange) -> None:
+    def _finish_stash(self, plan: GenerationPlan, change: LayoutChange) -> None:
         """Record the stash, and activate the new layout with it."""
         transaction = self._transaction
         assert change.kept is not None
-        transaction.change(change=change, layout_s=self._measured(plan))
+        transaction.change(change=change, layout_s=self._measured_times(plan))
         source = self._snapshots.serving(change.kept[2])
         assert source is not None
         self._recent.append(transaction.now)
         self._progress.layout_changes()
         decision = Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source)
-        self.replace_all(change.after, decision)
+        self.activate_layout(change.after, decision)
 
-    def replace_all(self, layout: Layout, decision: Decision | None) -> None:
+    def activate_layout(self, layout: Layout, decision: Decision | None) -> None:
         """Activate another layout: replace all workers, which start with the decision, if any."""
         transaction = self._transaction
-        self._in_vain.clear()
+        self._impossible.clear()
         self._departures.all_over()
         # Standbys must warm up again; their tries start again.
         cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in transaction.record.standbys)
@@ -293,28 +293,28 @@ class LayoutChanges:
         )
         self._absences.replace_workers(list(transaction.members.nodes), f"another layout: {describe_layout(layout)}")
 
-    def from_memory(self, decision: Decision) -> bool:
+    def is_from_stash(self, decision: Decision) -> bool:
         """Return whether a decision goes back to the stash of the current layout: then no step is undone."""
         change = self._transaction.record.change
-        return change is not None and _is_kept(decision, change.kept)
+        return change is not None and _is_stash(decision, change.kept)
 
     @property
-    def needed(self) -> Collection[str]:
+    def needed_nodes(self) -> Collection[str]:
         """The nodes that must return before the stash is complete; () if the connected nodes have all of it."""
         change = self._transaction.record.change
         if change is None or change.kept is None or self._transaction.record.plan is not None:
             return ()
         return self._transaction.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
 
-    def over(self) -> None:
+    def finish_if_committed(self) -> None:
         """Finish a change once steps are committed under the new layout."""
         change = self._transaction.record.change
         if change is not None and change.kept is not None and self._progress.ledger.committed > change.kept[2]:
             worked = (one for one in self._transaction.record.failed_layouts if one.layout != change.after)
             self._transaction.change(failed_layouts=tuple(worked))
-            self.is_over(change, change.why)
+            self.finish_change(change, change.why)
 
-    def is_over(self, change: LayoutChange, why: str) -> None:
+    def finish_change(self, change: LayoutChange, why: str) -> None:
         """Emit the cost of a change, unless the job went back to the layout before."""
         down_s, moved_bytes = self._progress.layout_cost(change.since)
         if change.after != change.before:
@@ -329,14 +329,14 @@ class LayoutChanges:
                 moved_bytes=moved_bytes,
             )
         self._transaction.change(change=None)
-        self._told = None
+        self._reported = None
 
-    def _nodes(self, plan: GenerationPlan) -> list[str]:
+    def _nodes_of(self, plan: GenerationPlan) -> list[str]:
         """Return the nodes of a plan."""
         return list(dict.fromkeys(member.node for member in plan.members))
 
 
-def _is_kept(decision: Decision, kept: SnapshotKey | None) -> bool:
+def _is_stash(decision: Decision, kept: SnapshotKey | None) -> bool:
     """Return whether the source of a decision is this stash."""
     source = decision.source
     return kept is not None and isinstance(source, SnapshotSource) and source.everywhere and source.part(0).key == kept

@@ -30,7 +30,7 @@ LEAST_GAIN = 0.05
 #: seconds for which the number of nodes is assumed to stay the same
 HORIZON_S = 600.0
 #: a change must save this many times its cost
-WORTH = 2.0
+GAIN_PER_COST = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +41,13 @@ class LayoutChoice:
     #: the reason, in words
     why: str = field(compare=False)
     #: seconds that a change to it saves within the horizon
-    wins_s: float = math.inf
+    gain_s: float = math.inf
     #: whether the script decides
-    told: bool = False
+    by_script: bool = False
 
-    def pays(self, costs_s: float) -> bool:
+    def is_worth(self, costs_s: float) -> bool:
         """Return whether the change is worth its cost in seconds."""
-        return self.told or self.wins_s > WORTH * costs_s
+        return self.by_script or self.gain_s > GAIN_PER_COST * costs_s
 
 
 def choose_layout(
@@ -77,29 +77,29 @@ def choose_layout(
     if have_node_counts(layouts):
         layout = layout_for(layouts, nodes)
         if layout != in_force and layout in failed:
-            return LayoutChoice(layout=in_force, why=f"{describe_layout(layout)} has failed", told=True)
-        return LayoutChoice(layout=layout, why=f"the script says so for {_nodes(nodes)}", told=True)
+            return LayoutChoice(layout=in_force, why=f"{describe_layout(layout)} has failed", by_script=True)
+        return LayoutChoice(layout=layout, why=f"the script says so for {_format_nodes(nodes)}", by_script=True)
     without = {*too_large, *(layout for layout in failed if layout != in_force)}
     known = [one.layout for one in layouts if one.layout not in without]
     fitting = known or [in_force]
-    steps = {one: _step_s(one, nodes * workers, micro_batches, measured_s) for one in dict.fromkeys(fitting)}
+    steps = {one: _estimate_step_s(one, nodes * workers, micro_batches, measured_s) for one in dict.fromkeys(fitting)}
     best = min(steps, key=lambda one: steps[one])
     if in_force not in steps:
         why = (
             f"{describe_layout(in_force)} has not fitted memory: of the other layouts a step is shortest under "
             f"{describe_layout(best)}"
         )
-        return LayoutChoice(layout=best, why=why, told=True)
+        return LayoutChoice(layout=best, why=why, by_script=True)
     gain = 1.0 - steps[best] / steps[in_force]
     if gain < LEAST_GAIN:
-        why = f"with {_nodes(nodes)} no other layout is faster by {LEAST_GAIN:.0%}"
-        return LayoutChoice(layout=in_force, why=why, wins_s=0.0)
+        why = f"with {_format_nodes(nodes)} no other layout is faster by {LEAST_GAIN:.0%}"
+        return LayoutChoice(layout=in_force, why=why, gain_s=0.0)
     by = "as measured" if str(best) in measured_s else "as estimated"
     why = (
-        f"with {_nodes(nodes)} a step takes {steps[best] / steps[in_force]:.2f} times as long under "
+        f"with {_format_nodes(nodes)} a step takes {steps[best] / steps[in_force]:.2f} times as long under "
         f"{describe_layout(best)} as under {describe_layout(in_force)}, {by}"
     )
-    return LayoutChoice(layout=best, why=why, wins_s=HORIZON_S * gain)
+    return LayoutChoice(layout=best, why=why, gain_s=HORIZON_S * gain)
 
 
 def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
@@ -127,29 +127,29 @@ def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
     return () if all(one.layout == WHOLE for one in found) else tuple(found[:MAX_LAYOUTS])
 
 
-def _step_s(layout: Layout, workers: int, micro_batches: int, measured_s: Mapping[str, float]) -> float:
+def _estimate_step_s(layout: Layout, workers: int, micro_batches: int, measured_s: Mapping[str, float]) -> float:
     """Return the estimated seconds of a step; without any measurement, in an arbitrary unit."""
     units = max(1, workers // layout.places)
-    return -(-max(1, micro_batches) // units) * _micro_batch_s(layout, measured_s)
+    return -(-max(1, micro_batches) // units) * _estimate_micro_batch_s(layout, measured_s)
 
 
-def _micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
+def _estimate_micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
     """Return the measured or estimated seconds of a micro-batch."""
     if (known := measured_s.get(str(layout))) is not None:
         return known
     # The newest measurement of another layout gives the speed of the machines.
     scale = 1.0
     for name, seconds in measured_s.items():
-        scale = seconds / micro_batch_share(_places_of(name))
+        scale = seconds / micro_batch_share(_count_places(name))
     return scale * micro_batch_share(layout.places)
 
 
-def _places_of(name: str) -> int:
+def _count_places(name: str) -> int:
     """Return the number of local ranks of a layout, from its name."""
     sizes = [int(word) for word in name.split() if word.isdecimal()]
     return math.prod(sizes)
 
 
-def _nodes(count: int) -> str:
+def _format_nodes(count: int) -> str:
     """Return a number of nodes as text."""
     return "one node" if count == 1 else f"{count} nodes"

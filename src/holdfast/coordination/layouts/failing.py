@@ -66,14 +66,14 @@ class FailingLayouts:
         #: the longest that a node's workers have taken to come up
         self._longest_s = 0.0
 
-    def begin(self) -> None:
+    def on_start(self) -> None:
         """Forget failed layouts when a new run starts: its script may have changed."""
         if self._transaction.record.failed_layouts and not self._config.takeover:
             self._transaction.change(failed_layouts=())
 
     # ---- layouts under which workers do not start ----
 
-    def came(self, node: Node) -> None:
+    def on_node_complete(self, node: Node) -> None:
         """Handle that all workers of a node run: learn how long that takes."""
         if self._transaction.record.plan is None:  # Otherwise one of them may be a replacement.
             self._longest_s = max(self._longest_s, self._transaction.now - node.came)
@@ -85,12 +85,14 @@ class FailingLayouts:
             return
         for node in transaction.members.regular:
             if not node.complete and transaction.now - node.came > limit_s:
-                self.goes_back(f"the workers of node {node.name} did not come to job.protect() within {limit_s:.0f} s")
+                self.revert_change(
+                    f"the workers of node {node.name} did not come to job.protect() within {limit_s:.0f} s"
+                )
                 return
 
     # ---- layouts that fail ----
 
-    def goes_back(self, why: str) -> bool:
+    def revert_change(self, why: str) -> bool:
         """Revert the change of layout that has led to a failure, if there is one.
 
         This is immediate: no step is committed under the new layout, and the stash is in node memory.
@@ -101,7 +103,7 @@ class FailingLayouts:
         transaction, change, source = self._transaction, self._transaction.record.change, self._source
         if change is None or source is None or change.after == change.before:
             return False
-        failed, wait_s = self._note_failed(change.after)
+        failed, wait_s = self._record_failure(change.after)
         self._transaction.emit(
             LayoutKept,
             layout=describe_layout(change.before),
@@ -114,10 +116,10 @@ class FailingLayouts:
         )
         transaction.change(change=msgspec.structs.replace(change, after=change.before))
         self._replaced = set(transaction.members.nodes)
-        self._begin_anew(change.before, source)
+        self._restart(change.before, source)
         return True
 
-    def ended(self, down: WorkerDown) -> bool:
+    def on_worker_down(self, down: WorkerDown) -> bool:
         """Handle the end of a process that has not left its loop.
 
         A permanent end, or too many of them, reverts the change.
@@ -125,13 +127,17 @@ class FailingLayouts:
         Returns:
             Whether nothing else must be done.
         """
-        if self._is_of_before(node_of(down.worker)):
+        if self._replace_if_outdated(node_of(down.worker)):
             return True
-        if not down.has_left_loop and (down.final or down.exit_code == EXIT_BAD_INPUT) and self.goes_back(down.detail):
+        if (
+            not down.has_left_loop
+            and (down.final or down.exit_code == EXIT_BAD_INPUT)
+            and self.revert_change(down.detail)
+        ):
             return True
-        return not down.has_left_loop and self.again(down.worker, down.detail)
+        return not down.has_left_loop and self.on_replacement(down.worker, down.detail)
 
-    def _is_of_before(self, name: str) -> bool:
+    def _replace_if_outdated(self, name: str) -> bool:
         """Replace the workers of a node that still have the reverted layout; return whether they had.
 
         The node was disconnected during the revert, or a new coordinator has started since.
@@ -142,10 +148,10 @@ class FailingLayouts:
         if not went_back or record.plan is not None or name in self._replaced:
             return False
         self._replaced.add(name)
-        self._changes.replace_on(name)
+        self._changes.replace_workers_on(name)
         return True
 
-    def again(self, worker: str, why: str) -> bool:
+    def on_replacement(self, worker: str, why: str) -> bool:
         """Handle that a process is replaced: revert the change if that happens too often; return whether it was."""
         change = self._transaction.record.change
         kept = change.kept if change is not None else None
@@ -162,7 +168,7 @@ class FailingLayouts:
             return False  # It ended together with the one counted before.
         self._ends[unit] += 1
         enough = max(1, min(_TOO_OFTEN, self._config.spec.recovery.max_restarts))
-        return self._ends[unit] >= enough and self.goes_back(f"{self._transaction.place_of(worker)}: {why}")
+        return self._ends[unit] >= enough and self.revert_change(f"{self._transaction.place_of(worker)}: {why}")
 
     @property
     def _source(self) -> Decision | None:
@@ -172,9 +178,9 @@ class FailingLayouts:
         ledger, decision = self._progress.ledger, transaction.record.decision
         if kept is None or decision is None or ledger.knows(kept[2] + 1):
             return None
-        return decision if self._changes.from_memory(decision) else None
+        return decision if self._changes.is_from_stash(decision) else None
 
-    def _note_failed(self, layout: Layout) -> tuple[Layout, float]:
+    def _record_failure(self, layout: Layout) -> tuple[Layout, float]:
         """Record that a layout has failed; return it, and the seconds until it may be tried again."""
         before = self._transaction.record.failed_layouts
         tries = 1 + next((one.tries for one in before if one.layout == layout), 0)
@@ -184,15 +190,15 @@ class FailingLayouts:
         self._transaction.change(failed_layouts=(*others, entry))
         return layout, wait_s
 
-    def _begin_anew(self, layout: Layout, source: Decision | None) -> None:
+    def _restart(self, layout: Layout, source: Decision | None) -> None:
         """Replace all workers, to start under another layout."""
         self._stopping.end()
         self._progress.restarts()
-        self._changes.replace_all(layout, source)
+        self._changes.activate_layout(layout, source)
 
     # ---- layouts that do not fit into memory ----
 
-    def ran_out(self, error: ScriptError) -> bool:
+    def on_script_error(self, error: ScriptError) -> bool:
         """Handle an exception of the script: if memory was too small, do not choose the current layout again.
 
         If no step is committed under it, or no worker has a state, all workers are replaced at once. Otherwise the
@@ -213,7 +219,7 @@ class FailingLayouts:
         if not others or lives or self._config.spec.recovery.restarts_all:
             return False
         choice, decision = self._changes.choose(nodes, {}), record.decision
-        source = decision if decision is not None and self._changes.from_memory(decision) else None
+        source = decision if decision is not None and self._changes.is_from_stash(decision) else None
         if source is not None and change is not None:
             transaction.change(change=msgspec.structs.replace(change, after=choice.layout, why=choice.why))
             if choice.layout == change.before:
@@ -222,11 +228,11 @@ class FailingLayouts:
             change = LayoutChange(
                 before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
             )
-            self._changes.is_over(change, choice.why)
-        self._begin_anew(choice.layout, source)
+            self._changes.finish_change(change, choice.why)
+        self._restart(choice.layout, source)
         return True
 
-    def fits_elsewhere(self, error: ScriptError) -> bool:
+    def can_fit_elsewhere(self, error: ScriptError) -> bool:
         """Return whether the job can be saved to restart under another layout.
 
         That is for exceptions that all workers raise after some steps because memory was too small.
@@ -235,7 +241,7 @@ class FailingLayouts:
         listed = record.saves and not have_node_counts(record.layouts) and error.place.startswith(_NO_MEMORY)
         return listed and any(one.layout not in record.too_large for one in record.layouts)
 
-    def leaves(self) -> bool:
+    def leave_too_large(self) -> bool:
         """Switch to another layout at a restart if the current one is too large; return whether it was."""
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or record.layout not in record.too_large:
@@ -245,8 +251,8 @@ class FailingLayouts:
         if choice.layout == record.layout:
             return False
         before, after, why = record.layout, choice.layout, choice.why
-        self._changes.is_over(
+        self._changes.finish_change(
             LayoutChange(before=before, after=after, why=why, nodes=nodes, since=transaction.now), why
         )
-        self._begin_anew(after, None)
+        self._restart(after, None)
         return True

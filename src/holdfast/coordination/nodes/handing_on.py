@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import fewest_nodes, lost_experts
-from holdfast.coordination.experts.placing import PlacementQuestion, keep, place
+from holdfast.coordination.experts.blobs import count_fewest_nodes, find_lost_experts
+from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
 from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
 from holdfast.coordination.nodes.departures import Departures
 from holdfast.coordination.progress.loads import LoadBook
@@ -54,11 +54,11 @@ class HandingOn:
 
 def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
     """Return a placement with every expert, or None if the slots do not suffice."""
-    for solve in (keep, place):
+    for solve in (keep_placement, compute_placement):
         found = solve(question)
         if found is None or isinstance(found, Shortage):
             continue
-        if not lost_experts(question.shape, list(found.placement)):
+        if not find_lost_experts(question.shape, list(found.placement)):
             return found
     return None
 
@@ -74,5 +74,5 @@ def _beside_the_leavers(
     rows = zip(plan.workers, before.placement, strict=True)
     placement = tuple(placed.get(worker, blob) for worker, blob in rows)
     nodes = map(node_of, plan.workers)
-    given = min(before.given, fewest_nodes(shape, list(zip(nodes, placement, strict=True))))
+    given = min(before.given, count_fewest_nodes(shape, list(zip(nodes, placement, strict=True))))
     return msgspec.structs.replace(before, placement=placement, held=before.placement, moves=experts.moves, given=given)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.failures.class_table import OF_THE_MACHINE, REPLICA_DIFFERS
-from holdfast.coordination.failures.classes import Classes
-from holdfast.coordination.failures.ladder import Ladder
+from holdfast.coordination.failures.classes import FailureClasses
+from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.failures.seen import collective_failed
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.generations.swap import Joining
@@ -34,8 +34,8 @@ class Failures:
         stopping: Stopping,
         joining: Joining,
         absences: Absences,
-        classes: Classes,
-        ladder: Ladder,
+        classes: FailureClasses,
+        ladder: EscalationPolicy,
         aside: Sequence[Callable[[Failure], bool]],
     ) -> None:
         """`aside`: handlers of failures outside the world; each returns whether the failure was its own."""
@@ -102,18 +102,20 @@ class Failures:
             node: the node to which the try is charged.
         """
         tries = self._tell(self._classed(collective_failed(complaint, report, node, self._transaction.now)))
-        return not self._ladder.exhausted(Severity.RETRY, tries)
+        return not self._ladder.is_exhausted(Severity.RETRY, tries)
 
     def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
         """Return the nodes with complaints about a fault of their own, and its details."""
         kind, detector = FailureKind.CONNECTION_LOST, Detector.EXCEPTION
-        own = (one for one in complaints if self._classes.of(kind, detector, one.detail).severity < Severity.RETRY)
+        own = (
+            one for one in complaints if self._classes.classify(kind, detector, one.detail).severity < Severity.RETRY
+        )
         return {node_of(complaint.worker): complaint.detail for complaint in own}
 
     def _classed(self, failure: Failure) -> Failure:
         """Add the failure's class, and raise its severity if the machine is at fault."""
         evidence = failure.evidence
-        found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
+        found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         # Only for a process: for its machine, the agent finds the same and leaves.
         severity = min(failure.severity, found.severity) if failure.worker else failure.severity
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
@@ -124,7 +126,7 @@ class Failures:
         Args:
             mates: the workers that are lost together with it.
         """
-        transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.tries(failure)
+        transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.count_failure(failure)
         if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
             transaction.members.failed(failure.node)
         transaction.emit(
@@ -151,7 +153,7 @@ class Failures:
     def made_good(self) -> None:
         """Forget the cause: a step was committed, so earlier failures explain nothing later."""
         self._cause, self._raised = "", False
-        self._ladder.made_good()
+        self._ladder.quarantine_given_up()
 
     def explain(self, consequence: str) -> str:
         """Return why the job ends: the first cause, then its consequence."""
@@ -160,7 +162,7 @@ class Failures:
     def _is_the_machines(self, failure: Failure) -> bool:
         """Return whether any other process would also fail on that machine."""
         evidence = failure.evidence
-        found = self._classes.of(failure.kind, evidence.detector, evidence.detail)
+        found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
 
     def _out(self, failure: Failure) -> list[str]:
@@ -169,7 +171,9 @@ class Failures:
         self._absences.lost(failure.node)
         self._costs.lost(transaction.now)
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
-        beyond = node is not None and (self._is_the_machines(failure) or self._ladder.exhausted(Severity.NODE, tries))
+        beyond = node is not None and (
+            self._is_the_machines(failure) or self._ladder.is_exhausted(Severity.NODE, tries)
+        )
         if node is not None and beyond:
             often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
@@ -183,7 +187,7 @@ class Failures:
         if node is not None and beyond:
             self._ladder.quarantine(node.name, node.host, why)
         else:
-            self._ladder.gone(failure.node)
+            self._ladder.on_node_lost(failure.node)
         transaction.emit(
             NodeLeft, node=failure.node, reason="quarantined" if beyond else "failed", detail=why if beyond else ""
         )

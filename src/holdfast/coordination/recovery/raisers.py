@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.blame import nodes_that_agree
-from holdfast.coordination.failures.classes import UNKNOWN, Classes
+from holdfast.coordination.failures.blame import find_agreeing_nodes
+from holdfast.coordination.failures.classes import UNKNOWN, FailureClasses
 from holdfast.coordination.failures.seen import script_raised
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.layouts.failing import FailingLayouts
@@ -57,7 +57,7 @@ class Raisers:
         stopping: Stopping,
         failures: Failures,
         closing: Closing,
-        classes: Classes,
+        classes: FailureClasses,
         failing: FailingLayouts,
     ) -> None:
         self._transaction = transaction
@@ -88,7 +88,7 @@ class Raisers:
         if message.final:
             why = f"{transaction.place_of(message.worker)}: {_said(message.error, message.detail)}"
             self._closing.fail(why, message.exit_code, message.error.traceback)
-        elif not self._failing.again(message.worker, _said(message.error, message.detail)):
+        elif not self._failing.on_replacement(message.worker, _said(message.error, message.detail)):
             self._remember(message.worker, message.error, message.detail)
 
     def no_more(self, down: WorkerDown) -> bool:
@@ -127,7 +127,7 @@ class Raisers:
     def _remember(self, worker: str, error: ScriptError, detail: str) -> None:
         """Remember a script error; close the job if the work causes it on every node."""
         transaction = self._transaction
-        found = self._classes.of(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
+        found = self._classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
         if worker in (one.worker for one in transaction.record.raised):
             # Reported again by its node, because this coordinator is new.
             return
@@ -140,12 +140,12 @@ class Raisers:
         )
         before = transaction.record.raised
         transaction.change(raised=(*before, last)[-_REMEMBERED:])
-        if self._failing.ran_out(error):
+        if self._failing.on_script_error(error):
             return
         machine = found.status not in _SOFTWARE
-        if nodes := nodes_that_agree(before, last, self._nodes, machine=machine, ever=not transaction.position.step):
+        if nodes := find_agreeing_nodes(before, last, self._nodes, machine=machine, ever=not transaction.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
-            if self._failing.fits_elsewhere(error):
+            if self._failing.can_fit_elsewhere(error):
                 self._closing.renew(_said(error, detail) + where)
             elif self._blamed is None or self._blamed.place != error.place:
                 if not self._closing.fail(_said(error, detail) + where, traceback=error.traceback):

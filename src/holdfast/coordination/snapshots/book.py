@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.experts.blobs import lost_experts
+from holdfast.coordination.experts.blobs import find_lost_experts
 from holdfast.coordination.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
 from holdfast.coordination.turn import Transaction
@@ -208,7 +208,7 @@ class SnapshotBook:
         if shape is None or not experts:
             return ()
         dense = held.example.parts - len(experts)
-        return lost_experts(shape, [blob for part, blob in enumerate(experts, dense) if part in held.holders])
+        return find_lost_experts(shape, [blob for part, blob in enumerate(experts, dense) if part in held.holders])
 
     def _experts_of(self, held: _Held) -> tuple[bytes, ...]:
         change = self._transaction.record.change

@@ -26,11 +26,11 @@ class FlopBook:
         return self._output.flop_per_sample or self._transaction.record.flop_per_sample
 
     @property
-    def told(self) -> dict[str, float]:
+    def event_fields(self) -> dict[str, float]:
         """Fields about FLOP in the event of a coordinator's start."""
         return {"flop_per_sample": self.per_sample, "peak_flop_per_s": self._output.peak_flop_per_s}
 
-    def take(self, tally: FlopTally) -> None:
+    def on_tally(self, tally: FlopTally) -> None:
         """Handle the count of a member; with the last one of a round, record the result."""
         transaction = self._transaction
         plan = transaction.record.plan

@@ -24,7 +24,7 @@ _OFF_BY = 0.1
 _MOST_NODES = 1024
 
 
-class Pacing:
+class PaceReporter:
     """Remembers the reported values, and updates them when they differ enough."""
 
     def __init__(
@@ -37,26 +37,26 @@ class Pacing:
         self._transaction = transaction
         self._spec = config.spec
         self._costs = costs
-        self._told: JobPace | None = None
-        self._costs_told = JobCosts()
+        self._reported: JobPace | None = None
+        self._reported_costs = JobCosts()
         self._saves_every_s = saves_every_s
-        self._looks_at = 0.0
+        self._next_update_at = 0.0
 
     @property
     def pace(self) -> JobPace | None:
         """The pace to report, or None before a step was measured."""
         transaction = self._transaction
-        if transaction.now >= self._looks_at:
-            self._looks_at = transaction.now + _EVERY_S
-            self._look()
-        return self._told
+        if transaction.now >= self._next_update_at:
+            self._next_update_at = transaction.now + _EVERY_S
+            self._update_pace()
+        return self._reported
 
     @property
     def costs(self) -> JobCosts:
         """The costs of failures to report; the same object while they are about the same."""
-        return self._costs_told
+        return self._reported_costs
 
-    def _look_at_costs(self) -> None:
+    def _update_costs(self) -> None:
         """Update the reported costs if one differs by a tenth."""
         found = {
             cost.value: self._costs.of(cost)
@@ -64,23 +64,23 @@ class Pacing:
             if self._costs.is_measured(cost)
         }
         found["saves_every_s"] = self._saves_every_s() or 0.0
-        reported = asdict(self._costs_told)
+        reported = asdict(self._reported_costs)
         if any(abs(seconds - reported[name]) > _OFF_BY * seconds for name, seconds in found.items()):
-            self._costs_told = JobCosts(**found)
+            self._reported_costs = JobCosts(**found)
 
-    def _look(self) -> None:
+    def _update_pace(self) -> None:
         """Update the reported pace if a step time, the FLOP or the layouts have changed."""
-        self._look_at_costs()
+        self._update_costs()
         workers, record = self._spec.workers_per_node, self._transaction.record
         layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)
-        step_s = dict(self._told.step_s) if self._told is not None and self._told.layouts == layouts else {}
+        step_s = dict(self._reported.step_s) if self._reported is not None and self._reported.layouts == layouts else {}
         for world, seconds in self._costs.paces().items():
             nodes, more = divmod(world, workers)
             if not more and abs(seconds - step_s.get(nodes, 0.0)) > _OFF_BY * seconds:
                 step_s[nodes] = seconds
         flop = self._spec.output.flop_per_sample or record.flop_per_sample
-        if step_s and (self._told is None or (step_s, flop, layouts) != _what_changes(self._told)):
-            self._told = JobPace(
+        if step_s and (self._reported is None or (step_s, flop, layouts) != _changing_parts(self._reported)):
+            self._reported = JobPace(
                 step_s=step_s,
                 micro_batches=record.micro_batches,
                 samples=record.global_batch,
@@ -92,6 +92,6 @@ class Pacing:
             )
 
 
-def _what_changes(pace: JobPace) -> tuple[Mapping[int, float], float, Layouts]:
+def _changing_parts(pace: JobPace) -> tuple[Mapping[int, float], float, Layouts]:
     """Return the parts of a pace that can change."""
     return pace.step_s, pace.flop_per_sample, pace.layouts

@@ -13,7 +13,7 @@ from operator import is_
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.ladder import Ladder
+from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.grants import (
     awaited,
@@ -36,7 +36,7 @@ from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.recovery.closing import Closing
 from holdfast.coordination.recovery.ending import Ending
 from holdfast.coordination.recovery.failures import Failures
-from holdfast.coordination.tenancy.pacing import Pacing
+from holdfast.coordination.tenancy.pacing import PaceReporter
 from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
@@ -59,7 +59,7 @@ _WHY: dict[PoolWish, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _HeldSummary:
     """Values of the held grants that every update needs, computed once for each change of the grants."""
 
     of: Held
@@ -69,13 +69,13 @@ class _Listed:
     training: int
 
     @staticmethod
-    def of_held(held: Held) -> _Listed:
+    def summarize(held: Held) -> _HeldSummary:
         """Return the summary of the held grants."""
         waiting = frozenset(node for node, grant in held.grants.items() if grant.standby)
-        return _Listed(held, held.to_leave, waiting, held.training)
+        return _HeldSummary(held, held.to_leave, waiting, held.training)
 
 
-class Tenant:
+class JobPoolClient:
     """The job's grants. Outside of pools it has none, and all methods do nothing."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Tenant:
         departures: Departures,
         failures: Failures,
         absences: Absences,
-        ladder: Ladder,
+        ladder: EscalationPolicy,
         closing: Closing,
         ending: Ending,
         standbys: Standbys,
@@ -104,25 +104,25 @@ class Tenant:
         self._standbys = standbys
         self._replacing = replacing
         self._costs = costs
-        self._pacing = Pacing(transaction, config, costs, saves_every_s)
+        self._pace_reporter = PaceReporter(transaction, config, costs, saves_every_s)
         #: nodes that do not fit the job, as far as this coordinator has seen; the newest last
         self._unfit: dict[str, NodeUnfit] = {}
         #: standbys that the pool has promoted, and that do not train yet
-        self._called: set[str] = set()
+        self._promoted: set[str] = set()
         #: the last report
-        self._told: JobState | None = None
+        self._reported: JobState | None = None
         #: the inputs from which it was made
-        self._told_of: tuple[object, ...] = ()
-        self._listed: _Listed | None = None
+        self._report_inputs: tuple[object, ...] = ()
+        self._summary: _HeldSummary | None = None
         #: the wish that the job follows now
-        self._doing: PoolWish = "run"
+        self._current_wish: PoolWish = "run"
         self._asked_at = -RETRY_S
 
     @property
     def _held(self) -> Held | None:
         return self._transaction.record.held
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Prepare the grants for a new coordinator: nodes that have not joined get their full time again.
 
         The nodes of a suspended job have left, and its state is saved. It starts with other nodes and misses none. A
@@ -136,9 +136,9 @@ class Tenant:
         if held.standing == "suspended":
             transaction.change(plan=None, pending=None, decision=None, passed=())
             held = msgspec.structs.replace(held, anew=not transaction.record.saves)
-        self._write(awaited(held, self._absent(held), transaction.now))
+        self._write_held(awaited(held, self._list_absent(held), transaction.now))
 
-    def hear(self, message: PoolSaid) -> None:
+    def on_shares(self, message: PoolSaid) -> None:
         """Handle the pool's message with the job's grants."""
         held = self._held
         if held is None:
@@ -153,18 +153,18 @@ class Tenant:
                 # The pool resumed and stopped it before this coordinator heard of either.
                 held = give_back(held, held.grants)
             before = self._held
-            self._write(held)
+            self._write_held(held)
             if self._ending.over is None and before is not None:
-                self._call(before, held)
+                self._note_promotions(before, held)
         if self._ending.over is None:
-            self._drop_who_is_not_ours(held)
+            self._drop_released_nodes(held)
             newest = (message.shares.term, message.shares.version) == (held.term, held.heard)
             if newest and message.shares.stranded and held.standing == "going":
-                self._stranded()
-        self._told = None
+                self._fail_if_stranded()
+        self._reported = None
         self._asked_at = -RETRY_S
 
-    def lets_in(self, hello: Hello) -> bool:
+    def admit_node(self, hello: Hello) -> bool:
         """Record that a node joins by its grant; return whether the job holds that grant.
 
         A refused node tries again.
@@ -177,7 +177,7 @@ class Tenant:
             return False
         if updated is not held:
             self._departures.readmit(hello.node)  # It had to leave by another grant.
-            self._write(updated)
+            self._write_held(updated)
         return True
 
     def is_standby(self, hello: Hello) -> bool:
@@ -187,44 +187,44 @@ class Tenant:
             return self._standbys.waits(hello)
         return held.grants[hello.node].standby and not self._transaction.planned_on(hello.node)
 
-    def refuse(self, node: str, why: str) -> None:
+    def refuse_node(self, node: str, why: str) -> None:
         """Remember that a node does not fit the job, so that the pool does not offer it again unchanged."""
         grant = self._held.grants.get(node) if self._held is not None else None
         self._unfit.pop(node, None)
         self._unfit[node] = NodeUnfit(grant=grant.number if grant is not None else 0, why=why[:_WHY_LENGTH])
 
-    def takes(self, node: str) -> None:
+    def forget_refusal(self, node: str) -> None:
         """Forget an earlier refusal of a node that is admitted now."""
         self._unfit.pop(node, None)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Follow the pool's wishes, update the grants, and report; called after every input."""
         held = self._held
         if held is None:
             return
         if held.standing == "going":
             if self._ending.over is None:
-                held = self._without_who_is_gone(
+                held = self._return_absent_nodes(
                     held
                 )  # First, so that a node that has just left is not asked to leave again.
-                self._write(held)
-                self._wish(held)
-                self._let_join()
+                self._write_held(held)
+                self._follow_wish(held)
+                self._promote_standbys()
             if self._ending.over is not None:
-                held = self._ended(held)
-            held = self._with_current_roles(held)
+                held = self._return_all_nodes(held)
+            held = self._update_roles(held)
             if self._ending.over is None and held.wish == "run":
-                held = self._without_surplus(held)
+                held = self._limit_training_nodes(held)
             if held.anew and self._transaction.record.plan is not None:
                 held = msgspec.structs.replace(held, anew=False)  # From now on, losing the plan is a loss.
-            self._write(held)
-        self._tell(held)
+            self._write_held(held)
+        self._send_report(held)
 
     # ---- nodes ----
 
-    def _without_who_is_gone(self, held: Held) -> Held:
+    def _return_absent_nodes(self, held: Held) -> Held:
         """Return the grants without nodes that have left or were lost, or that did not join in time."""
-        absent, now = self._absent(held), self._transaction.now
+        absent, now = self._list_absent(held), self._transaction.now
         if not absent:
             return held
         gone = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
@@ -232,38 +232,38 @@ class Tenant:
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
         return give_back(held, gone)
 
-    def _with_current_roles(self, held: Held) -> Held:
+    def _update_roles(self, held: Held) -> Held:
         """Return the grants with the roles that the members and the other connected nodes have now."""
         here, standbys = self._transaction.members.nodes, self._transaction.members.standbys
-        waiting, joining = self._list(held).waiting, self._joining
+        waiting, joining = self._summarize(held).waiting, self._joining
         if waiting == standbys.keys() and not joining:
             return held
-        differ = ((waiting ^ standbys.keys()) | joining.keys()) - self._called
+        differ = ((waiting ^ standbys.keys()) | joining.keys()) - self._promoted
         planned = self._transaction.nodes_planned
         roles = {node: node in standbys for node in differ if node in here or node in planned}
         return update_roles(held, roles, joining)
 
-    def _without_surplus(self, held: Held) -> Held:
+    def _limit_training_nodes(self, held: Held) -> Held:
         """Return the grants with at most as many training nodes as the pool has given the job places.
 
         A node without a place becomes a standby: at once if it is connected, else when it joins. A standby that joined
         to replace a draining node, and leaves again before that, counts as a standby only once it has left.
         """
-        if held.places is None or self._list(held).training <= held.places:
+        if held.places is None or self._summarize(held).training <= held.places:
             return held
         transaction, written = self._transaction, self._held
         before = written.waiting if written is not None else frozenset[int]()
         leaving = {one.node for one in transaction.record.leaving}
         leaving_again = [node for node, grant in held.grants.items() if node in leaving and grant.number in before]
-        placed = transaction.nodes_planned | leaving | self._joining.keys() | self._called
-        idle = sorted(held.grants.keys() - placed, key=lambda node: self._usefulness(held, node))
+        placed = transaction.nodes_planned | leaving | self._joining.keys() | self._promoted
+        idle = sorted(held.grants.keys() - placed, key=lambda node: self._usefulness_key(held, node))
         surplus = select_surplus(held, [*leaving_again, *idle])
         for node in surplus:
             if node in transaction.members.nodes and node not in leaving:
                 self._departures.set_aside(node)
         return set_roles(held, dict.fromkeys(surplus, True))
 
-    def _usefulness(self, held: Held, name: str) -> tuple[bool, bool, int]:
+    def _usefulness_key(self, held: Held, name: str) -> tuple[bool, bool, int]:
         """Return a sort key: absent nodes first, complete nodes last, and newer grants before older ones."""
         node = self._transaction.members.nodes.get(name)
         return node is not None and node.complete, node is not None, -held.grants[name].number
@@ -273,7 +273,7 @@ class Tenant:
         """The standbys that join to replace another node, with that node."""
         return {one.beside: one.node for one in self._transaction.record.leaving if one.beside}
 
-    def _call(self, before: Held, held: Held) -> None:
+    def _note_promotions(self, before: Held, held: Held) -> None:
         """Remember which standbys the pool has promoted.
 
         Also limit the wanted number of nodes to the granted ones, so that earlier losses are not made up for.
@@ -281,54 +281,54 @@ class Tenant:
         for node, grant in held.grants.items():
             known = before.grants.get(node)
             if known is not None and known.number == grant.number and known.standby and not grant.standby:
-                self._called.add(node)
+                self._promoted.add(node)
         own = sum(1 for grant in held.grants.values() if not (grant.standby or grant.leaving))
         self._transaction.change(wanted=min(self._transaction.record.wanted, own))
 
-    def _let_join(self) -> None:
+    def _promote_standbys(self) -> None:
         """Start the joins of promoted standbys with all workers running.
 
         Before the job has started, nothing has checked whether a standby fits. It then reconnects, as a regular node.
         """
         standbys, joining = self._transaction.members.standbys, self._joining
-        for name in sorted(self._called):
+        for name in sorted(self._promoted):
             node = standbys.get(name)
             if node is None:
                 if name not in joining:  # If it joins for a leaver, the pool wants it in addition to that one.
-                    self._called.discard(name)  # It is lost, or trains by now. If it reconnects, it is not a standby.
+                    self._promoted.discard(name)  # It is lost, or trains by now. If it reconnects, it is not a standby.
             elif not self._transaction.record.generation:
                 self._absences.replace_workers([name], "the pool has it join")
-                self._called.discard(name)
+                self._promoted.discard(name)
             elif node.complete and self._standbys.fits(node):
-                self._called.discard(name)
+                self._promoted.discard(name)
                 self._replacing.promote(name)
 
-    def _absent(self, held: Held) -> list[str]:
+    def _list_absent(self, held: Held) -> list[str]:
         """Return the nodes with grants that are neither connected nor in the plan."""
         transaction = self._transaction
         away = held.grants.keys() - transaction.members.nodes.keys()
         return [node for node in held.grants if node in away and node not in transaction.nodes_planned] if away else []
 
-    def _list(self, held: Held) -> _Listed:
+    def _summarize(self, held: Held) -> _HeldSummary:
         """Return the summary of the grants, cached."""
-        if self._listed is None or self._listed.of is not held:
-            self._listed = _Listed.of_held(held)
-        return self._listed
+        if self._summary is None or self._summary.of is not held:
+            self._summary = _HeldSummary.summarize(held)
+        return self._summary
 
-    def _drop_who_is_not_ours(self, held: Held) -> None:
+    def _drop_released_nodes(self, held: Held) -> None:
         """Treat nodes without a grant as lost: each has reported that none of the job's processes run there."""
         transaction = self._transaction
         gone = [name for name in transaction.members.nodes if name not in held.grants]
         gone += [name for name in self._absences.promised if name not in held.grants]
         self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
 
-    def _stranded(self) -> None:
+    def _fail_if_stranded(self) -> None:
         """Fail the job because too few nodes of the pool are usable, unless it trains or has usable nodes.
 
         While the pool has other nodes, or expects some, it grants them, and the job waits.
         """
         transaction = self._transaction
-        refuses = self._refuses
+        refuses = self._refusals
         if not refuses or (transaction.record.generation and transaction.members.nodes):
             return
         newest = list(refuses.items())[-_WHY_NODES:]
@@ -339,13 +339,13 @@ class Tenant:
 
     # ---- wishes of the pool ----
 
-    def _wish(self, held: Held) -> None:
+    def _follow_wish(self, held: Held) -> None:
         """Follow the pool's wish: end or suspend the job, or leave recalled nodes."""
-        if held.wish != "run" and self._doing != held.wish:
-            self._doing = held.wish
+        if held.wish != "run" and self._current_wish != held.wish:
+            self._current_wish = held.wish
             self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
             return
-        to_leave = self._list(held).to_leave
+        to_leave = self._summarize(held).to_leave
         if not to_leave:
             return
         # A node that only waits to leave would wait for a standby, or give its place to one: the pool wants neither.
@@ -357,7 +357,7 @@ class Tenant:
             for node in asked:
                 self._departures.recalled(node)
 
-    def _ended(self, held: Held) -> Held:
+    def _return_all_nodes(self, held: Held) -> Held:
         """Return the grants of a job that has ended: none, with its standing and reason."""
         over = self._ending.over
         assert over is not None
@@ -380,25 +380,34 @@ class Tenant:
         return round(sum(map(self._costs.of, (Cost.SWAP, Cost.DECISION, Cost.BUILD))), 1)
 
     @property
-    def _refuses(self) -> dict[str, NodeUnfit]:
+    def _refusals(self) -> dict[str, NodeUnfit]:
         """The nodes that the job refuses, and why."""
-        return {one.node: NodeUnfit(why=one.why[:_WHY_LENGTH]) for one in self._ladder.all_out} | self._unfit
+        return {one.node: NodeUnfit(why=one.why[:_WHY_LENGTH]) for one in self._ladder.excluded_nodes} | self._unfit
 
-    def _write(self, held: Held) -> None:
+    def _write_held(self, held: Held) -> None:
         """Write the grants to the record if they have changed."""
         if held is not self._held and held != self._held:
             self._transaction.change(held=held)
 
-    def _tell(self, held: Held) -> None:
+    def _send_report(self, held: Held) -> None:
         """Send the job's state to the pool if it has changed."""
-        record, move_s, pace, costs = self._transaction.record, self._move_s, self._pacing.pace, self._pacing.costs
+        record, move_s, pace, costs = (
+            self._transaction.record,
+            self._move_s,
+            self._pace_reporter.pace,
+            self._pace_reporter.costs,
+        )
         # None of these objects is ever modified in place, so identity is enough.
         made_of = held, record.plan, record.pending, record.leaving, record.quarantined, record.given_up
         made_of = *made_of, pace, costs, tuple(self._unfit.items()), move_s
-        if self._told is not None and all(map(is_, made_of[:8], self._told_of)) and made_of[8:] == self._told_of[8:]:
+        if (
+            self._reported is not None
+            and all(map(is_, made_of[:8], self._report_inputs))
+            and made_of[8:] == self._report_inputs[8:]
+        ):
             return
-        self._told_of = made_of
-        state = report(held, self._refuses, self._transaction.nodes_planned, move_s, pace, costs)
-        if state != self._told:
-            self._told = state
+        self._report_inputs = made_of
+        state = report(held, self._refusals, self._transaction.nodes_planned, move_s, pace, costs)
+        if state != self._reported:
+            self._reported = state
             self._transaction.tell_pool(state)

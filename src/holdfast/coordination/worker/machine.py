@@ -170,7 +170,7 @@ class WorkerMachine(StateAdoption):
         except ValueError as error:
             raise self._transition_error(f"begin: {error}") from error
         if self.holding is not None and decision.kind is DecisionKind.ROLLBACK:
-            self.holding.overwrite()
+            self.holding.mark_overwritten()
         self.generations.enter(order)
         self._comparison.enter_generation(decision.applied + 1)
         self._assign_share(order, self.generations.unit, same_step=here, keeps=self._copy.keeps)
@@ -195,7 +195,7 @@ class WorkerMachine(StateAdoption):
             return []
         self._copy.mark_void()
         if self.holding is not None:
-            self.holding.overwrite()
+            self.holding.mark_overwritten()
         self._share.clear()
         self.phase = Phase.IDLE
         return self.generations.leave_pending()
@@ -230,7 +230,9 @@ class WorkerMachine(StateAdoption):
         if self.holding is None or plan is None or plan.expert_plan is None:
             raise self._transition_error("begin_move")
         try:
-            return self.holding.take_up(plan.expert_plan, self.generations.rank, decision.kind if decision else None)
+            return self.holding.apply_placement(
+                plan.expert_plan, self.generations.rank, decision.kind if decision else None
+            )
         except ValueError as error:
             raise self._transition_error(f"begin_move ({error})") from error
 
@@ -240,8 +242,8 @@ class WorkerMachine(StateAdoption):
             return False
         self._change_phase("end_move")
         self._placed_generation = generation
-        if not self.holding.beside:
-            self.holding.brought()
+        if not self.holding.during_step:
+            self.holding.on_received()
         return True
 
     def finish_load(self, generation: int, step: int) -> bool:
@@ -250,14 +252,14 @@ class WorkerMachine(StateAdoption):
             return False
         self._change_phase("finish_load")
         if self.holding is not None and self.plan.expert_plan is not None:
-            self.holding.loaded(self.plan.expert_plan, self.generations.rank)
+            self.holding.on_loaded(self.plan.expert_plan, self.generations.rank)
         self._copy.set_loaded(step, self.generations.decision)
         self._comparison.record_received_state(step)
         return True
 
     def finish_entering(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
         """Record that the group is ready and the decision is executed. It is reported once all experts are here."""
-        if not self._cross_boundary("finish_entering") or (self.holding is not None and not self.holding.whole):
+        if not self._cross_boundary("finish_entering") or (self.holding is not None and not self.holding.is_complete):
             return []
         return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
@@ -307,7 +309,7 @@ class WorkerMachine(StateAdoption):
         """Record that all transfers that overlap the step are complete. Does nothing if frozen."""
         if self.holding is None or not self._cross_boundary("finish_background_transfer"):
             return []
-        self.holding.brought()
+        self.holding.on_received()
         return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
     def finish_reduction(self, v: Commit) -> list[WorkerInstruction]:
@@ -318,7 +320,7 @@ class WorkerMachine(StateAdoption):
         """
         if self.frozen:
             return []
-        if self.holding is not None and not self.holding.whole:
+        if self.holding is not None and not self.holding.is_complete:
             raise self._transition_error("finish_reduction without all experts")
         if v.unequal_roles:
             self._comparison.differs = True
@@ -382,7 +384,7 @@ class WorkerMachine(StateAdoption):
             self._share = Share()
         self.wishes.drop_granted(commit, unsaved=forward and self.holding is not None)
         if self.holding is not None:
-            self.holding.passed()
+            self.holding.on_committed()
         if not forward and self.generations.is_swap_due(commit):
             self._enter_pending()
         applied = Applied(

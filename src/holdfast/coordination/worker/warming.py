@@ -52,7 +52,7 @@ class Warming:
             return False
         self._copy.mark_void()
         if self._holding is not None:
-            self._holding.overwrite()
+            self._holding.mark_overwritten()
         self.is_running = True
         return True
 

@@ -56,7 +56,7 @@ class SessionExperts:
         except (HaltedError, PeerLostError, CorruptExpertError) as error:
             self._shared.abandon_groups(groups, resources.generation, error)
             return False
-        if change.bring and not change.beside:
+        if change.fetch and not change.during_step:
             resources.moving_s = self._clock.monotonic() - started
         self._experts.state.on_void = lambda error: self._on_exchange_failed(resources, error)
         with self._shared.changed:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.control.link.framing import FromWorkerProcess
 from holdfast.coordination.config import PeriodBounds
-from holdfast.coordination.experts.blobs import everything
+from holdfast.coordination.experts.blobs import encode_all_experts
 from holdfast.coordination.generations.decisions import Verdict, decide
 from holdfast.coordination.progress.checkpoints import KEPT
 from holdfast.coordination.progress.saving_period import saved, saving_period_s
@@ -234,7 +234,7 @@ def _place_all_experts(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
         layers=shape.layers,
         experts=shape.experts,
         held=(b"",),
-        placement=(everything(shape),),
+        placement=(encode_all_experts(shape),),
         moves=0,
         asked=1,
         given=1,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast.coordination.experts.blobs import encode
+from holdfast.coordination.experts.blobs import encode_experts
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.errors import BadInputError
 from holdfast.protocol.plan import DecisionKind, ExpertPlan
@@ -40,7 +40,7 @@ def job_experts() -> JobExperts:
 
 def blob(held: Sequence[int]) -> bytes:
     """One rank's experts, the same in both layers."""
-    return encode(np.tile(np.bincount(held, minlength=EXPERTS), (LAYERS, 1)))
+    return encode_experts(np.tile(np.bincount(held, minlength=EXPERTS), (LAYERS, 1)))
 
 
 def plan(held: Held, wanted: Held, moves: int = 1) -> ExpertPlan:
@@ -63,15 +63,15 @@ class Worker:
         self.holding = HeldExperts(self.experts.shape(1))
 
     def enter(self, comm: Communicator, plan: ExpertPlan, decision: DecisionKind) -> int:
-        change = self.holding.take_up(plan, comm.rank, decision)
+        change = self.holding.apply_placement(plan, comm.rank, decision)
         received = self.experts.enter_generation(comm, plan, change)
-        self.holding.brought()
+        self.holding.on_received()
         assert self.hosted == self.noted
         return received
 
     def passed(self) -> None:
         self.experts.on_step_passed()
-        self.holding.passed()
+        self.holding.on_committed()
         assert self.hosted == self.noted
 
     def start(self, comm: Communicator, held: Held) -> None:
@@ -251,7 +251,7 @@ def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> 
     experts = job_experts()
     whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
     experts.enter_generation(
-        LocalCommunicator(), whole, HeldExperts(experts.shape(1)).take_up(whole, 0, DecisionKind.START)
+        LocalCommunicator(), whole, HeldExperts(experts.shape(1)).apply_placement(whole, 0, DecisionKind.START)
     )
     assert experts.report_every == report_every
 

@@ -53,11 +53,11 @@ class Trainee:
         """Take up a placement, beside the next step or before it."""
         decision = None if any(self.held) else DecisionKind.START
         the_plan = msgspec.structs.replace(plan(self.held, placement, moves=int(decision is None)), beside=beside)
-        change = self.holding.take_up(the_plan, self.comm.rank, decision)
+        change = self.holding.apply_placement(the_plan, self.comm.rank, decision)
         self.experts.enter_generation(self.comm, the_plan, change)
-        assert change.beside == beside
+        assert change.during_step == beside
         if not beside:
-            self.holding.brought()
+            self.holding.on_received()
         self.before, self.held = self.held, placement
 
     def step(self, number: int) -> Rows:
@@ -80,7 +80,7 @@ class Trainee:
             self._bring(experts.migration)
         reduce_gradients([experts.gradients, experts.choices], self.comm, 1.0 / MICRO_BATCHES, 0.1)
         experts.on_step_passed()
-        self.holding.passed()
+        self.holding.on_committed()
         experts.gradients.use_reduced()
         self.optimizer.step()
         experts.verify(self.comm)
@@ -99,9 +99,9 @@ class Trainee:
                 for row in self.experts.describe_layers()[layer].rows
             ]
             travel.on_received(source, rows)
-        assert not self.holding.whole or not travel.incoming
-        self.holding.brought()
-        assert self.holding.whole
+        assert not self.holding.is_complete or not travel.incoming
+        self.holding.on_received()
+        assert self.holding.is_complete
 
 
 def train(seat: Seat, placements: Sequence[Held], beside: bool) -> list[Rows]:

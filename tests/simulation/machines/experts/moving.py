@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.experts.holding import HeldExperts
 from holdfast.errors import JobFailedError
 from holdfast.planning import plan_transfers
@@ -39,14 +39,14 @@ class Mover:
             return
         if not stored.keep(change.keep):
             worker.checker.lacks_experts(worker, plan, "what is to stay is not here")
-        served = [decode(blob, stored.shape) for blob in change.serving]
+        served = [decode_experts(blob, stored.shape) for blob in change.serving]
         if not np.sum(served, axis=0).all():
             worker.checker.lacks_experts(worker, plan, "nobody is to serve some of them")
         stored.serving = served[worker.machine.generations.rank]
-        if change.beside:
+        if change.during_step:
             self._set_out(plan, served)
             return
-        if not change.bring:
+        if not change.fetch:
             self.moved(stored.steps)
             return
         worker.issue("move", stored.steps, pool, step=0)  # those whose state still comes do not know of which it is
@@ -56,7 +56,7 @@ class Mover:
         """Send, and expect, what travels beside the first step."""
         worker, experts = self._worker, plan.expert_plan
         assert experts is not None
-        wanted = [decode(blob, self._stored.shape) for blob in experts.placement]
+        wanted = [decode_experts(blob, self._stored.shape) for blob in experts.placement]
         transfers, lost = plan_transfers(np.stack(served, axis=2), np.stack(wanted, axis=2))
         if lost:
             worker.checker.lacks_experts(worker, plan, f"nobody has {lost}")
@@ -80,7 +80,7 @@ class Mover:
             worker.busy = "bring"
             worker.world.after("retry", worker, self._look_again, generation, then, value)
             return False
-        if not self._holding.whole and not worker.machine.frozen:
+        if not self._holding.is_complete and not worker.machine.frozen:
             worker.obey(worker.machine.finish_background_transfer(received_bytes=1, transfer_s=0.01))
         return True
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.coordination.experts.placing import counts_by_node
+from holdfast.coordination.experts.placing import count_by_node
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.loads import encode_loads
 from holdfast.planning import CostModel
@@ -142,7 +142,7 @@ def broken_guarantee(plan: GenerationPlan, shape: ExpertShape, wanted_back: Coll
     experts = plan.expert_plan
     if experts is None:
         return "there is no placement"
-    counts = counts_by_node(plan.workers, experts.placement, shape)
+    counts = count_by_node(plan.workers, experts.placement, shape)
     nodes = len({node_of(worker) for worker in plan.workers}.difference(wanted_back))
     fewest, possible = (
         int((counts > 0).sum(axis=2).min()),

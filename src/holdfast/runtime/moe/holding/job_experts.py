@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.coordination.experts.blobs import decode
+from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.experts.holding import Rearrangement
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.planning import LoadAverage
@@ -139,12 +139,12 @@ class JobExperts:
         self.migration = self._next_placement = None
         self._window = plan.window
         wanted = self._decode_counts(plan.placement)
-        if change.beside:
+        if change.during_step:
             self._start_migration(
                 comm, placement_from_counts(self._decode_counts(change.serving)), placement_from_counts(wanted)
             )
             return 0
-        received = self._receive_missing(moving or comm, self._decode_counts(plan.held), wanted) if change.bring else 0
+        received = self._receive_missing(moving or comm, self._decode_counts(plan.held), wanted) if change.fetch else 0
         self._bind(comm, placement_from_counts(wanted))
         return received
 
@@ -180,7 +180,7 @@ class JobExperts:
 
     def _decode_counts(self, blobs: Sequence[bytes]) -> IntArray:
         """Return replicas per layer, expert and rank, `(L, E, N)`."""
-        return np.stack([decode(blob, self.shape(1)) for blob in blobs], axis=2)
+        return np.stack([decode_experts(blob, self.shape(1)) for blob in blobs], axis=2)
 
     def _keep_only(
         self,
@@ -349,7 +349,7 @@ class JobExperts:
 
     def decode_experts(self, blob: bytes) -> tuple[tuple[int, ...], ...]:
         """Return the distinct experts of each layer in an encoded placement, ascending."""
-        return _distinct_experts(decode(blob, self.shape(1)))
+        return _distinct_experts(decode_experts(blob, self.shape(1)))
 
     def adopt(
         self,
