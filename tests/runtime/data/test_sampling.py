@@ -102,7 +102,7 @@ def test_an_iterable_data_set_is_refused() -> None:
         def __iter__(self):  # type: ignore[no-untyped-def]
             return iter(range(3))
 
-    with pytest.raises(BadInputError, match="neither by number nor in shards"):
+    with pytest.raises(BadInputError, match="neither indices nor shards"):
         MicroBatchLoader(Stream(), device=CPU, seed=0, global_batch=2, micro_batch=1)
 
 

@@ -190,8 +190,8 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
     ("data", "words"),
     [
         (Counting(wide=0), None),
-        (Sharded(shards=(0, 1)), "has 2 shards and a step 3 micro-batches"),
-        (iter(range(4)), "neither by number nor in shards"),
+        (Sharded(shards=(0, 1)), "has 2 shards, but a step has 3 micro-batches"),
+        (iter(range(4)), "neither indices nor shards"),
         (3, "the data are a int"),
         ({"train": [1], "test": [2]}, "the data are a dict of 'train', 'test': .* give one of these parts"),
     ],
@@ -229,7 +229,7 @@ def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str
 
 
 def test_an_empty_stream_is_said() -> None:
-    with pytest.raises(BadInputError, match=r"the stream of micro-batch 0 has nothing in it: each needs .* at least"):
+    with pytest.raises(BadInputError, match=r"the stream of micro-batch 0 is empty: each needs at least"):
         fetched(fresh(Sharded(length=0)), 1, 0)
 
 
@@ -265,7 +265,7 @@ def test_a_stream_by_numbers_is_asked_for_them() -> None:
 def test_a_loader_of_an_iterable_data_set_is_taken_apart() -> None:
     loader: Any = DataLoader(Sharded(), batch_size=SAMPLES)
     assert torch.equal(load(loader, 1, 1), torch.tensor(calm(Sharded(), 1)[0][1]))
-    with pytest.raises(BadInputError, match="batch_size is None and its data set is gone through"):
+    with pytest.raises(BadInputError, match="batch_size is None and its data set is iterable"):
         load(DataLoader(Sharded(), batch_size=None), 1, 1)
 
 

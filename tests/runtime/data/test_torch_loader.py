@@ -74,7 +74,7 @@ def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> N
             with pytest.raises(BadInputError, match="draws some samples twice, or not all of them"):
                 unwrap_loader(foreign, DataOptions(), 3)
         else:
-            assert "shuffled in an order of its own" in unwrap_loader(foreign, DataOptions(), 3)[2]
+            assert "shuffled in its own order" in unwrap_loader(foreign, DataOptions(), 3)[2]
 
 
 def as_torchdata(name: str, **said: Any) -> Any:
@@ -83,10 +83,13 @@ def as_torchdata(name: str, **said: Any) -> Any:
 
 
 def test_the_difference_in_order_is_said() -> None:
-    assert "it would give samples as they lie" in unwrap_loader(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
+    assert (
+        "the loader would give samples in their order"
+        in unwrap_loader(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
+    )
     shuffled: Any = DataLoader(DATA, batch_size=3, shuffle=True, worker_init_fn=print)
     said = unwrap_loader(shuffled, DataOptions(), 3)[2]
-    assert "shuffled in an order of its own" in said
+    assert "shuffled in its own order" in said
     assert "worker_init_fn is not called" in said
 
 
@@ -95,11 +98,11 @@ def test_the_difference_in_order_is_said() -> None:
     [
         ({"batch_size": 4}, "batch_size is 4 and micro_batch is 3"),
         ({}, "batch_size is 1 and micro_batch is 3"),
-        ({"batch_size": 3, "sampler": WeightedRandomSampler([1.0] * 12, 12)}, "its own .WeightedRandomSampler"),
-        ({"batch_size": 3, "sampler": DistributedSampler(DATA, 2, 0)}, "shares them out"),
+        ({"batch_size": 3, "sampler": WeightedRandomSampler([1.0] * 12, 12)}, "its own sampler .WeightedRandomSampler"),
+        ({"batch_size": 3, "sampler": DistributedSampler(DATA, 2, 0)}, "divides them among workers"),
         ({"batch_size": 3, "sampler": RandomSampler(DATA, replacement=True)}, "twice, or not all"),
         ({"batch_size": 3, "sampler": RandomSampler(DATA, num_samples=5)}, "twice, or not all"),
-        ({"batch_sampler": [[0, 1, 2]]}, r"batch_sampler of its own .list.*batch\(step, micro_batch\)"),
+        ({"batch_sampler": [[0, 1, 2]]}, r"its own batch_sampler .list.*batch\(step, micro_batch\)"),
     ],
 )
 def test_a_loader_that_says_which_samples_a_batch_has_is_refused(options: dict[str, Any], words: str) -> None:

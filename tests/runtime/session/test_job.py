@@ -292,7 +292,7 @@ def test_a_data_loader_trains_as_its_data_set_does_and_the_order_is_said(caplog:
     loader = DataLoader(DATA, batch_size=2, shuffle=True)
     with caplog.at_level(logging.WARNING):
         assert Trained().run(5, dataset=loader).losses == Trained().run(5).losses
-    assert [record.message[:30] for record in caplog.records] == ["the DataLoader is taken apart:"]
+    assert [record.message[:45] for record in caplog.records] == ["holdfast reads the DataLoader's data set dire"]
 
 
 def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
@@ -479,7 +479,7 @@ def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: P
         ({"global_batch": 6.0}, "global_batch is 6.0: it must be a whole number"),
         ({"seed": "x"}, "seed is 'x': it must be a whole number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
-        ({"dataset": iter([1])}, "neither by number nor in shards"),
+        ({"dataset": iter([1])}, "neither indices nor shards"),
         ({"extra": [3]}, "extra is a list: give things by name"),
         ({"after_apply": "later"}, "after_apply is a str: give a function of the step"),
     ],

@@ -1,4 +1,4 @@
-"""Summarizes one numbered micro-batch for the comparison between nodes, and leaves the script's state as it is."""
+"""Summarizes one micro-batch for the comparison between nodes, without changing the script's state."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
     try:
         with _preserve_generators():
             batch = loader.fetch_whole(1, 0)
-    except Exception as error:  # noqa: BLE001 - of the script's data set: if it matters, it is raised again in the loop
-        logger.info("the data are not compared between nodes, for they cannot be fetched now: %r", error)
+    except Exception as error:  # noqa: BLE001 - if the error persists, the training loop raises it again
+        logger.info("the data are not compared between nodes, because fetching failed: %r", error)
         return ()
     return summarize_batch(batch)
 
 
 def summarize_batch(batch: Any) -> BatchSummary:
-    """Return a summary of all tensors, arrays, numbers and texts inside nested lists, tuples and mappings."""
+    """Return a summary of all tensors, arrays, numbers and strings inside nested lists, tuples and mappings."""
     parts: list[PartSummary] = []
     for name, leaf in _iter_leaves(batch, ""):
         if len(parts) == MAX_PARTS:
@@ -101,7 +101,7 @@ def _digest(content: bytes) -> str:
 
 @contextlib.contextmanager
 def _preserve_generators() -> Generator[None]:
-    """Leave the global generators of torch (on the host), Python and numpy as they were before."""
+    """Restore the global generators of torch (on the host), Python and numpy afterwards."""
     ours, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield

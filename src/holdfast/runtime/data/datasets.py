@@ -1,7 +1,7 @@
-"""The kinds of data that a job may have, each as what the worker knows of a micro-batch, and what fetches it.
+"""The kinds of data that a job can have. Each kind has a part in the worker, and a function that fetches.
 
-The worker says which samples a micro-batch has, and keeps what goes with them from step to step; fetching needs nothing
-but that, so it can be done elsewhere.
+The worker decides which samples a micro-batch has, and keeps the state between steps. Fetching needs only the
+`fetch_argument`, so it can run in another process.
 """
 
 from __future__ import annotations
@@ -14,48 +14,52 @@ from holdfast.runtime.data.sampling import SampleOrder, StepSizes
 from holdfast.runtime.data.torch_loader import Collate
 from holdfast.runtime.tensors import collate as default_collate
 
-#: makes a micro-batch, on the host, of (step, micro-batch, what is wanted of it)
+#: makes a micro-batch on the host, given step, micro-batch and `fetch_argument`
 Fetch = Callable[[int, int, Any], Any]
 
 
 class Stream(Protocol):
-    """Data that are made, not looked up: the script's own function of step and micro-batch."""
+    """Data that are generated: the script's own function of step and micro-batch."""
 
     def batch(self, step: int, micro_batch: int) -> Any:
-        """Return a micro-batch: the same one, whoever asks, whenever, and however often.
+        """Return a micro-batch. It must be the same on every worker, at any time.
 
         Args:
-            step: from 1. micro_batch: from 0, below global_batch / micro_batch of `protect`.
+            step: from 1.
+            micro_batch: from 0, below global_batch / micro_batch of `protect`.
         """
         ...
 
 
 class JobData:
-    """What a job is trained on; here, data whose micro-batches are functions of their numbers alone.
+    """The training data of a job. This base class: micro-batches that are functions of their numbers alone."""
 
-    order: how many samples a step has, and of which order where they have numbers. fetch: makes its micro-batches; it
-    is pickled to loader workers. keep_apart: the same micro-batch of all steps is always fetched in one place.
-    """
-
-    #: what is `wanted` of a micro-batch is the list of its samples' numbers: a part of it can be fetched alone
+    #: whether `fetch_argument` is a list of sample indices, so that a part of it can be fetched alone
     has_indices = False
 
     def __init__(self, order: StepSizes, fetch: Fetch, *, keep_apart: bool = False) -> None:
+        """Create the data.
+
+        Args:
+            order: how many samples a step has, and their order if they have indices.
+            fetch: makes micro-batches; it is pickled for loader workers.
+            keep_apart: whether one loader worker fetches the same micro-batch of all steps.
+        """
         self.order = order
         self.fetch = fetch
         self.keep_apart = keep_apart
 
     def fetch_argument(self, step: int, micro_batch: int) -> Any:
-        """Return what `fetch` needs to know beside the numbers, which are those of a micro-batch that there is."""
+        """Return the third argument of `fetch`, for a micro-batch that exists."""
         return None
 
     def on_fetched(self, step: int, micro_batch: int, fetched: Any) -> Any:
-        """A micro-batch is about to be computed: return it, of what was fetched."""
+        """Return the micro-batch of a fetch's result, before it is computed."""
         return fetched
 
 
 class SampleFetcher:
-    """Fetches samples by their numbers."""
+    """Fetches samples by their indices."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
         self._dataset = dataset
@@ -68,12 +72,12 @@ class SampleFetcher:
 
 
 class MappedData(JobData):
-    """A data set that has its samples by number."""
+    """A data set with indices."""
 
     has_indices = True
 
     def __init__(self, dataset: Any, collate: Collate | None, sizes: StepSizes) -> None:
-        """Take a data set with `__len__` and `__getitem__` (or `__getitems__`).
+        """Use a data set with `__len__` and `__getitem__` (or `__getitems__`).
 
         Raises:
             BadInputError: it is empty.
@@ -82,12 +86,12 @@ class MappedData(JobData):
         super().__init__(self._samples, SampleFetcher(dataset, collate))
 
     def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
-        """Return the numbers of its samples."""
+        """Return the indices of its samples."""
         return self._samples.indices(step, micro_batch)
 
 
 class BatchFetcher:
-    """Asks a stream."""
+    """Gets micro-batches from a `Stream`."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -97,7 +101,7 @@ class BatchFetcher:
 
 
 class CurriculumFetcher:
-    """Fetches samples by their numbers, of the data set of a step."""
+    """Fetches samples by their indices from the data set of a step."""
 
     def __init__(self, dataset_of: Callable[[int], Any], collate: Collate | None) -> None:
         self._dataset_of = dataset_of
@@ -108,7 +112,7 @@ class CurriculumFetcher:
 
 
 class CurriculumData(JobData):
-    """A data set for each step, by a function of the step's number; each has its samples by number."""
+    """One data set per step, given by a function of the step. Each has indices."""
 
     has_indices = True
 
@@ -118,10 +122,10 @@ class CurriculumData(JobData):
         self._newest: SampleOrder | None = None
 
     def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
-        """Return the numbers of its samples; as long as the length is the same, they go on as in one data set.
+        """Return the indices of its samples. Data sets of the same length continue one order.
 
         Raises:
-            BadInputError: the step's data set is none that has its samples by number.
+            BadInputError: the step's data set has no indices.
         """
         dataset = self._dataset_of(step)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):

@@ -1,4 +1,4 @@
-"""What a worker and one of its loader workers say to each other, over a pair of sockets of their own."""
+"""Messages between a worker and one of its loader workers, over a private socket pair."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ _DESCRIPTOR = struct.Struct("@i")
 
 
 class MessageKind(IntEnum):
-    """What a message is. To a loader worker: SET_UP, FETCHER, FETCH, DROP; from it: UP, DONE, FAILED."""
+    """The kind of a message. To a loader worker: SET_UP, FETCHER, FETCH, DROP; from it: UP, DONE, FAILED."""
 
     SET_UP = 1  # a LoaderSetting
-    FETCHER = 2  # what makes micro-batches
-    FETCH = 3  # step, micro-batch, and what is wanted of it; answered under the same number
-    DROP = 4  # what was asked for under this number is not wanted any more
-    UP = 5  # micro-batches can be fetched
+    FETCHER = 2  # the function that makes micro-batches
+    FETCH = 3  # step, micro-batch, and the argument of the fetch function; the answer has the same number
+    DROP = 4  # the request with this number is cancelled
+    UP = 5  # ready to fetch micro-batches
     DONE = 6  # the micro-batch
-    FAILED = 7  # an exception with its traceback; of the set-up under number 0
+    FAILED = 7  # an exception with its traceback; number 0 if the set-up failed
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; `parcel`: a descriptor that is the receiver's to close, -1 for none."""
+    """One message."""
 
     kind: MessageKind
     number: int
+    #: a descriptor that the receiver must close; -1 if the message has no parcel
     parcel: int
 
     def unpack(self, main: Callable[[], ModuleType] | None = None) -> Any:
-        """Return what is in the parcel, and close it.
+        """Return the content of the parcel, and close it.
 
         Raises:
-            Exception: whatever unpickling raises.
+            Exception: an exception of unpickling.
         """
         try:
             return unpack(self.parcel) if main is None else unpack(self.parcel, main)
@@ -53,13 +54,13 @@ class Message:
             self.close()
 
     def close(self) -> None:
-        """Give the parcel back."""
+        """Close the parcel."""
         if self.parcel >= 0:
             os.close(self.parcel)
 
 
 class ChannelEnd:
-    """One end of a channel. Messages are a few bytes, so that sending waits for nobody who has few of them unread."""
+    """One end of a channel. Messages have a few bytes, so sending does not block while few of them are unread."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -69,17 +70,17 @@ class ChannelEnd:
         return self._end.fileno()
 
     def send(self, kind: MessageKind, number: int = 0, parcel: int = -1) -> bool:
-        """Send a message; a descriptor stays the sender's. False where the other end is gone."""
+        """Send a message. The sender keeps its descriptor. Return False if the other end is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._end, [_MESSAGE.pack(kind, number)], [] if parcel < 0 else [parcel])
             return True
         return False
 
     def send_packed(self, said: MessageKind, number: int, thing: object) -> bool:
-        """The same with something packed.
+        """Send a message with a pickled object as its parcel.
 
         Raises:
-            Exception: whatever pickling raises.
+            Exception: an exception of pickling.
         """
         parcel = pack(thing)
         try:
@@ -88,13 +89,13 @@ class ChannelEnd:
             os.close(parcel)
 
     def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; None where none has come yet.
+        """Return the next message; None if none has arrived.
 
         Raises:
             EOFError: the other end is gone.
         """
         try:
-            # (socket.recv_fds takes flags, and leaves them out)
+            # socket.recv_fds ignores its flags.
             flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
             data, beside, _, _ = self._end.recvmsg(_MESSAGE.size, socket.CMSG_LEN(_DESCRIPTOR.size), flags)
         except BlockingIOError:
@@ -112,12 +113,12 @@ class ChannelEnd:
         self._end.close()
 
 
-#: an exception as it can travel, where it was raised, its traceback, and file and line of each frame of that
+#: a picklable exception, the place that raised it, its traceback, and file and line of each frame
 PackedException = tuple[BaseException, str, str, tuple[tuple[str, int], ...]]
 
 
 class LoaderTracebackError(TracebackElsewhereError):
-    """Where something was raised in a loader worker: the cause of the same exception here."""
+    """The traceback in a loader worker, as the cause of the same exception in the worker."""
 
     def __init__(self, where: str, story: str, frames: tuple[tuple[str, int], ...] = ()) -> None:
         super().__init__(where, story)
@@ -129,12 +130,12 @@ class LoaderTracebackError(TracebackElsewhereError):
 
 
 def pack_exception(error: BaseException, where: str) -> PackedException:
-    """Return an exception as it can travel, where it was raised, and its traceback."""
+    """Return an exception in picklable form, with the place that raised it and its traceback."""
     story = "".join(traceback.format_exception(error))
     frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever an exception's own class makes of being pickled
+    except Exception:  # noqa: BLE001 - the exception's class may raise anything
         error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
     error.__traceback__ = None
     return error, where, story, frames

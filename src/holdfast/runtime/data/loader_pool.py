@@ -1,4 +1,4 @@
-"""A worker's loader workers: asked for micro-batches ahead of their use, replaced where one dies."""
+"""A worker's loader workers: they fetch micro-batches in advance, and are replaced if they die."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast.runtime.data.parcels import pack
 
 logger = logging.getLogger(__name__)
 
-#: micro-batches that each loader worker is ahead, unless the script says otherwise: as torch has it
+#: micro-batches that each loader worker fetches in advance by default, as in torch
 PREFETCH_FACTOR = 2
-#: a process, and a micro-batch, is tried again so often where a loader worker has died of it
+#: how often a start, or a micro-batch, is tried again after a loader worker died of it
 _RETRIES = 1
 _EXIT_WAIT_S = 2.0
 _MODULE = "holdfast.runtime.data.loader_process"
-#: what a zygote for loader workers alone imports
+#: modules that a zygote only for loader workers imports
 PRELOAD_FOR_LOADERS = ("numpy", "torch", "torch.utils.data", _MODULE)
 
 #: step and micro-batch
@@ -36,12 +36,13 @@ Key = tuple[int, int]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _LoaderWorker:
-    """One loader worker, as its worker knows it; `asked`: what it has been asked for, in the order of its work."""
+    """One loader worker, as seen by its worker."""
 
     number: int
     channel: ChannelEnd
     process: ForkedProcess
     up: bool = False
+    #: requests in progress by number, in the order of work
     requested: dict[int, Key] = field(default_factory=dict[int, Key])
 
     def close(self) -> None:
@@ -50,7 +51,7 @@ class _LoaderWorker:
 
 
 class LoaderPool:
-    """Fetches micro-batches in loader workers. For the training thread, which it never makes wait but in `take`."""
+    """Fetches micro-batches in loader workers. For the training thread; only `wait_for` blocks."""
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class LoaderPool:
         processes: ProcessSupply,
         keep_apart: bool = False,
     ) -> None:
-        """Get ready; nothing is started yet.
+        """Prepare; no process is started yet.
 
         Args:
             fetch: makes micro-batches; each loader worker gets a copy.
-            wanted: what it needs to know of one, beside step and number, when it is asked for.
-            seed, part: of what is drawn meanwhile, as of `seed_fetch`.
-            ahead: micro-batches that each loader worker may be ahead.
-            keep_apart: the same micro-batch of all steps is fetched by the same loader worker.
+            fetch_argument: returns the third argument of `fetch`, when a micro-batch is requested.
+            seed, part: see `seed_fetch`.
+            ahead: how many micro-batches each loader worker may fetch in advance.
+            keep_apart: whether one loader worker fetches the same micro-batch of all steps.
 
         Raises:
             BadInputError: `fetch` cannot be pickled.
@@ -84,20 +85,20 @@ class LoaderPool:
         self._done: dict[Key, Message] = {}
         self._died_of: Counter[Key] = Counter()
         self._failed_starts = 0
-        #: how the last one that has died ended
+        #: how the loader worker that died last ended
         self._ended = ""
-        #: why there will be no loader workers any more
+        #: why there will be no more loader workers
         self._broken: BaseException | None = None
         self._numbers = range(workers)
         self._workers: list[_LoaderWorker] = []
 
     @property
     def workers_up(self) -> int:
-        """How many loader workers are there."""
+        """The number of loader workers that are ready."""
         return sum(worker.up for worker in self._workers)
 
     def start(self) -> None:
-        """Start the loader workers, which come up in their own time.
+        """Start the loader workers; returns before they are ready.
 
         Raises:
             HoldfastError: no process can be started.
@@ -106,7 +107,7 @@ class LoaderPool:
             self._workers = [self._start_worker(number) for number in self._numbers]
 
     def request(self, keys: Iterable[Key]) -> None:
-        """Have these fetched, the first ones first; what else was asked for is dropped."""
+        """Request micro-batches, the first ones first. Earlier requests for others are cancelled."""
         self._receive_messages(wait=False)
         asked = list(keys)[: self.capacity] if self._broken is None else []
         for key in [key for key in self._done if key not in asked]:
@@ -121,10 +122,10 @@ class LoaderPool:
                 self._send_request(key)
 
     def wait_for(self, key: Key) -> Any:
-        """Return a micro-batch that was asked for, once it is there.
+        """Wait for a requested micro-batch, and return it.
 
         Raises:
-            BaseException: whatever data set or collate function has raised, its traceback there as the cause.
+            BaseException: an exception of the data set or collate function; its cause has the original traceback.
             HoldfastError: loader workers die of it.
         """
         while key not in self._done:
@@ -139,14 +140,14 @@ class LoaderPool:
         return message.unpack()
 
     def is_reserved(self, key: Key) -> bool:
-        """Tell whether a micro-batch was asked for, or must not be fetched by anybody else."""
+        """Return whether a micro-batch was requested, or may only be fetched by a loader worker."""
         under_way = any(key in worker.requested.values() for worker in self._workers)
         return self._keep_apart or under_way or key in self._done or self._died_of[key] > 0
 
     def will_deliver(self, key: Key) -> bool:
-        """Tell whether a micro-batch comes from a loader worker: not while none is up, unless one has died of it.
+        """Return whether a loader worker delivers a micro-batch: not before one is ready, unless one has died of it.
 
-        What is to be fetched in one place is not fetched in two.
+        With `keep_apart`, micro-batches always come from loader workers.
         """
         self._receive_messages(wait=False)
         return self.workers_up > 0 or self._keep_apart or self._broken is not None or self._died_of[key] > 0
@@ -189,7 +190,7 @@ class LoaderPool:
         )
 
     def _receive_messages(self, *, wait: bool) -> None:
-        """Take what the loader workers have said; `wait` until there is something."""
+        """Handle messages of the loader workers; with `wait`, block until there is one."""
         poll = select.poll()
         for worker in self._workers:
             poll.register(worker.channel, select.POLLIN)
@@ -209,41 +210,41 @@ class LoaderPool:
         elif message.number in worker.requested:
             self._done[worker.requested.pop(message.number)] = message
         else:
-            message.close()  # dropped meanwhile
+            message.close()  # cancelled meanwhile
 
     def _replace_worker(self, dead: _LoaderWorker) -> None:
-        """A loader worker has died: what it was asked for is asked for again, of another in its place."""
+        """Replace a loader worker that died, and send its requests again."""
         how = dead.process.how_it_ended(_EXIT_WAIT_S)
         dead.close()
         at = next(iter(dead.requested.values()), None) if dead.up else None
         if at is not None:
             self._died_of[at] += 1
         self._failed_starts = 0 if dead.up else self._failed_starts + 1
-        self._ended = f"loader worker {dead.number} has ended {_describe_activity(dead, at)}: {how}"
+        self._ended = f"loader worker {dead.number} ended {_describe_activity(dead, at)}: {how}"
         if self._failed_starts > _RETRIES and self._broken is None:
             self._broken = self._make_repeated_death_error()
         self._workers.remove(dead)
         if self._broken is not None:
             return
-        logger.warning("%s; another takes its place", self._ended)
+        logger.warning("%s; starting another one", self._ended)
         self._workers.insert(dead.number, self._start_worker(dead.number))
         for key in dead.requested.values():
             if self._died_of[key] <= _RETRIES:
                 self._send_request(key)
 
     def _make_repeated_death_error(self) -> HoldfastError:
-        """Return what the script is to be told of loader workers that die, and what it may do."""
-        memory = "; where memory is short (see dmesg), take fewer loader workers, or a smaller prefetch_factor"
+        """Return the error for a script if loader workers die repeatedly, with a remedy."""
+        memory = "; if memory is short (see dmesg), use fewer loader workers, or a smaller prefetch_factor"
         return HoldfastError(
             f"{self._ended}; it was tried twice{memory if 'SIGKILL' in self._ended else ''}; with num_workers=0 the "
-            "script itself fetches, and shows what becomes of it"
+            "script fetches in its own process, and shows the error"
         )
 
 
 def _describe_activity(worker: _LoaderWorker, at: Key | None) -> str:
     if at is not None:
         return f"at micro-batch {at[1]} of step {at[0]}"
-    return "with nothing to do" if worker.up else "before it was up"
+    return "while idle" if worker.up else "before it was ready"
 
 
 def _pack_fetch(fetch: Fetch) -> int:
@@ -252,6 +253,6 @@ def _pack_fetch(fetch: Fetch) -> int:
     except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadInputError(
             f"the data set, or its collate function, cannot be sent to loader workers: {error}. Define their classes "
-            "and functions at the top of the script or of a module (no lambda), and open files where samples are read, "
-            "not before; or take num_workers=0"
+            "and functions at the top level of the script or of a module (no lambda), and open files when samples are "
+            "read; or use num_workers=0"
         ) from error

@@ -1,7 +1,7 @@
 """A loader worker: a process that makes micro-batches for one worker, one after the other, and ends with it.
 
-It is forked by a zygote, has no descriptor but its channel to the worker, stdin, stdout and stderr, and is killed by
-the zygote where the worker ends in the middle of a micro-batch.
+A zygote forks it. Its descriptors are its channel to the worker, stdin, stdout and stderr. The zygote kills it if the
+worker ends in the middle of a micro-batch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ _COMM = "/proc/self/comm"
 
 
 class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """Around what micro-batches are made: the worker's own surroundings.
-
-    worker_pid: the worker's. number: of this loader worker, from 0. seed, part: of what is drawn (`seed_fetch`).
-    """
+    """The worker's environment, which a loader worker applies to itself."""
 
     worker_pid: int
+    #: of this loader worker, from 0
     number: int
+    #: seed and part: see `seed_fetch`
     seed: int
     part: int
     environment: dict[str, str]
@@ -41,7 +40,7 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls, number: int, seed: int, part: int) -> LoaderSetting:
-        """Return those of this process, for a loader worker of its."""
+        """Return the setting of this process, for one of its loader workers."""
         kept = {name: value for name, value in os.environ.items() if name != environment.WORKER}
         return cls(
             worker_pid=os.getpid(),
@@ -56,7 +55,7 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def apply(self) -> None:
-        """Make this process's surroundings those of the worker, and its name in lists of processes say whose it is."""
+        """Apply the worker's environment, and name this process after the worker."""
         with open(_COMM, "w") as name:
             name.write(f"loader-{self.worker_pid}")
         os.environ.clear()
@@ -77,7 +76,7 @@ class LoaderProcess:
         """Make micro-batches until the worker is gone.
 
         Raises:
-            EOFError: it is.
+            EOFError: the worker is gone.
         """
         setting, fetch, main = self._set_up()
         self._channel.send(MessageKind.UP)
@@ -95,13 +94,13 @@ class LoaderProcess:
             main = LoadedMain(setting.main)
             fetch: Fetch = given.unpack(main)
         except BaseException as error:
-            where = f"loader worker {setting.number}, as it took over the data set"
+            where = f"loader worker {setting.number}, while it received the data set"
             self._channel.send_packed(MessageKind.FAILED, 0, pack_exception(error, where))
             raise EOFError from error
         return setting, fetch, main
 
     def _receive_requests(self) -> None:
-        """Take all that is asked for by now; wait where nothing is left to do."""
+        """Receive all requests that have arrived; wait if there is nothing to do."""
         while (message := self._channel.receive(wait=not self._requests)) is not None:
             if message.kind is MessageKind.FETCH:
                 self._requests.append(message)
@@ -115,13 +114,13 @@ class LoaderProcess:
         try:
             seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)
             self._channel.send_packed(MessageKind.DONE, asked.number, fetch(step, micro_batch, wanted))
-        except BaseException as error:  # noqa: BLE001 - whatever data set and collate function raise is the script's
+        except BaseException as error:  # noqa: BLE001 - an exception of the script's data set or collate function
             where = f"loader worker {setting.number}, at micro-batch {micro_batch} of step {step}"
             self._channel.send_packed(MessageKind.FAILED, asked.number, pack_exception(error, where))
 
 
 def main(descriptor: int) -> int:
-    """Be a loader worker on the other end of this descriptor; return the exit code."""
+    """Run a loader worker on the other end of this descriptor; return the exit code."""
     torch.set_num_threads(1)
     channel = ChannelEnd(socket.socket(fileno=descriptor))
     try:

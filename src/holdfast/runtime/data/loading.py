@@ -1,4 +1,4 @@
-"""Fetches a worker's micro-batches, ahead of their use where it has loader workers, and brings them to its device."""
+"""Fetches a worker's micro-batches and moves them to its device. Loader workers fetch in advance."""
 
 from __future__ import annotations
 
@@ -36,49 +36,50 @@ class MicroBatchLoader:
         zygote: str = "",
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Look at the data and fix the order.
+        """Check the data, and set the order of samples.
 
         Args:
-            zygote: socket of one that loader workers may be forked by; "" where there is none.
-            place: which part of each micro-batch's samples is computed here (layouts).
+            zygote: the socket of a zygote that can fork loader workers; "" if there is none.
+            place: which part of each micro-batch's samples this rank computes (layouts).
 
         Raises:
-            BadInputError: the data cannot be used as they are, or a number is wrong (`StepSizes`).
+            BadInputError: the data cannot be used, or a number is wrong (`StepSizes`).
         """
         sizes = StepSizes(seed=seed, global_batch=global_batch, micro_batch=micro_batch)
         dataset, self.options, self.difference = unwrap_loader(data, options or DataOptions(), micro_batch)
         self._data = make_job_data(dataset, self.options.collate, sizes)
         self.device = device
         self._part, self._parts = part, parts = place.shard, place.layout.shard
-        #: what data sets draw goes with the samples that are fetched: where all are, it is the same in all places
+        #: the part that seeds fetches: data that are fetched whole have the same randomness on all ranks of a replica
+        #: group
         self._random_part = part if self._data.has_indices else 0
         if micro_batch % parts:
             raise BadInputError(
-                f"micro_batch is {micro_batch} and the layout's shard size {parts}: the places of a unit share out a "
-                "micro-batch's samples, so it must be a multiple of that"
+                f"micro_batch is {micro_batch} and the layout's shard size {parts}: ranks of a replica group split the "
+                "samples of a micro-batch, so micro_batch must be a multiple of the shard size"
             )
-        #: there are no data beyond this step, or none are needed; None: that is not known
+        #: no data are needed after this step; None: not known
         self.last_step: int | None = None
         self._upcoming: Iterator[Key] = iter(())
         self._ahead: deque[Key] = deque()
-        #: what this process fetches itself
+        #: the micro-batch that this process fetches itself
         self._own: Key | None = None
-        #: the step that was begun last, and the one that is done again (0: none)
+        #: the step that was started last, and the step that is repeated (0: none)
         self._last_started = self._repeated = 0
         self._pool = self._make_pool(zygote) if self.options.num_workers else None
 
     @property
     def streams(self) -> StreamedData | None:
-        """Where the data's streams stand, which is part of the training state; None where they have no such thing."""
+        """The data's streams, with positions that are part of the training state; None for other data."""
         return self._data if isinstance(self._data, StreamedData) else None
 
     @property
     def order(self) -> StepSizes:
-        """How many samples a step has; where they have numbers, a `SampleOrder`."""
+        """How many samples a step has; a `SampleOrder` if they have indices."""
         return self._data.order
 
     def start(self) -> None:
-        """Start the loader workers, where there are to be any.
+        """Start the loader workers, if the script wants them.
 
         Raises:
             HoldfastError: no process can be started.
@@ -87,7 +88,7 @@ class MicroBatchLoader:
             self._pool.start()
 
     def expect(self, coming: Iterator[Key]) -> None:
-        """Say which micro-batches will be loaded from now on, as things stand: step and number, in their order."""
+        """Announce the micro-batches to load from now on (step and number, in order), if nothing changes."""
         if self._pool is not None:
             self._upcoming, self._ahead = takewhile(self._is_needed, coming), deque()
             self._extend_ahead(self._pool)
@@ -98,7 +99,7 @@ class MicroBatchLoader:
         """Return the collated micro-batch on the device.
 
         Raises:
-            BaseException: whatever data set and collate function raise, also in a loader worker.
+            BaseException: an exception of the data set or collate function, also in a loader worker.
             HoldfastError: loader workers die of it.
         """
         self.order.check(step, micro_batch)
@@ -108,7 +109,7 @@ class MicroBatchLoader:
         return move_to_device(fetched, self.device, pin=self._pins)
 
     def fetch_whole(self, step: int, micro_batch: int) -> Any:
-        """Fetch a micro-batch in this process, with the samples of all places of a unit. Not for streams."""
+        """Fetch a micro-batch in this process, with the samples of all ranks of a replica group. Not for streams."""
         wanted = self._data.fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=False)
         return self._data.fetch(step, micro_batch, wanted)
@@ -120,14 +121,14 @@ class MicroBatchLoader:
             self._pool = None
 
     def _fetch_by_pool(self, step: int, micro_batch: int) -> Any:
-        """Return it from a loader worker, where there is one."""
+        """Return a micro-batch from a loader worker, if there is one."""
         pool, key = self._pool, (step, micro_batch)
         if pool is None:
             return self._fetch_here(step, micro_batch)
         if key not in self._ahead:
             self._ahead.appendleft(key)
             self._request_ahead(pool)
-        # (Where they are only coming up, who waited for them would lose more than time for one micro-batch.)
+        # While loader workers start, waiting for them would take longer than fetching here.
         here = key == self._own or (step != self._repeated and not pool.will_deliver(key))
         batch = self._fetch_here(step, micro_batch) if here else pool.wait_for(key)
         while self._ahead.popleft() != key:
@@ -142,7 +143,7 @@ class MicroBatchLoader:
         return self._data.fetch(step, micro_batch, wanted)
 
     def _fetch_argument(self, step: int, micro_batch: int) -> Any:
-        """Return what is to be fetched here of a micro-batch."""
+        """Return the argument to fetch this rank's part of a micro-batch."""
         wanted = self._data.fetch_argument(step, micro_batch)
         if self._parts == 1 or not self._data.has_indices:
             return wanted
@@ -150,10 +151,10 @@ class MicroBatchLoader:
         return wanted[self._part * each : (self._part + 1) * each]
 
     def _start_step(self, pool: LoaderPool) -> None:
-        """A step begins: say whether this process fetches its first micro-batch itself.
+        """Decide whether this process fetches the first micro-batch of a step itself.
 
-        Where nobody was asked for it, it is wanted at once, and loader workers may be in the middle of something else.
-        Not where the step is done again: what was another's may be what that one's loader workers have died of.
+        If it was not requested, it is needed at once, and loader workers may be busy. But in a repeated step they fetch
+        it: another worker's micro-batch may be the one that its loader workers died of.
         """
         self._own = None
         if not self._ahead:
@@ -190,7 +191,7 @@ class MicroBatchLoader:
 
 
 def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
-    """Return what a script's data are.
+    """Return the data of a script.
 
     Raises:
         BadInputError: they cannot be used.
@@ -215,32 +216,32 @@ def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobDa
 
 
 def _has_method(data: Any, method: str, *arguments: str) -> bool:
-    """Tell whether there is a method with these arguments (data sets of others have some of the same name)."""
+    """Return whether there is a method with these arguments; other data sets may have methods of the same name."""
     found = getattr(data, method, None)
     try:
         return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
-    except ValueError:  # one that is not written in Python, and does not say
+    except ValueError:  # not written in Python, so its signature is unknown
         return False
 
 
 def _check_numbered(data: object) -> None:
-    """Look whether a mapping, where it is one, has its samples by number, and not data sets by name.
+    """Check that a mapping has samples by index, not data sets by name.
 
     Raises:
-        BadInputError: it has not.
+        BadInputError: it has data sets by name.
     """
     kind = type(data).__name__
     keys = list(cast(Mapping[object, object], data)) if isinstance(data, Mapping) else [0]
     if 0 not in keys:
         names = ", ".join(map(repr, keys[:8]))
         raise BadInputError(
-            f"the data are a {kind} of {names}: its samples have no numbers; give one of these parts, "
+            f"the data are a {kind} of {names}: its samples have no indices; give one of its parts, "
             "such as data['train']"
         )
 
 
 def _check_curriculum(data: Callable[..., Any]) -> None:
-    """Look whether a function can be given a step.
+    """Check that a function can be called with a step.
 
     Raises:
         BadInputError: it cannot.
@@ -252,12 +253,12 @@ def _check_curriculum(data: Callable[..., Any]) -> None:
             f"the data are a function that cannot be called with a step's number ({error}): give a function of the "
             "step, such as `lambda step: easy if step < 1000 else hard`, or the data set itself"
         ) from None
-    except ValueError:  # one that is not written in Python, and does not say
+    except ValueError:  # not written in Python, so its signature is unknown
         return
 
 
 def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
-    """Return one of equal parts of a micro-batch's samples: of all tensors and lists in it, along their first axis.
+    """Return one of equal parts of a micro-batch: a slice of all tensors and lists in it, along their first axis.
 
     Raises:
         BadInputError: one has another number of samples there.
@@ -277,7 +278,7 @@ def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
     if len(here) != samples:
         raise BadInputError(
             f"a micro-batch has {len(here)} entries along the first axis of one of its parts, and {samples} samples: "
-            "they cannot be shared out among the places of a unit; give the data as a data set with __len__ and "
+            "they cannot be split between the ranks of a replica group; give the data as a data set with __len__ and "
             "__getitem__, or put the samples along the first axis"
         )
     each = samples // parts
@@ -285,10 +286,10 @@ def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
 
 
 def move_to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Move all tensors inside nested lists, tuples and mappings; leave everything else as it is.
+    """Move all tensors inside nested lists, tuples and mappings; return everything else unchanged.
 
     Args:
-        pin: by way of page-locked memory, so that nobody waits for the copy but the device.
+        pin: copy through page-locked memory, so that only the device waits for the copy.
     """
     if isinstance(batch, torch.Tensor):
         return (batch.pin_memory() if pin and batch.device.type == "cpu" else batch).to(device, non_blocking=True)

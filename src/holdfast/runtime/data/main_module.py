@@ -1,7 +1,7 @@
-"""A script's own module, loaded again in a loader worker, where its data set or collate function is defined in it.
+"""Loads a script's main module again in a loader worker, if it defines the data set or collate function.
 
-The script is run under another name than `__main__`, up to `holdfast.init()` at the most: what is defined before that
-is there, and nothing is trained.
+The script runs under another name than `__main__`, at most up to `holdfast.init()`. So its definitions before that
+exist, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from holdfast.runtime.data.parcels import LOADED_MAIN, MAIN
 
 
 class ScriptReachedInit(BaseException):
-    """Raised by `holdfast.init()` in a loader worker: what comes after it is the worker's own."""
+    """Raised by `holdfast.init()` in a loader worker, to stop the script there."""
 
 
 class MainModule(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a script is: its file, or, where it was started by `-m`, its module's name; "" where that is not known."""
+    """The location of a script: its file, or its module's name if it was started by `-m`. Both are "" if unknown."""
 
     path: str = ""
     name: str = ""
 
     @classmethod
     def of_this_process(cls) -> MainModule:
-        """Return where this process's script is."""
+        """Return the location of this process's script."""
         main = sys.modules[MAIN]
         spec = getattr(main, "__spec__", None)
         if spec is not None:
@@ -39,18 +39,18 @@ class MainModule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedMain:
-    """The script's module of a loader worker: loaded when it is asked for."""
+    """The script's module in a loader worker, loaded on demand."""
 
     def __init__(self, main: MainModule) -> None:
         self._main = main
         self._module: ModuleType | None = None
 
     def __call__(self) -> ModuleType:
-        """Return it.
+        """Return the module.
 
         Raises:
-            AttributeError: there is no script, or what is asked for of it is defined after `holdfast.init()`.
-            BaseException: whatever the script raises.
+            AttributeError: there is no script, or it defines the requested name after `holdfast.init()`.
+            BaseException: an exception of the script.
         """
         if self._module is None:
             self._module = self._load()
@@ -82,7 +82,7 @@ class LoadedMain:
 
 
 class _Script(ModuleType):
-    """A script's module that says why something is not in it."""
+    """A script's module that explains why a name is missing."""
 
     def __getattr__(self, name: str) -> object:
         stopped = self.__dict__.get("__stopped__", False) and not name.startswith("__")

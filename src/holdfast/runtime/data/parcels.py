@@ -1,8 +1,8 @@
-"""Objects that go from one process of this machine to another through memory that both map.
+"""Passes objects between processes of one machine through shared memory.
 
-A parcel is a file in memory: a pickle, and after it what lies in large pieces (tensors, numpy's arrays), which the
-receiver maps and does not copy. Parcels travel between a worker and the loader workers that it has started itself, over
-a pair of sockets that nobody else can have: nothing else is ever unpickled.
+A parcel is a memory file: a pickle, followed by large pieces (tensors, numpy arrays), which the receiver maps instead
+of copying. Parcels travel between a worker and the loader workers that it started, over a private socket pair. Nothing
+else is ever unpickled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 
 from holdfast.runtime.tensors import from_buffer
 
-#: the script's own module: in the worker, and as a loader worker loads it
+#: the names of the script's module: in the worker, and in a loader worker
 MAIN, LOADED_MAIN = "__main__", "__mp_main__"
 _HEAD = struct.Struct("<QQ")
 _SIZE = struct.Struct("<Q")
-#: what torch gives its own tensors, and a little more than the widest vector instructions want
+#: the alignment of torch's own tensors, enough for the widest vector instructions
 _ALIGNED = 64
 _COPIED_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ def pack(thing: object) -> int:
     """Return the descriptor of a new parcel.
 
     Raises:
-        Exception: whatever pickling raises: PicklingError, TypeError or AttributeError where something cannot be.
+        Exception: an exception of pickling, such as PicklingError, TypeError or AttributeError.
     """
     pieces: list[memoryview] = []
     stream = io.BytesIO()
@@ -55,13 +55,13 @@ def pack(thing: object) -> int:
 
 
 def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAIN]) -> Any:
-    """Return what is in a parcel; its descriptor stays open. What is large lies in the parcel's memory, writable.
+    """Return the content of a parcel; its descriptor stays open. Large pieces stay in the parcel's memory, writable.
 
     Args:
-        main: returns the script's module, where something is defined in it.
+        main: returns the script's module, if it defines an object in the parcel.
 
     Raises:
-        Exception: whatever unpickling raises.
+        Exception: an exception of unpickling.
     """
     memory = _map_parcel(parcel)
     pickled, count = _HEAD.unpack_from(memory)
@@ -78,7 +78,7 @@ def unpack(parcel: int, main: Callable[[], ModuleType] = lambda: sys.modules[MAI
 
 
 def _map_parcel(parcel: int) -> memoryview:
-    """Return a parcel's memory; what is small is copied, since each map holds a descriptor as long as it is used."""
+    """Return a parcel's memory. A small one is copied, because each mapping holds a descriptor while it is used."""
     size = os.fstat(parcel).st_size
     if size > _COPIED_BYTES:
         return memoryview(mmap.mmap(parcel, size, flags=mmap.MAP_SHARED))
@@ -88,7 +88,7 @@ def _map_parcel(parcel: int) -> memoryview:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors on the host as pieces of memory of their own."""
+    """Pickles host tensors as separate pieces of memory."""
 
     def __init__(self, stream: io.BytesIO, *, buffer_callback: Callable[[pickle.PickleBuffer], None]) -> None:
         super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
@@ -96,7 +96,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented
-        # The same strides on arrival: kernels may add up in another order where they differ.
+        # Keep the strides: kernels may sum in another order otherwise.
         span = 1 + sum((size - 1) * stride for size, stride in zip(obj.shape, obj.stride(), strict=True))
         if obj.numel() == 0 or span > 2 * obj.numel():
             obj = obj.contiguous()
@@ -107,7 +107,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is nothing but numbers in the host's memory."""
+    """Return whether a tensor is plain numbers in host memory."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -122,7 +122,7 @@ def _rebuild_tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stri
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what a script defines itself."""
+    """Finds definitions of the script's module."""
 
     def __init__(self, stream: io.BytesIO, pieces: list[memoryview], main: Callable[[], ModuleType]) -> None:
         super().__init__(stream, buffers=pieces)
@@ -142,7 +142,7 @@ def _align(place: int) -> int:
 
 
 def _write(parcel: int, piece: bytes | memoryview, place: int) -> int:
-    """Write a piece at a place, and return where it ends."""
+    """Write a piece at a position, and return where it ends."""
     left = memoryview(piece)
     while left.nbytes:
         written = os.pwrite(parcel, left, place)

@@ -1,7 +1,6 @@
-"""All randomness of a micro-batch follows from (seed, step, micro-batch), so that a redone one is the same one.
+"""All randomness of a micro-batch follows from (seed, step, micro-batch), so a repeated one has the same.
 
-Fetching its samples and computing with them draw from streams of their own: what the one draws does not depend on
-where, and how much, the other has drawn.
+Fetching samples and computing with them use separate streams: neither depends on how much the other has drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _COMPUTING, _FETCHING = b"hf-stream", b"hf-fetch"
 
 
 def derive_seed(seed: int, step: int, micro_batch: int, part: int = 0, *, of: bytes = _COMPUTING) -> int:
-    """Return the 64-bit seed of one micro-batch's stream, or of one of its parts (layouts).
+    """Return the 64-bit seed of a micro-batch's stream, or of one of its parts (layouts).
 
     Distinct arguments give unrelated streams.
     """
@@ -31,13 +30,17 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int, part: int = 0) -> N
     """Seed the global generators of torch (all devices), Python and numpy (the legacy one) for a forward pass.
 
     Args:
-        part: of the micro-batch's samples, where several places of a unit share them out.
+        part: the part of the micro-batch's samples, if ranks of a replica group split them.
     """
     _seed(derive_seed(seed, step, micro_batch, part), devices=torch.accelerator.is_available())
 
 
 def seed_fetch(seed: int, step: int, micro_batch: int, part: int = 0, *, devices: bool) -> None:
-    """The same for what data set and collate function draw; `devices`: torch's generators of all devices, too."""
+    """Seed the same generators for the data set and the collate function.
+
+    Args:
+        devices: whether to seed torch's generators of all devices too.
+    """
     drawn = derive_seed(seed, step, micro_batch, part, of=_FETCHING)
     _seed(drawn, devices=devices and torch.accelerator.is_available())
 
@@ -46,7 +49,7 @@ def _seed(stream: int, *, devices: bool) -> None:
     if devices:
         seed_all(stream)
     else:
-        # torch's own would write down where it was called from, for devices that are not there: 0.3 ms.
+        # torch.manual_seed would record its call stack for devices that do not exist: 0.3 ms.
         torch.default_generator.manual_seed(stream)
     random.seed(stream)
     np.random.seed([stream & 0xFFFFFFFF, stream >> 32])

@@ -1,8 +1,7 @@
-"""Which samples form a micro-batch: a pure function of (seed, data set's length, global batch, step, micro-batch).
+"""Which samples form a micro-batch: a pure function of (seed, length, global batch, step, micro-batch).
 
-All passes over the data set are laid end to end as one sequence, each pass in an order of its own; step s takes the
-s-th global batch of it. So no membership, no failure and no restart changes what a step is made of, and every pass
-has each sample exactly once.
+All passes over the data set form one sequence, each pass in its own order. Step s takes the s-th global batch of it. So
+members, failures and restarts do not change the samples of a step, and every pass has each sample exactly once.
 """
 
 from __future__ import annotations
@@ -15,25 +14,26 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
-#: A step spans two passes at most where the data set is larger than the global batch.
+#: A step spans at most two passes if the data set is larger than the global batch.
 _KEPT_PASSES = 2
 
 
 class StepSizes:
-    """How many samples each step of a job has, in pieces of which size."""
+    """How many samples each step of a job has, and the size of its micro-batches."""
 
-    #: samples in the data set, 0 where they cannot be counted
+    #: samples in the data set; 0 if they cannot be counted
     length = 0
 
     def __init__(self, *, seed: int, global_batch: int, micro_batch: int) -> None:
-        """Fix the sizes.
+        """Check and set the sizes.
 
         Args:
-            seed: any int; of all that is random about samples.
-            global_batch, micro_batch: samples per step and per micro-batch.
+            seed: any integer; all randomness of samples follows from it.
+            global_batch: samples per step.
+            micro_batch: samples per micro-batch.
 
         Raises:
-            BadInputError: a number is out of range, or the global batch is no multiple of the micro-batch.
+            BadInputError: a number is out of range, or the global batch is not a multiple of the micro-batch.
         """
         for name, number in (("seed", seed), ("global_batch", global_batch), ("micro_batch", micro_batch)):
             if not isinstance(cast(object, number), int):
@@ -62,31 +62,34 @@ class StepSizes:
         return self.global_batch // self.micro_batch
 
     def make_order(self, length: int) -> SampleOrder:
-        """Return the order of so many samples, in steps of these sizes.
+        """Return the order of this many samples, in steps of these sizes.
 
         Raises:
-            BadInputError: there are none.
+            BadInputError: there are no samples.
         """
         return SampleOrder(seed=self.seed, length=length, global_batch=self.global_batch, micro_batch=self.micro_batch)
 
     def check(self, step: int, micro_batch: int) -> None:
-        """Look whether there is such a micro-batch; steps count from 1, micro-batches from 0.
+        """Check that a micro-batch exists. Steps count from 1, micro-batches from 0.
 
         Raises:
-            ValueError: there is not.
+            ValueError: it does not exist.
         """
         if step < 1 or not 0 <= micro_batch < self.micro_batches:
             raise ValueError(f"there is no micro-batch {micro_batch} of step {step}")
 
 
 class SampleOrder(StepSizes):
-    """The order in which a job uses the samples of a data set that has them by number."""
+    """The order in which a job uses the samples of a data set with indices."""
 
     def __init__(self, *, seed: int, length: int, global_batch: int, micro_batch: int) -> None:
-        """Fix the order; `length`: samples in the data set.
+        """Create the order.
+
+        Args:
+            length: samples in the data set.
 
         Raises:
-            BadInputError: a number is out of range, or the global batch is no multiple of the micro-batch.
+            BadInputError: a number is out of range, or the global batch is not a multiple of the micro-batch.
         """
         super().__init__(seed=seed, global_batch=global_batch, micro_batch=micro_batch)
         if length < 1:
@@ -95,24 +98,24 @@ class SampleOrder(StepSizes):
         self._passes: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def indices(self, step: int, micro_batch: int) -> list[int]:
-        """Return the samples of one micro-batch of a step; steps count from 1, micro-batches from 0.
+        """Return the samples of a micro-batch. Steps count from 1, micro-batches from 0.
 
         Raises:
-            ValueError: there is no such step or micro-batch.
+            ValueError: the step or micro-batch does not exist.
         """
         self.check(step, micro_batch)
         start = (step - 1) * self.global_batch + micro_batch * self.micro_batch
         return [self.sample_at(place) for place in range(start, start + self.micro_batch)]
 
     def sample_at(self, place: int) -> int:
-        """Return the sample at a place of the endless sequence."""
+        """Return the sample at a position of the endless sequence."""
         number, offset = divmod(place, self.length)
         return int(self._permutation_of(number)[offset])
 
     def _permutation_of(self, number: int) -> np.ndarray:
         order = self._passes.get(number)
         if order is None:
-            # Philox is counter-based: the key alone names the stream, whatever was drawn before.
+            # Philox is counter-based: the key alone determines the stream, independent of earlier draws.
             key = np.array([self.seed % (1 << 64), number], dtype=np.uint64)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(self.length)
             self._passes[number] = order

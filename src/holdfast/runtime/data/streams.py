@@ -1,8 +1,8 @@
-"""Streams that are gone through: one per micro-batch of a step, whose states after each step all workers know.
+"""Data streams with state: one stream per micro-batch of a step. All workers know their positions after each step.
 
-Each of the M micro-batches of a step is the next one of a stream of its own. Where it stands after a step is its note
-(gradients.notes): gathered before the step can pass, in force with it, and part of the training state from then on. So
-whoever computes the micro-batch of the next step, a joiner or a resumed job among them, goes on where it stands.
+Each of the M micro-batches of a step is the next item of its own stream. The stream's position after a step is its note
+(`runtime.notes`): gathered before the step can pass, in force with it, and then part of the training state. So any
+worker can compute the micro-batch of the next step, including a joined worker or a resumed job.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from holdfast.runtime.notes import NoteSource
 from holdfast.runtime.state import tree
 from holdfast.runtime.tensors import collate as default_collate
 
-#: of a stream, after a step
+#: the limit for the state of one stream
 MAX_STATE_BYTES = 4096
-#: streams that were not gone on with for so many steps are somebody else's now
+#: open streams are dropped after this many steps without use; another worker reads them now
 _KEPT_STEPS = 8
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[tree.Node] = msgspec.msgpack.Decoder(tree.Node)
 
 
 class StatefulStream(Protocol):
-    """Data that are gone through, in as many streams as a step has micro-batches."""
+    """Data that are iterated, in as many streams as a step has micro-batches."""
 
     def open(self, micro_batch: int, micro_batches: int) -> Any:
-        """Return one pass through the stream of a micro-batch: an iterator, or something iterable, of micro-batches.
+        """Return one pass through the stream of a micro-batch: an iterator or iterable of micro-batches.
 
-        Where it has `state_dict()` and `load_state_dict()`, it goes on from its state, else it is gone through from its
-        beginning. At its end it is opened again; `set_epoch(number)` is called first, where it has that.
+        If it has `state_dict()` and `load_state_dict()`, it continues from its state, otherwise from its beginning. At
+        its end it is opened again; `set_epoch(number)` is called first, if it exists.
         """
         ...
 
 
 class Shards:
-    """The streams of an iterable data set that can be cut into shards, as those of Hugging Face's `datasets`."""
+    """The streams of an iterable data set that can be split into shards, as in Hugging Face's `datasets`."""
 
     def __init__(self, dataset: Any, collate: Collate | None, micro_batch: int) -> None:
         self._dataset = dataset
@@ -50,24 +50,24 @@ class Shards:
         self._micro_batch = micro_batch
 
     def check_shards(self, micro_batches: int) -> None:
-        """Look whether there are shards for so many streams.
+        """Check that there are enough shards for this many streams.
 
         Raises:
-            BadInputError: there are not, or nobody can know.
+            BadInputError: there are too few, or the data set has no shards.
         """
         kind = type(self._dataset).__name__
         if not callable(getattr(self._dataset, "shard", None)):
             raise BadInputError(
-                f"the data set is a {kind}, which has its samples neither by number nor in shards, so that nobody "
-                "could say who takes which: give it __len__ and __getitem__; or shard(num_shards, index), state_dict() "
+                f"the data set is a {kind}, which has neither indices nor shards, so its samples cannot be divided "
+                "among workers: give it __len__ and __getitem__; or shard(num_shards, index), state_dict() "
                 "and load_state_dict(); or give an object with batch(step, micro_batch), or with open(micro_batch, "
                 "micro_batches)"
             )
         shards = getattr(self._dataset, "num_shards", getattr(self._dataset, "n_shards", micro_batches))
         if shards < micro_batches:
             raise BadInputError(
-                f"the data set has {shards} shards and a step {micro_batches} micro-batches, each of which is a stream "
-                "of its own: make more shards of it, or fewer, larger micro-batches"
+                f"the data set has {shards} shards, but a step has {micro_batches} micro-batches, and each needs "
+                "its own stream: split it into more shards, or use fewer, larger micro-batches"
             )
 
     def open(self, micro_batch: int, micro_batches: int) -> Any:
@@ -80,7 +80,7 @@ class Shards:
 
 
 class Fetched(NamedTuple):
-    """A micro-batch, and where its stream stands after it: "" where it cannot say."""
+    """A micro-batch, and the stream's state after it (b"" if the stream has no state)."""
 
     batch: Any
     state: bytes
@@ -90,7 +90,7 @@ class _Passes:
     """One stream: its passes one after the other."""
 
     def __init__(self, open_pass: Callable[[], Any], name: str, at: int, state: bytes) -> None:
-        """Stand after step `at`, as `state` says; b"": at the beginning."""
+        """Continue after step `at` with a state; b"": at the beginning."""
         self.at = at
         self._open_pass, self._name = open_pass, name
         self._number = 0
@@ -108,16 +108,16 @@ class _Passes:
         for item in self._items:
             return item
         raise BadInputError(
-            f"{self._name} has nothing in it: each needs one micro-batch, or sample, at least; look whether the "
-            "files are there, or take fewer, larger micro-batches"
+            f"{self._name} is empty: each needs at least one micro-batch, or sample; check that the files "
+            "exist, or use fewer, larger micro-batches"
         )
 
     @property
     def state(self) -> bytes:
-        """Where it stands; b"" where it cannot say.
+        """The stream's state; b"" if it has none.
 
         Raises:
-            BadInputError: it is too large, or of something that cannot be sent.
+            BadInputError: the state is too large, or has values that cannot be sent.
         """
         if not hasattr(self._pass, "state_dict"):
             return b""
@@ -126,9 +126,9 @@ class _Passes:
         state = _encoder.encode(packed)
         if len(state) > MAX_STATE_BYTES:
             raise BadInputError(
-                f"{where} has {len(state)} bytes, and may have {MAX_STATE_BYTES}: keep in it where the stream stands, "
-                "and not what it has read (no buffer of samples); or leave state_dict() out, and it is gone through "
-                "again where another worker goes on with it; or give an object with batch(step, micro_batch)"
+                f"{where} has {len(state)} bytes, and at most {MAX_STATE_BYTES} are allowed: store the position of the "
+                "stream, not data that it has read (no buffer of samples); or omit state_dict(), then another worker "
+                "reads the stream from its beginning; or give an object with batch(step, micro_batch)"
             )
         return state
 
@@ -150,14 +150,15 @@ class _Passes:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where a stream is known to stand: after step `at`, `state`."""
+    """The known position of a stream."""
 
+    #: the step after which the state was taken
     at: int
     state: bytes
 
 
 class StreamFetcher:
-    """Fetches the next micro-batch of a stream; it goes on with those that stand where they should."""
+    """Fetches the next micro-batch of a stream. It continues open streams that have the right position."""
 
     def __init__(self, stream: StatefulStream | Shards, micro_batches: int) -> None:
         self._stream = stream
@@ -183,15 +184,15 @@ class StreamFetcher:
 
 
 class StreamedData(JobData, NoteSource):
-    """Data in M streams, and where each of them stands; to be kept with the training state."""
+    """Data in M streams, and their positions, which are part of the training state."""
 
     of_parts = False
 
     def __init__(self, stream: StatefulStream | Shards, sizes: StepSizes) -> None:
-        """Stand at the beginning of all streams.
+        """Start at the beginning of all streams.
 
         Raises:
-            BadInputError: the data cannot be cut into so many.
+            BadInputError: the data cannot be split into this many streams.
         """
         if isinstance(stream, Shards):
             stream.check_shards(sizes.micro_batches)
@@ -202,26 +203,26 @@ class StreamedData(JobData, NoteSource):
         self._at = 0
 
     def fetch_argument(self, step: int, micro_batch: int) -> StreamPosition:
-        """Return where its stream stands, as far as that is known."""
+        """Return the known position of its stream."""
         return self._positions[micro_batch]
 
     def on_fetched(self, step: int, micro_batch: int, fetched: Fetched) -> Any:
-        """Keep where its stream stands after it, for its note."""
+        """Keep the stream's state after the micro-batch, for its note."""
         self._current_state = fetched.state
         return fetched.batch
 
     # ---- notes ----
 
     def make_note(self) -> bytes:
-        """Where the stream of the micro-batch at hand stands after it."""
+        """Return the state of the current micro-batch's stream after it."""
         return self._current_state
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
-        """All ranks know where all streams stand after the step."""
+        """Keep the states of all streams after the step."""
         self._merged_states = list(notes)
 
     def apply(self) -> None:
-        """They do."""
+        """Put the merged states in force."""
         self._at += 1
         self._positions = [
             StreamPosition(self._at, state) if state else StreamPosition(0, b"") for state in self._merged_states
@@ -230,14 +231,14 @@ class StreamedData(JobData, NoteSource):
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where all streams stand."""
+        """Return the positions of all streams."""
         return {"at": self._at, "states": [standing.state for standing in self._positions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand there.
+        """Restore the positions of all streams.
 
         Raises:
-            ValueError: these are the streams of other micro-batches.
+            ValueError: the state has another number of micro-batches.
         """
         states: list[bytes] = state["states"]
         if len(states) != self.order.micro_batches:

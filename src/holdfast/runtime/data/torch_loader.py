@@ -1,4 +1,4 @@
-"""torch's DataLoader, taken apart: its data set and how that is read are used, what it says of the order is not."""
+"""Unwraps torch's DataLoader: its data set and how it is read are used, its order is not."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ from holdfast.runtime.tensors import is_unbatched_collate
 
 Collate = Callable[[list[Any]], Any]
 
-#: what loaders of torch's kind have, torchdata's StatefulDataLoader among them
+#: the attributes of a DataLoader, and of torchdata's StatefulDataLoader
 _PARTS = ("dataset", "batch_size", "sampler", "batch_sampler", "collate_fn", "num_workers")
-#: processes beside one worker, and micro-batches that each has ahead: more take a machine down, or all of its memory
+#: limits on loader workers per worker and on prefetched micro-batches: more exhaust the machine or its memory
 MAX_LOADER_WORKERS, MAX_PREFETCH = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """How a data set is read.
+    """How a data set is read."""
 
-    collate: makes a micro-batch of a list of samples; torch's default_collate if None. num_workers: loader workers of
-    each worker. prefetch_factor: micro-batches that each of them is ahead, 2 if None. pin_memory: batches go to a GPU
-    by way of page-locked memory.
-    """
-
+    #: makes a micro-batch of a list of samples; None: torch's default_collate
     collate: Collate | None = None
+    #: loader workers of each worker
     num_workers: int = 0
+    #: micro-batches that each loader worker fetches in advance; None: 2
     prefetch_factor: int | None = None
+    #: whether batches go to a GPU through page-locked memory
     pin_memory: bool = False
 
     def __post_init__(self) -> None:
-        """Look at the numbers.
+        """Check the numbers.
 
         Raises:
-            BadInputError: one makes no sense.
+            BadInputError: one is out of range.
         """
         check_integers(num_workers=self.num_workers)
         if not 0 <= self.num_workers <= MAX_LOADER_WORKERS:
             raise BadInputError(
-                f"num_workers is {self.num_workers}: it must be from 0, which is for none, to {MAX_LOADER_WORKERS}"
+                f"num_workers is {self.num_workers}: it must be from 0 (no loader workers) to {MAX_LOADER_WORKERS}"
             )
         if self.prefetch_factor is None:
             return
@@ -53,13 +52,12 @@ class DataOptions:
 
 
 def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
-    """Return a DataLoader's data set, how it is read, and what differs from the loader; all else as it is, with "".
+    """Return a DataLoader's data set, how to read it, and a warning about differences.
 
-    Where `options` says something, that counts; where it does not, what the loader says.
+    Other data are returned as they are. `options` take precedence over the loader's own.
 
     Raises:
-        BadInputError: the loader makes other batches, or says which samples they have; or nobody is there to fetch
-            as far ahead as is asked for.
+        BadInputError: the loader has another batch size or its own order of samples, or prefetches without workers.
     """
     if not all(hasattr(data, name) for name in _PARTS):
         return data, _check_prefetch(options), ""
@@ -67,15 +65,15 @@ def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[An
     streaming = is_stream(dataset)
     if not streaming and (own := _describe_own_order(data)):
         raise BadInputError(
-            f"the DataLoader has {own}: holdfast itself says which samples a step has, and shares them out, so that "
-            "each counts exactly once whoever computes it; leave that out. For an order of your own, give a data set "
-            "that maps indices to the samples you want, or an object with batch(step, micro_batch)"
+            f"the DataLoader has {own}: holdfast decides which samples a step has and divides them among workers, so "
+            "that each counts exactly once; remove it. For your own order, give a data set that maps indices to the "
+            "samples you want, or an object with batch(step, micro_batch)"
         )
     if streaming and data.batch_size is None:
         raise BadInputError(
-            "the DataLoader's batch_size is None and its data set is gone through: holdfast counts samples, so let the "
-            "data set give them one by one, with batch_size=micro_batch; or give an object with open(micro_batch, "
-            "micro_batches), which makes micro-batches"
+            "the DataLoader's batch_size is None and its data set is iterable: holdfast counts samples, so let the "
+            "data set yield single samples, with batch_size=micro_batch; or give an object with open(micro_batch, "
+            "micro_batches), which yields micro-batches"
         )
     if data.batch_size not in (None, micro_batch):
         raise BadInputError(
@@ -93,47 +91,48 @@ def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[An
 
 
 def _check_prefetch(options: DataOptions) -> DataOptions:
-    """Return options as they are, once it is known whether there are loader workers.
+    """Return the options, if they are consistent.
 
     Raises:
-        BadInputError: they are to fetch ahead, and there are none.
+        BadInputError: they have a prefetch factor, but no loader workers.
     """
     if options.prefetch_factor is not None and not options.num_workers:
         raise BadInputError(
-            f"prefetch_factor is {options.prefetch_factor} and num_workers is 0: nobody is there to fetch ahead; give "
-            "num_workers above 0, or leave prefetch_factor out"
+            f"prefetch_factor is {options.prefetch_factor} and num_workers is 0: only loader workers prefetch; give "
+            "num_workers above 0, or omit prefetch_factor"
         )
     return options
 
 
 def is_stream(dataset: object) -> bool:
-    """Tell whether a data set has no samples by number: it is gone through."""
+    """Return whether a data set has no indices and can only be iterated."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
 def _describe_own_order(loader: Any) -> str:
-    """Say what of a loader decides which samples a batch has, "" where it is nothing but torch's shuffle."""
+    """Describe how a loader chooses its samples; "" for torch's shuffle or no shuffle."""
     sampler, batches = loader.sampler, loader.batch_sampler
     if batches is not None and not _is_torch_sampler(batches, BatchSampler):
-        return f"a batch_sampler of its own ({type(batches).__name__})"
+        return f"its own batch_sampler ({type(batches).__name__})"
     if _is_torch_sampler(sampler, RandomSampler):
         whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
         return "" if whole else "a sampler that draws some samples twice, or not all of them (RandomSampler)"
-    return "" if _is_torch_sampler(sampler, SequentialSampler) else f"a sampler of its own ({type(sampler).__name__})"
+    return "" if _is_torch_sampler(sampler, SequentialSampler) else f"its own sampler ({type(sampler).__name__})"
 
 
 def _is_torch_sampler(sampler: object, kind: type) -> bool:
-    """Tell whether it is torch's own of this kind, or torchdata's, which says where it stands and draws alike."""
+    """Return whether a sampler is torch's of this kind, or torchdata's, which draws the same."""
     own = type(sampler)
     return own is kind or (own.__name__ == kind.__name__ and own.__module__.partition(".")[0] == "torchdata")
 
 
 def _describe_difference(loader: Any) -> str:
-    order = "shuffled in an order of its own" if _is_torch_sampler(loader.sampler, RandomSampler) else "as they lie"
+    order = "shuffled in its own order" if _is_torch_sampler(loader.sampler, RandomSampler) else "in their order"
     said = (
-        f"the DataLoader is taken apart: it would give samples {order}, holdfast shuffles each pass by its seed, so "
-        "that a step's samples do not depend on who computes them, and lets passes run into each other, dropping none"
+        f"holdfast reads the DataLoader's data set directly: the loader would give samples {order}; holdfast shuffles "
+        "each pass by its seed, so that a step's samples do not depend on the worker, and goes from one pass to the next "
+        "without dropping samples"
     )
     if getattr(loader, "worker_init_fn", None) is not None:
-        said += "; its worker_init_fn is not called: each micro-batch is seeded by itself"
+        said += "; its worker_init_fn is not called: each micro-batch has its own seed"
     return said

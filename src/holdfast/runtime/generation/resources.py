@@ -204,9 +204,7 @@ class SharedContext:
             self.report_failure(generation, error)
 
     def report_unreachable_members(self, generation: int) -> None:
-        """Report unreachable members, after the coordinator found all members of a generation waiting for each
-        other.
-        """
+        """Report unreachable members, because all members of a generation wait for each other."""
         self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
 
     def _send_complaint(
