@@ -178,8 +178,8 @@ def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., 
                 number, at, pid = loader.load(step, part)
                 assert (number, at) == (part, step)
                 by.add((part, pid))
-                notes.append(streams.note())
-        streams.take(notes, [b""])
+                notes.append(streams.make_note())
+        streams.merge(notes, [b""])
         streams.apply()
     assert len(by) == STEP
     assert os.getpid() not in {pid for _, pid in by}

@@ -193,7 +193,7 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
         (Sharded(shards=(0, 1)), "has 2 shards, but a step has 3 micro-batches"),
         (iter(range(4)), "neither indices nor shards"),
         (3, "the data are a int"),
-        ({"train": [1], "test": [2]}, "the data are a dict of 'train', 'test': .* give one of these parts"),
+        ({"train": [1], "test": [2]}, "the data are a dict of 'train', 'test': .* give one of its parts"),
     ],
 )
 def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> None:
@@ -207,7 +207,7 @@ def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> No
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"buffer": "x" * 5000}, r"has 50\d\d bytes, and may have 4096"),
+        ({"buffer": "x" * 5000}, r"has 50\d\d bytes, and at most 4096 are allowed"),
         (
             {"generator": torch.zeros(4)},
             "is a tensor: the state may hold numbers, strings, bytes, lists, tuples, sets and",

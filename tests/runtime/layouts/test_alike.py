@@ -77,7 +77,7 @@ def test_what_differs_from_place_to_place_is_named() -> None:
     for alike, local, plain in run_world(2, complaints):
         assert alike == ""
         assert local.startswith("'extra:average:mean' is not sharded, and differs between the ranks of a replica group")
-        assert plain.startswith("'1.weight' is not spread")
+        assert plain.startswith("'1.weight' is not sharded")
 
 
 def test_one_place_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
         ([], "is empty: give at least one layout"),
         ({}, "is empty: give at least one layout"),
         ("shard", "is a str: give holdfast.Layout(shard=N), a list"),
-        ([TWO, 4], "has a int in it"),
+        ([TWO, 4], "contains a int"),
         ([TWO, FOUR, TWO], "got a layout twice (shard 2, shard 4, shard 2)"),
         ({0: TWO, 1: FOUR}, "has the key 0: give whole numbers of nodes from 1 to 1000000"),
         ({1: FOUR, 10**20: TWO}, "has the key 100000000000000000000: give whole numbers of nodes"),
