@@ -223,6 +223,18 @@ def test_a_part_that_cannot_be_written_releases_who_waits_for_it_and_is_told() -
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "what is told late"
 
 
+def test_a_first_checkpoint_that_cannot_be_sealed_releases_the_workers_that_wait_for_it() -> None:
+    """Otherwise a job whose only checkpoint fails never ends."""
+    job = Job(nodes=2).start(saves=True)
+    job.step(1)
+    parts_of(job, 1, "n0", "n1")
+    job.say(unwritten("n0", 1, "whole"))
+    assert {node: order.names for node, order in job.orders(msg.PruneCheckpoints).items()} == {
+        w("n0"): (called(1, "whole"),),
+        w("n1"): (called(1, "whole"),),
+    }
+
+
 def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
     """A folder of all that is full: at the end of the loop each waits for what becomes of its own part."""
     job = Job(nodes=3).start()

@@ -372,7 +372,7 @@ class CheckpointBook:
         no other: a person may make something of it.
         """
         record = self._transaction.record
-        stays = {known.name for known in record.checkpoints} or set(record.superseded)
+        stays = {known.name for known in record.checkpoints} or {*record.superseded} - {*self._void}
         gone = tuple(name for name in names if name not in stays)
         there = [node for node in dict.fromkeys(nodes) if node in self._transaction.members.nodes] if gone else []
         for place, node in enumerate(there):
