@@ -139,6 +139,30 @@ def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() ->
     assert [plain(name) for name in job.machine.record.superseded] == ["one"]
 
 
+@pytest.mark.parametrize("generation", [1, 2])
+def test_one_that_a_later_generation_may_have_removed_does_not_count(generation: int) -> None:
+    """n1 seals step 1 while n0 seals step 2. n0 then removes unsealed checkpoints of earlier generations."""
+    job = Job(nodes=3).start(saves=True)
+    job.step(1)
+    parts_of(job, 1, "n1", "n0", "n2", parts=3)
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n1")]
+    if generation == 2:
+        job.lose("n2")
+        for node in ("n0", "n1"):
+            job.report(node, 1)
+        for node in ("n0", "n1"):
+            job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+    nodes = ("n0", "n1", "n2")[: 4 - generation]
+    job.step(2, *nodes, generation=generation)
+    parts_of(job, 2, *nodes, parts=len(nodes), generation=generation)
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
+    job.say(kept("n1", 1, "whole"))
+    saved = [event.step for event in job.said(ev.CheckpointSaved)]
+    assert (saved, [*job.orders(msg.PruneCheckpoints)]) == (([1], []) if generation == 1 else ([], [w("n1"), w("n0")]))
+    job.say(kept("n0", 2, "whole", generation=generation))
+    assert len(names(job)) == (2 if generation == 1 else 1)
+
+
 def test_the_same_word_twice_changes_nothing() -> None:
     job = Job(nodes=1).start()
     saves(job, 1, "one")

@@ -283,9 +283,17 @@ class CheckpointBook:
         self._drop(name, node)
 
     def _is_overtaken(self, name: CheckpointName) -> bool:
-        """Return whether a newer checkpoint counts, or has all its parts: whoever sealed it has removed older ones."""
+        """Return whether a newer checkpoint counts, or has all its parts: an older one is no longer of use."""
         sealing = any(one.sealer and other > name for other, one in self._open.items())
         return sealing or self._passed_over(name)
+
+    def _may_be_removed(self, name: CheckpointName) -> bool:
+        """Return whether one of a later generation is being sealed: its sealer removes unsealed ones of earlier ones.
+
+        It may have listed the folders before `name` was sealed, and remove it afterwards.
+        """
+        later = [other for other, one in self._open.items() if one.sealer]
+        return any((other.term, other.generation) > (name.term, name.generation) for other in later)
 
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
         """It never comes to count: whoever waits for it need not, and it may be removed."""
@@ -304,6 +312,9 @@ class CheckpointBook:
         name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
         if name is None or known in record.checkpoints or known.name in record.superseded:
+            return
+        if self._may_be_removed(name):
+            self._drop(name, node)
             return
         if self._passed_over(name) or not self._on_lineage(message) or message.name in self._void:
             # It was accepted before a decision that has abandoned its step, or before a newer one counted, which may be
