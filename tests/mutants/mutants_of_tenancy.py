@@ -77,7 +77,7 @@ TENANCY_MUTANTS = (
         module=TENANT,
         qualname="JobPoolClient._promote_standbys",
         old="self._standbys.fits(node)",
-        new="self._standbys.fits(node) or self._called.discard(name)",
+        new="self._standbys.fits(node) or self._promoted.discard(name)",
         why="a standby that does not fit would be reported as waiting, and called again, until its agent has ended",
     ),
     Mutant(

@@ -37,7 +37,7 @@ class EscalationPolicy:
         self._max_restarts = config.spec.recovery.max_restarts
         self._nodes_to_begin = config.spec.nodes_to_begin
         self._pooled = bool(config.submission)
-        #: by node, its agent's process (see `_agent`) and severity: a replaced machine starts with full budgets
+        #: by node, its agent's process (see `_budget_owner`) and severity: a replaced machine starts with full budgets
         self._budgets: dict[tuple[str, int, Severity], Budget] = {}
         #: the newest loss of a node: time, name, budget
         self._last_loss = -TOGETHER_S, "", Budget()

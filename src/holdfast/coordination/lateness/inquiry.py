@@ -151,10 +151,10 @@ class HangProbe:
 
     def classify_end(self, node: Node, down: WorkerDown) -> Failure:
         """Return the failure of a worker that has ended: the hang for which it was ended, or the end of its process."""
-        accused = self._ending.pop(down.worker, None)
-        if accused is None or down.kind is not FailureKind.HANG:
+        ending = self._ending.pop(down.worker, None)
+        if ending is None or down.kind is not FailureKind.HANG:
             return process_ended(node.name, down, self._transaction.now)
-        return worker_hung(node.name, accused.stand, down.detail, self._transaction.now)
+        return worker_hung(node.name, ending.stand, down.detail, self._transaction.now)
 
     # ---- time ----
 
@@ -279,7 +279,7 @@ class HangProbe:
         """Return the hung workers that no agent was told to end recently."""
         now = self._transaction.now
         known = ((stand, self._ending.get(stand.worker)) for stand in hung)
-        return [stand for stand, accused in known if accused is None or now - accused.at > OBEYS_S]
+        return [stand for stand, ending in known if ending is None or now - ending.at > OBEYS_S]
 
     def _end_worker(self, stand: ThreadActivity) -> None:
         """Order the agent to end a hung worker."""

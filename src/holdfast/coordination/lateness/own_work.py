@@ -96,31 +96,31 @@ class SlowWork:
     def tick(self, step: int) -> None:
         """Give the verdicts that are due, now that all steps up to `step` are committed."""
         now = self._transaction.now
-        for place, state in list(self._states.items()):
-            if place[0] > step:
+        for item, state in list(self._states.items()):
+            if item[0] > step:
                 continue
             if state.verdict_at == inf:
                 state.verdict_at = now + VERDICT_S
             elif now >= state.verdict_at:
-                del self._states[place]
+                del self._states[item]
                 for trial in state.trials:
                     self._count_kill(trial)
 
     def record_kill(self, stand: ThreadActivity, why: str) -> bool:
         """Record that a worker is ended; return whether its kill counts only after a verdict."""
-        place, connection = _work_item_of(stand), self._transaction.members.connection_of(stand.worker)
+        item, connection = _work_item_of(stand), self._transaction.members.connection_of(stand.worker)
         node = self._transaction.members.nodes.get(node_of(stand.worker))
-        if place is None or connection is None or node is None:
+        if item is None or connection is None or node is None:
             return False
-        trials = self._state_of(place).trials
+        trials = self._state_of(item).trials
         if all(trial.stand.worker != stand.worker for trial in trials):
             trials.append(_Trial(stand, why, node.agent_pid))
         return True
 
     def on_work_ended(self, stand: ThreadActivity) -> None:
         """Handle the end of slow work: it clears other workers that were ended at the same item."""
-        place = _work_item_of(stand)
-        state = self._states.get(place) if place is not None else None
+        item = _work_item_of(stand)
+        state = self._states.get(item) if item is not None else None
         if state is None:
             return
         others = [trial for trial in state.trials if trial.stand.worker != stand.worker]
@@ -140,47 +140,47 @@ class SlowWork:
 
     def exclude_slow_work(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
         """Return the workers that seem to hang and are not excused by slow work, with their current limits."""
-        places = [_work_item_of(stand) for stand in hung]
-        at_work = [place for place in places if place is not None]
+        items = [_work_item_of(stand) for stand in hung]
+        at_work = [item for item in items if item is not None]
         left: list[ThreadActivity] = []
         excused: list[tuple[WorkItem, ThreadActivity]] = []
-        for stand, place in zip(hung, places, strict=True):
-            if place is None:
+        for stand, item in zip(hung, items, strict=True):
+            if item is None:
                 left.append(stand)
                 continue
-            limit_s = self._limit_s(place, stand, len(at_work))
+            limit_s = self._limit_s(item, stand, len(at_work))
             if stand.for_s <= limit_s:
                 continue
-            if at_work.count(place) > 1 or not self._is_first(place, stand.worker):
-                excused.append((place, stand))
+            if at_work.count(item) > 1 or not self._is_first(item, stand.worker):
+                excused.append((item, stand))
                 continue
             if stand.activity is Activity.SCRIPT:
                 self._script_factor *= AGAIN_LONGER
             left.append(msgspec.structs.replace(stand, limit_s=limit_s))
-        for place, stand in excused:
-            self._excuse(place, stand)
+        for item, stand in excused:
+            self._excuse(item, stand)
         return left
 
-    def _limit_s(self, place: WorkItem, stand: ThreadActivity, at_once: int) -> float:
+    def _limit_s(self, item: WorkItem, stand: ThreadActivity, at_once: int) -> float:
         """Return the current limit of a worker, or 0 if unknown."""
-        state, node = self._states.get(place), node_of(stand.worker)
+        state, node = self._states.get(item), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
         factor = max(AGAIN_LONGER ** sum(node_of(one) == node for one in before), SEVERAL if at_once > 1 else 1.0)
         if stand.activity is Activity.SCRIPT:
             factor = max(factor, self._script_factor)
         return max(stand.limit_s * factor, ROOM * self._slow_work_s(stand.activity))
 
-    def _is_first(self, place: WorkItem, worker: str) -> bool:
+    def _is_first(self, item: WorkItem, worker: str) -> bool:
         """Record that a worker is late at an item; return False if a worker of another node was late there before."""
-        late = self._state_of(place).late
+        late = self._state_of(item).late
         if any(node_of(other) != node_of(worker) for other in late):
             return False
         late.add(worker)
         return True
 
-    def _excuse(self, place: WorkItem, stand: ThreadActivity) -> None:
+    def _excuse(self, item: WorkItem, stand: ThreadActivity) -> None:
         """Excuse a worker with slow work, and report that once for each worker."""
-        state, node = self._state_of(place), node_of(stand.worker)
+        state, node = self._state_of(item), node_of(stand.worker)
         state.slow = True
         state.trials = [trial for trial in state.trials if node_of(trial.stand.worker) == node]
         self._remember_slow_work(stand)
@@ -198,9 +198,9 @@ class SlowWork:
             why=f"{others} was late there, too: the work itself is slow",
         )
 
-    def _state_of(self, place: WorkItem) -> _WorkState:
+    def _state_of(self, item: WorkItem) -> _WorkState:
         """Return the state of a work item; the oldest items are forgotten."""
-        state = self._states.setdefault(place, _WorkState())
+        state = self._states.setdefault(item, _WorkState())
         while len(self._states) > _MAX_ITEMS:
             del self._states[next(iter(self._states))]
         return state

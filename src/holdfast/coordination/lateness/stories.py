@@ -74,50 +74,50 @@ class StackDumps:
 
     def on_stacks(self, node: Node, answer: Stacks) -> None:
         """Handle the stacks of a node."""
-        story = self._dump
-        if story is None or answer.number != story.number or node.name not in story.open:
+        dump = self._dump
+        if dump is None or answer.number != dump.number or node.name not in dump.open:
             return
-        story.open.discard(node.name)
+        dump.open.discard(node.name)
         known = (
-            stack for stack in answer.workers if node_of(stack.worker) == node.name and stack.worker in story.stands
+            stack for stack in answer.workers if node_of(stack.worker) == node.name and stack.worker in dump.stands
         )
-        story.stacks.update((stack.worker, stack) for stack in known)
-        if not story.open:
-            self._emit_dump(story)
+        dump.stacks.update((stack.worker, stack) for stack in known)
+        if not dump.open:
+            self._emit_dump(dump)
 
     def tick(self) -> None:
         """Emit the dump once the other nodes have had time to answer."""
-        story = self._dump
-        if story is not None and self._transaction.now - story.at > ANSWER_S:
-            self._emit_dump(story)
+        dump = self._dump
+        if dump is not None and self._transaction.now - dump.at > ANSWER_S:
+            self._emit_dump(dump)
 
     def stack_lines(self, worker: str) -> tuple[str, ...]:
         """Return the lines at which a worker's threads stood in the newest dump."""
         stack = self._newest_stacks.get(worker)
         return tuple(stack.stack.splitlines()) if stack is not None else ()
 
-    def _emit_dump(self, story: _Dump) -> None:
+    def _emit_dump(self, dump: _Dump) -> None:
         """Emit the event of a dump."""
-        self._dump, self._newest_stacks = None, story.stacks
+        self._dump, self._newest_stacks = None, dump.stacks
         self._transaction.emit(
             StacksTaken,
-            of_generation=story.generation,
-            suspects=story.suspects,
-            workers=tuple(_describe_worker(story, worker) for worker in story.stands),
-            stacks=_group_stacks(story),
-            missing=story.missing,
+            of_generation=dump.generation,
+            suspects=dump.suspects,
+            workers=tuple(_describe_worker(dump, worker) for worker in dump.stands),
+            stacks=_group_stacks(dump),
+            missing=dump.missing,
         )
 
 
-def _describe_worker(story: _Dump, worker: str) -> SeenWorker:
+def _describe_worker(dump: _Dump, worker: str) -> SeenWorker:
     """Return the activity and collectives of a worker, for the event."""
-    stand, stack = story.stands[worker], story.stacks.get(worker)
+    stand, stack = dump.stands[worker], dump.stacks.get(worker)
     collectives = tuple(
         SeenWait(what=one.what, size=one.size, bytes=one.bytes, began_s=one.began_s, took_s=one.took_s)
         for one in (stack.collectives if stack is not None else ())
     )
     return SeenWorker(
-        worker=story.names[worker],
+        worker=dump.names[worker],
         step=stand.step,
         phase=str(stand.activity),
         for_s=stand.for_s,
@@ -127,13 +127,13 @@ def _describe_worker(story: _Dump, worker: str) -> SeenWorker:
     )
 
 
-def _group_stacks(story: _Dump) -> tuple[SharedStack, ...]:
+def _group_stacks(dump: _Dump) -> tuple[SharedStack, ...]:
     """Return the stacks with the workers that share each, up to a limit of characters."""
     alike: dict[str, list[str]] = {}
-    for worker in story.stands:
-        stack = story.stacks.get(worker)
+    for worker in dump.stands:
+        stack = dump.stacks.get(worker)
         if stack is not None and stack.stack:
-            alike.setdefault(stack.stack, []).append(story.names[worker])
+            alike.setdefault(stack.stack, []).append(dump.names[worker])
     room, shared = MAX_CHARACTERS, list[SharedStack]()
     for text, named in alike.items():
         room -= len(text)
