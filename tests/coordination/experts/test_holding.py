@@ -120,7 +120,7 @@ def test_initial_experts_that_may_have_been_written_over_are_initial_no_more() -
 
 
 def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
-    with pytest.raises(ValueError, match="is held, here is"):
+    with pytest.raises(ValueError, match="this worker holds"):
         holding(0, 2).apply_placement(plan(blob(0, 1), blob(0, 1)), 0, REDO)
     with pytest.raises(ValueError, match="moves nothing"):
         holding(0, 2).apply_placement(plan(blob(0, 2), blob(0, 1)), 0, REDO)

@@ -151,5 +151,5 @@ def test_people_are_told_where_it_stands() -> None:
     assert "`with job.pause(...)`" in describe_hang(stand("a", Activity.SCRIPT))
     assert "job.pause" not in describe_hang(stand("a", Activity.APPLYING))
     assert "is stopped" in describe_hang(msgspec.structs.replace(late, stopped=True))
-    assert "has not looked" in describe_hang(waits("a"))
+    assert "has not polled" in describe_hang(waits("a"))
     assert "have come in" in describe_hang(stand("a", Activity.ENTERING))

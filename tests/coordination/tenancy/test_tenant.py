@@ -387,7 +387,7 @@ def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_so
     unfit(job, "n1", 2)
     job.grants(n0=1, stranded=True)
     assert job.told[-1].standing == "failed"
-    assert "it needs 2: n1: there is no script" in job.told[-1].why
+    assert "(needs 2): n1: there is no script" in job.told[-1].why
 
 
 def test_a_job_that_trains_does_not_fail_by_nodes_that_would_not_do() -> None:

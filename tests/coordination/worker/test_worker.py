@@ -666,7 +666,7 @@ def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story()
     machine = with_experts()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.on_order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
-    with pytest.raises(InvalidTransitionError, match=r"the local result is .* generation 2"):
+    with pytest.raises(InvalidTransitionError, match=r"the plan counts on .* generation 2"):
         machine.begin_move()
 
 
