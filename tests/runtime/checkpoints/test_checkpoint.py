@@ -381,7 +381,7 @@ def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not saver.save(make(1), 1, ORIGIN)
     unwritten = told.next(CheckpointUnwritten)
     assert (unwritten.step, unwritten.name) == (1, ORIGIN.checkpoint_name(1).folder)
-    assert "no room for a copy" in unwritten.why
+    assert "does not fit into memory" in unwritten.why
     saver.close()
 
 

@@ -70,7 +70,7 @@ def test_tokens_that_are_spread_are_refused():
     replica = ReplicaMesh(Layout(tensor=2), Role(), torch.device("cpu"))
     try:
         spread = DTensor.from_local(torch.randn(3, 4), replica.mesh["tensor"], [Shard(0)], run_check=False)
-        with pytest.raises(BadInputError, match=r"is given a DTensor: .*give it tokens\.full_tensor"):
+        with pytest.raises(BadInputError, match=r"is given a DTensor: .*pass tokens\.full_tensor"):
             moe(spread)
         with pytest.raises(BadInputError, match="is given a DTensor"):
             experts(spread, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))

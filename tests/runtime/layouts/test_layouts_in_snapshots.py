@@ -99,7 +99,7 @@ def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
 def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
     (one, *_), told = unit(LAYOUT), []
     reader = snapshots_of_one(folder, 0, one.state, one.place, told)
-    with pytest.raises(SnapshotLostError, match="those of another layout"):
+    with pytest.raises(SnapshotLostError, match="belong to another layout"):
         reader.restore(source(6), PLAN, 0)
     reader.close()
     (complained,) = told

@@ -1,8 +1,9 @@
-"""The best states by an evaluation, kept beyond the checkpoints that newer ones supersede.
+"""The best states by an evaluation, kept even after newer checkpoints supersede them.
 
-Each is a checkpoint like others, under `best-NAME-STEP` beside them: its files are those of the checkpoint of that step
-(hard links where the file system has them), so that it takes room only once that one is gone. `best-NAME-STEP.json`
-says by which value it is there. Nothing resumes from them, and the files alone say which they are: they outlive jobs.
+Each is a checkpoint in `best-NAME-STEP`, next to the others. Its files are hard links to the checkpoint of that step if
+the file system supports them, so they need space only after that checkpoint is removed. `best-NAME-STEP.json` contains
+the value by which it was chosen. No job resumes from them. The files are the only record of them, because they outlive
+jobs.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from holdfast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-#: of steps that were rated and whose checkpoint is not there yet
+#: number of rated states that may wait for their checkpoints
 _AWAITED = 16
 _MAX_RATING_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestChoice:
-    """Which evaluated states are kept: the `keep` best by the value of `monitor`, least or greatest (`mode`)."""
+    """Which evaluated states are kept."""
 
+    #: the value that is compared
     monitor: str
+    #: whether the least or the greatest value is the best
     mode: Literal["min", "max"]
+    #: number of kept states
     keep: int
 
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a state: at which step which evaluation has found what, a finite number."""
+    """The value that an evaluation found for the state of a step, a finite number."""
 
     evaluation: str
     step: int
@@ -48,26 +52,26 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of the state's directory."""
         return f"best-{self.evaluation}-{self.step:08d}"
 
 
 class BestStates:
-    """Those of one checkpoint directory; for the saver's thread."""
+    """The best states in one checkpoint directory; used by the saver's thread."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._awaited: dict[tuple[str, int], tuple[Rating, BestChoice]] = {}
 
     def add_rating(self, rating: Rating, choice: BestChoice) -> None:
-        """A state was evaluated: keep it if it is one of the best, now or once its checkpoint is there."""
+        """Keep an evaluated state if it is one of the best, now or when its checkpoint is complete."""
         self._awaited[rating.evaluation, rating.step] = rating, choice
         while len(self._awaited) > _AWAITED:
             del self._awaited[next(iter(self._awaited))]
         self.keep_rated(rating.step)
 
     def on_complete(self, step: int) -> None:
-        """A checkpoint counts: keep it if it was rated, and say which older ones it has overtaken."""
+        """Keep a complete checkpoint if it was rated, and warn about older ones that were not complete before it."""
         self.keep_rated(step)
         for key in [key for key in self._awaited if key[1] < step]:
             self.keep_rated(key[1])
@@ -79,15 +83,15 @@ class BestStates:
                 )
 
     def keep_rated(self, step: int) -> None:
-        """Keep what was rated of a step, where its checkpoint is there."""
+        """Keep the rated states of a step, if its checkpoint is complete."""
         rated = [key for key in self._awaited if key[1] == step]
         if not rated:
             return
         try:
-            there = [name for name in find_checkpoints(self._storage) if name.step == step]
-            for key in rated if there else ():
+            complete = [name for name in find_checkpoints(self._storage) if name.step == step]
+            for key in rated if complete else ():
                 rating, choice = self._awaited.pop(key)
-                self._keep(rating, choice, there[-1].folder)
+                self._keep(rating, choice, complete[-1].folder)
         except (OSError, DamagedCheckpointError) as error:
             logger.error("the checkpoint of step %d, one of the best, is not kept: %s", step, error)
 
@@ -97,16 +101,16 @@ class BestStates:
         known = (other for other in self._read_ratings(rating.evaluation) if other.monitor == rating.monitor)
         others = [other for other in known if other.step != rating.step]
         ordered = sorted([*others, rating], key=lambda one: (_sort_key(one, choice), one.step))
-        stay, go = ordered[: choice.keep], ordered[choice.keep :]
-        if rating in stay:
+        kept, dropped = ordered[: choice.keep], ordered[choice.keep :]
+        if rating in kept:
             _, files = read_manifest(storage, checkpoint)
             storage.remove(rating.name)
             for name in (*(file.name for file in files), MANIFEST):
                 storage.copy(f"{checkpoint}/{name}", f"{rating.name}/{name}")
             storage.write(_rating_file(rating), [msgspec.json.encode(rating)])
-        for one in go:
-            storage.remove(_rating_file(one))
-            storage.remove(one.name)
+        for other in dropped:
+            storage.remove(_rating_file(other))
+            storage.remove(other.name)
 
     def _read_ratings(self, evaluation: str) -> list[Rating]:
         found: list[Rating] = []
@@ -116,7 +120,7 @@ class BestStates:
             try:
                 rating = msgspec.json.decode(self._storage.read(entry, _MAX_RATING_BYTES), type=Rating)
             except (OSError, *MALFORMED):
-                continue  # (nobody knows what it is: left alone)
+                continue  # An unknown file, which is left alone.
             if rating.evaluation == evaluation and _rating_file(rating) == entry:
                 found.append(rating)
         return found

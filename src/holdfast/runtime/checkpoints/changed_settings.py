@@ -1,4 +1,4 @@
-"""Warnings about settings of the script that a checkpoint replaces: the checkpoint's values count."""
+"""Warnings about settings of the script that a checkpoint replaces: the checkpoint's values are used."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def changed_settings(
 
 
 def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
-    """Return a warning if the checkpoint has frozen or unfrozen parameters of the script, "" if not."""
+    """Return a warning if the checkpoint has frozen or unfrozen parameters of the script, or ""."""
     now = state.frozen_parameters()
     parts = [
-        f"{said} {_format_names([*names])}"
-        for said, names in (
+        f"{verb} {_format_names([*names])}"
+        for verb, names in (
             ("freezes", [name for number, name in now.items() if number not in script]),
             ("trains", [name for number, name in script.items() if number not in now]),
         )
@@ -56,7 +56,7 @@ def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
 
 
 def _format_values(values: Sequence[object]) -> str:
-    """Return the value of all groups if they have the same one, else a list of their values."""
+    """Return the value of all groups if it is the same, else a list of their values."""
     return str(values[0] if all(value == values[0] for value in values) else list(values))
 
 

@@ -1,9 +1,11 @@
-"""A state in terms of whole tensors, as checkpoints have it, and as it is here, spread over a unit's places or not.
+"""Conversion of a state between whole tensors, as in checkpoints, and local parts of spread tensors.
 
-Parameters and buffers are spread as the model's are. What an optimizer keeps of a parameter, and has its shape, is
-spread as that is; of another shape it is as it was where the parameter's mesh is the same, and else each place has all
-of it, as what torch makes of a gradient (`new_zeros`). What an extra object has is spread as what it has now, or as the
-parameter of its name; as it was where that can be; else it is refused, for nobody knows.
+- Parameters and buffers are spread like the model's.
+- An optimizer's tensor with the shape of its parameter is spread like the parameter.
+- An optimizer's tensor of another shape keeps its placement if the parameter's mesh is the same. If not, each local
+  rank has all of it, like a tensor that torch makes from a gradient (`new_zeros`).
+- A tensor of an extra object is spread like its present tensor, or like the parameter of its name, or as it was, if
+  that is possible. If not, it is refused, because its placement is unknown.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpe
 
 
 class LocalPart(NamedTuple):
-    """Which part of a tensor is somewhere: a box of it, and its whole shape."""
+    """The local part of a tensor."""
 
+    #: the local part, as a box of the whole tensor
     box: Box
+    #: shape of the whole tensor
     whole: tuple[int, ...]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return what a state is in terms of whole tensors: the same under all layouts.
+    """Return a state's manifest in terms of whole tensors, the same under all layouts.
 
-    Which layout it was is said of those tensors alone that are spread as none of the model's.
+    Placements are only included for tensors that are not spread like a tensor of the model.
     """
     said = _unmatched_placements(manifest)
     tensors = [
@@ -45,7 +49,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _unmatched_placements(manifest: Manifest) -> dict[int, str]:
-    """Return how those tensors are spread of which neither their parameter nor their name says so, by place."""
+    """Return the placements, by index, of tensors that neither their parameter nor their name determines."""
     models = manifest.tensors[: manifest.parameters + manifest.buffers]
     if not any(spec.placed for spec in models):
         return {}
@@ -62,10 +66,10 @@ def _unmatched_placements(manifest: Manifest) -> dict[int, str]:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Return what `encode_manifest` has written, still in terms of whole tensors.
+    """Return the manifest that `encode_manifest` has encoded, still in terms of whole tensors.
 
     Raises:
-        msgspec.DecodeError: it is no such thing.
+        msgspec.DecodeError: the data is not a manifest.
     """
     manifest = msgspec.msgpack.decode(data, type=Manifest)
     return replace(manifest, tensors=tuple(replace(spec, whole=()) for spec in manifest.tensors))
@@ -74,13 +78,13 @@ def decode_manifest(data: bytes) -> Manifest:
 def localize_manifest(
     state: TrainingState, manifest: Manifest, place: ReplicaPosition = WHOLE_REPLICA
 ) -> tuple[Manifest, dict[int, LocalPart]]:
-    """Return what a state in global terms is here, and which part is here of those tensors that are spread, by place.
+    """Return the manifest of this worker's part of a state, and the local parts of spread tensors, by index.
 
     Args:
-        state: what is here now.
+        state: the present state.
 
     Raises:
-        StateMismatchError: nobody knows how a tensor is to be spread here.
+        StateMismatchError: the placement of a tensor is unknown.
     """
     said = manifest.tensors
     specs = [replace(spec, placed="") for spec in said]
@@ -101,7 +105,7 @@ def localize_manifest(
 
 
 def _placement_on_mesh(spec: TensorSpec, beside: torch.Tensor) -> TensorPlacement:
-    """Return how a tensor is spread over the mesh of another one: as is said of it there, else all of it everywhere."""
+    """Return a tensor's placement on the mesh of another one: its own if the mesh is the same, else replicated."""
     names: tuple[str, ...] = cast(Any, beside).device_mesh.mesh_dim_names or ()
     cuts = parse_cuts(spec.placed) or {}
     whole = ", ".join(f"{name} R" for name in names)
@@ -109,22 +113,22 @@ def _placement_on_mesh(spec: TensorSpec, beside: torch.Tensor) -> TensorPlacemen
 
 
 def _match_parameters(state: TrainingState, manifest: Manifest) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield which parameter the optimizers' state in a manifest has a tensor for, and that tensor's place."""
+    """Yield the parameter of each tensor in the optimizers' state of a manifest, and the tensor's index."""
     yield from state.optimizers.match_parameters(manifest.optimizer, state.added_parameters(manifest))
 
 
 def _sharded_optimizer_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield what optimizers keep of parameters that are spread here, by place, each with its parameter."""
+    """Yield the index of each optimizer tensor of a spread parameter, with its parameter."""
     for parameter, number in _match_parameters(state, manifest):
         if is_dtensor(parameter):
             yield number, parameter
 
 
 def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield those tensors of extra objects that nothing here is like, by place, each with one of the mesh it was on.
+    """Yield the index of each extra tensor that no present tensor matches, with a tensor of its former mesh.
 
     Raises:
-        StateMismatchError: it may be the like of a parameter, and nothing says of which.
+        StateMismatchError: several placements are possible.
     """
     named = dict(state.model_tensors())
     here = [tensor for tensor in named.values() if is_dtensor(tensor)]
@@ -143,14 +147,14 @@ def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterat
                 yield number, meshes[0]
             elif spec.placed or likes - {""}:
                 raise StateMismatchError(
-                    f"extra[{name!r}] has a tensor {'.'.join(way)!r} of the shape {spec.shape}, which was made after "
-                    "job.protect() and under another layout: nothing says how it is spread under this one; make it "
-                    "before job.protect(), or call it as its parameter"
+                    f"extra[{name!r}] has a tensor {'.'.join(way)!r} of the shape {spec.shape}, made after job.protect() "
+                    "and under another layout: its placement under this one is unknown; make it before job.protect(), or "
+                    "give it the name of its parameter"
                 )
 
 
 def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield those tensors of a state that may be spread here, by place, each with what it is spread like."""
+    """Yield the index of each tensor of a state that is spread here, with a tensor of the same placement."""
     own = state.model_tensors()
     if not any(is_dtensor(tensor) for _, tensor in own):
         return
@@ -167,12 +171,12 @@ def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple
 
 
 def _unique_match(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
-    """Return a parameter that a tensor was spread like, where all of its shape are spread so here, too."""
+    """Return a parameter of the same shape, if all parameters of this shape have the tensor's placement."""
     spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
     same = [tensor for _, tensor in state.model_tensors() if spec is not None and tuple(tensor.shape) == spec.shape]
     return same[0] if same and spec and {placement_of(one).placed for one in same} == {spec.placed} else None
 
 
 def _tensors_by_path(value: object) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a value by the way to each."""
+    """Return the tensors of a value by their paths."""
     return dict(tree.tensors_by_path(value, "extra"))

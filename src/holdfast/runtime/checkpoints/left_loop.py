@@ -1,6 +1,6 @@
-"""A loop over the steps that its script has left (`break`): what it has led to is saved once the script has ended.
+"""Saves the state of a loop over the steps that its script has left (`break`), once the script has ended.
 
-Not at once: a generator that is closed cannot tell `break` from an exception that passes through the loop.
+It is not saved at once, because a closed generator cannot distinguish `break` from an exception in the loop.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ from collections.abc import Callable
 from holdfast.errors import BadInputError
 from holdfast.runtime.state.state import TrainingState
 
-#: of each parameter and buffer: where it lies, and how often it was written to
+#: address and version counter of each parameter and buffer
 _Stamps = list[tuple[int, int]]
 
 
 class LeftLoopSaver:
-    """What the state was when the loop was left."""
+    """Remembers the state in which the loop was left."""
 
     def __init__(self, state: TrainingState, save: Callable[[bool], None]) -> None:
-        """Nobody has left it yet. `save`: saves the state, if that is still as it was left."""
+        """Start in the loop.
+
+        Args:
+            save: saves the state; its argument is whether the state is still as it was when the loop was left.
+        """
         self._state = state
         self._save = save
         self._stamps: _Stamps | None = None
 
     def record(self) -> None:
-        """The loop is left, by whatever."""
+        """Record the state when the loop is left for any reason."""
         self._stamps = self._stamp()
 
     def save(self) -> None:
-        """The script has ended, and well: save what the loop has led to, if it was left, and unless it is saved."""
+        """Save the state when the script ends without an error, if the loop was left."""
         if self._stamps is not None:
             self._save(self._is_unchanged())
 

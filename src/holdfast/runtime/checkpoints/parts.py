@@ -1,8 +1,8 @@
-"""A checkpoint's parts: each rank's share of the dense state and the rows of the experts that it saves, copied.
+"""A checkpoint's parts: each rank's share of the dense state, and the rows of the experts that it saves.
 
-The dense state is the same on all ranks of a role: each takes its share of it, cut by bytes between two rows of a
-tensor. What several roles have alike the first of them saves. What a part holds is said in its header, in terms of
-whole tensors, so that parts can be read by any world, under any layout.
+The dense state is the same on all ranks of a role: each rank saves a share of it, cut by bytes between two rows of a
+tensor. Tensors that several roles have are saved by the first of them. A part's header describes its content in terms
+of whole tensors, so that any world can read it under any layout.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from holdfast.runtime.state.state import Manifest, StateView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatePart:
-    """What one rank saves: the beginning of its file, and the bytes behind it, as `(bytes,)` in host memory."""
+    """The content of one rank's file."""
 
+    #: the beginning of the file
     header: bytes
+    #: the following bytes, `(bytes,)` in host memory
     data: torch.Tensor
 
     @property
     def nbytes(self) -> int:
-        """The size of its file."""
+        """The size of the file."""
         return len(self.header) + self.data.numel()
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -52,16 +54,19 @@ def part_name(part: int, parts: int) -> str:
 
 
 class _Piece(NamedTuple):
-    """A piece of a tensor that is saved: live rows of what is here, where in the whole they begin, and its shape."""
+    """A piece of a tensor that is saved."""
 
     name: str
+    #: live rows of the local part
     rows: torch.Tensor
+    #: start of the rows in the whole tensor
     offset: tuple[int, ...]
+    #: shape of the whole tensor, or () if `rows` are complete
     whole: tuple[int, ...] = ()
 
     def describe(self, begin: int) -> StoredPiece:
         code, shape = stored_type(self.rows.dtype, self.rows.shape)
-        beyond = shape[self.rows.dim() :]  # (bytes of an element that the format has no name for)
+        beyond = shape[self.rows.dim() :]  # A trailing dimension of bytes, if the format does not support the dtype.
         return StoredPiece(
             name=self.name,
             code=code,
@@ -73,15 +78,16 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLayout:
-    """Where the pieces of a part are to lie: `header` says it, the live tensors are copied there by `fill`."""
+    """The positions of the pieces of a part."""
 
+    #: describes the pieces and their positions
     header: bytes
     nbytes: int
     pieces: Sequence[tuple[StoredPiece, torch.Tensor]]
 
     @torch.no_grad()
     def copy_pieces(self, data: torch.Tensor) -> None:
-        """Copy all pieces to where they are to lie, in `(nbytes,)` bytes of host memory."""
+        """Copy all pieces to their positions, in `(nbytes,)` bytes of host memory."""
         for piece, tensor in self.pieces:
             room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
             room.view(tensor.shape).copy_(tensor)
@@ -108,17 +114,17 @@ def lay_out(
     rows: Mapping[str, torch.Tensor] | None = None,
     place: ReplicaPosition = WHOLE_REPLICA,
 ) -> PartLayout:
-    """Return what one part of the state consists of.
+    """Return the layout of one part of the state.
 
     Args:
-        part: which of `parts` that the ranks of this role save, 0-based.
+        part: 0-based index of the part, among the `parts` of this role's ranks.
         rows: whole tensors that are saved in this part, by name.
-        place: which part of a replica is here.
+        place: the part of a replica on this worker.
     """
     pieces = list(_own_pieces(view, part, parts, place))
     pieces += [_Piece(name, tensor, (0,) * tensor.dim()) for name, tensor in (rows or {}).items()]
     stored = [to_stored(piece.rows) for piece in pieces]
-    # What takes more bytes an element comes first, so that all elements lie where a processor likes them.
+    # Tensors with larger elements come first, so that all elements are aligned.
     order = sorted(range(len(pieces)), key=lambda number: -stored[number].element_size())
     described: list[StoredPiece] = []
     end = 0
@@ -130,7 +136,7 @@ def lay_out(
 
 
 def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) -> Iterator[_Piece]:
-    """Yield the rows of a part of what this role saves."""
+    """Yield the pieces of a part of this role's tensors."""
     saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, place)]
     total = sum(view.tensors[number].nbytes for number in saved)
     begin, end = total * part // parts, total * (part + 1) // parts
@@ -141,7 +147,7 @@ def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) 
         offset = find_box(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
         nbytes = tensor.nbytes
         if spread is not None and not spread.numel():
-            tensor, whole = tensor.reshape(whole), ()  # (of nothing a place may have another shape of nothing)
+            tensor, whole = tensor.reshape(whole), ()  # The local part of an empty tensor may have another shape.
         if nbytes == 0 or tensor.dim() == 0:
             if begin <= at < end or (part == 0 and at >= total):
                 yield _Piece(name, tensor, offset, whole)
@@ -154,7 +160,7 @@ def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) 
 
 
 def _is_saved(view: StateView, number: int, place: ReplicaPosition) -> bool:
-    """Tell whether this role saves what is here of a tensor: what several have alike, the first of them does."""
+    """Return whether this role saves its local part of a tensor: equal parts are saved by the first role."""
     spread = view.spread.get(number)
     if spread is None:
         return place.is_counted_here(view.tensors[number])
@@ -164,10 +170,7 @@ def _is_saved(view: StateView, number: int, place: ReplicaPosition) -> bool:
 
 
 def stored_names(manifest: Manifest) -> list[str]:
-    """Return what each tensor of a state is called in files: as the model calls it, or by its way through the state.
-
-    No two have a name in common.
-    """
+    """Return the unique name of each tensor in files: the model's name, or the path through the state."""
     names = [spec.name for spec in manifest.tensors]
     trees = {"optimizer": manifest.optimizer, **{f"extra:{name}": node for name, node in manifest.extra.items()}}
     for prefix, node in trees.items():
@@ -178,13 +181,13 @@ def stored_names(manifest: Manifest) -> list[str]:
 
 
 def stored_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """Return the type and shape that files have for a tensor: one that the format has no name for is bytes."""
+    """Return a tensor's type code and shape in files; a dtype that the format does not support becomes bytes."""
     code = CODES.get(str(dtype).removeprefix("torch."))
     return (code, tuple(shape)) if code else ("U8", (*shape, dtype.itemsize))
 
 
 def to_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as files hold it; it shares memory with one whose elements lie one after the other."""
+    """Return a tensor as stored in files; a contiguous one shares its memory."""
     if str(tensor.dtype).removeprefix("torch.") in CODES:
         return tensor
     return tensor.contiguous().unsqueeze(-1).view(torch.uint8)

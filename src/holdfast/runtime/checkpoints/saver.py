@@ -1,4 +1,4 @@
-"""The persistent tier: the state, saved in the background, part by part, readable at any world size."""
+"""The persistent tier: saves the state in the background, part by part, readable at any world size."""
 
 from __future__ import annotations
 
@@ -42,18 +42,21 @@ from holdfast.storage import Chunk, Storage, error_text
 
 logger = logging.getLogger(__name__)
 
-#: The state's manifest, beside the parts.
+#: name of the state's manifest, next to the parts
 STATE = "state.msgpack"
-#: What each MoE layer keeps per expert, likewise.
+#: name of the description of the experts' tensors
 EXPERTS = "experts.msgpack"
-#: What the samples of its steps follow from, likewise.
+#: name of the sample settings
 SAMPLES = "samples.json"
 
 _MAX_BESIDE_BYTES = 256 << 20
 
 
 class SampleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step's samples follow from: with others a resumed job would use some twice and leave others out."""
+    """The settings that determine a step's samples.
+
+    With other settings, a resumed job would use some samples twice and leave others out.
+    """
 
     global_batch: int
     length: int
@@ -61,51 +64,53 @@ class SampleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_order(cls, order: StepSizes) -> SampleSettings:
-        """Return what of a job's order of samples a checkpoint must share."""
+        """Return the settings of a job's order of samples."""
         return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
 
     def describe_differences(self, other: SampleSettings) -> list[str]:
-        """Say where a checkpoint's are not these."""
+        """Return the differences between a checkpoint's settings and these."""
         names = {"global_batch": "global_batch", "length": "samples in the data set", "seed": "seed"}
-        pairs = [(said, getattr(other, name), getattr(self, name)) for name, said in names.items()]
-        return [f"{said} was {theirs} and is {mine}" for said, theirs, mine in pairs if theirs != mine]
+        pairs = [(words, getattr(other, name), getattr(self, name)) for name, words in names.items()]
+        return [f"{words} was {theirs} and is {mine}" for words, theirs, mine in pairs if theirs != mine]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertRows:
-    """Experts that one worker saves: what each layer keeps of them, and their rows by name."""
+    """Experts that one worker saves."""
 
+    #: the tensors and values of each layer
     specs: tuple[LayerSpec, ...]
+    #: the live rows by name
     rows: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartShare:
-    """Whose part of a checkpoint a worker saves. `term`, `generation`: of the plan under which the step was applied.
+    """The part of a checkpoint that a worker saves."""
 
-    `rank` and `world`: its rank in that plan, and how many members it has. `seal`: of the plan, so that no other run of
-    the job has the same.
-    """
-
+    #: of the plan under which the step was applied
     term: int
     generation: int
+    #: the worker's rank in the plan
     rank: int = 0
+    #: number of the plan's members
     world: int = 1
+    #: of the plan, different in every run of the job
     seal: str = ""
 
     @classmethod
     def of_member(cls, plan: GenerationPlan, worker: str) -> PartShare:
-        """Return that of one member of a plan."""
+        """Return the share of one member of a plan."""
         rank, seal = plan.rank(worker) or 0, seal_of(plan.secret).hex()[:8]
         return cls(term=plan.term, generation=plan.generation, rank=rank, world=len(plan.members), seal=seal)
 
     def checkpoint_name(self, step: int) -> CheckpointName:
-        """Return what all members of the plan call the checkpoint of a step."""
+        """Return the name of a step's checkpoint, the same for all members of the plan."""
         return CheckpointName(term=self.term, generation=self.generation, step=step, nonce=self.seal)
 
 
 class PartSink(Protocol):
-    """Where a worker's parts go: to its agent, or, where there is none, to where they stay."""
+    """Writes a worker's parts: to its agent, or directly to the storage without an agent."""
 
     @property
     def free(self) -> bool: ...
@@ -116,7 +121,7 @@ class PartSink(Protocol):
 
 
 class CheckpointSaver:
-    """Saves one worker's part of every checkpoint, never in the training thread's way but for the copy."""
+    """Saves one worker's part of every checkpoint; the training thread only waits for the copy."""
 
     def __init__(
         self,
@@ -130,17 +135,17 @@ class CheckpointSaver:
         samples: SampleSettings | None = None,
         place: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
-        """Make sure that the directory is there.
+        """Check the checkpoint directory.
 
         Args:
-            every: steps between checkpoints; None: others say when.
-            tell: sends a message to the coordinator.
-            obey: what else is done with what becomes of a checkpoint.
-            samples: those of the job, to be written down and compared; None for neither.
-            place: which part of a replica is here.
+            every: steps between checkpoints; None if the coordinator decides when.
+            send: sends a message to the coordinator.
+            forward_order: called with each order about a checkpoint, after the saver has handled it.
+            samples: the job's settings, to be saved and compared; None for neither.
+            place: the part of a replica on this worker.
 
         Raises:
-            BadInputError: the directory is not usable, or a number makes no sense.
+            BadInputError: the directory is not usable, or `every` is below 1.
         """
         if every is not None and every < 1:
             raise BadInputError(f"checkpoint_every is {every}: it must be at least 1")
@@ -153,9 +158,9 @@ class CheckpointSaver:
         self._sink, self._send = sink, send
         self._forward_order = forward_order
         self._lock = threading.Lock()
-        #: what was written here and waits for what becomes of it: the newest
+        #: the newest written part that waits for the coordinator's decision
         self._pending: CheckpointName | None = None
-        #: the newest checkpoint that counts, or the one that was loaded here since
+        #: the newest complete checkpoint, or a checkpoint loaded since
         self._newest: CheckpointName | None = None
         self._best = BestStates(storage)
         #: the step of the state that was rated last as one of the best, or 0
@@ -165,37 +170,37 @@ class CheckpointSaver:
 
     @property
     def is_idle(self) -> bool:
-        """True where nothing that was written here waits for what becomes of it."""
+        """Whether no written part waits for the coordinator's decision."""
         with self._lock:
             return self._pending is None
 
     @property
     def is_saving_best(self) -> bool:
-        """True while a state that was rated as one of the best is being saved."""
+        """Whether a state that was rated as one of the best is being saved."""
         with self._lock:
             return self._pending is not None and self._pending.step == self._rated_step
 
     @property
     def saved_step(self) -> int:
-        """The step of the newest checkpoint that counts, or of the one that was loaded here since; 0: there is none."""
+        """The step of the newest complete checkpoint, or of a checkpoint loaded since; 0 if there is neither."""
         with self._lock:
             return self._newest_step
 
     def is_still_saving(self, step: int) -> bool:
-        """Return whether this worker's part of an earlier checkpoint keeps all workers from saving after `step`."""
+        """Return whether this worker's part of an earlier checkpoint prevents saving after `step`, on all workers."""
         return (self.is_timed or self.is_due(step)) and not self._sink.free
 
     @property
     def is_timed(self) -> bool:
-        """Whether others say when a checkpoint is due, rather than the step's number."""
+        """Whether the coordinator decides when a checkpoint is due, instead of the step's number."""
         return self._every is None
 
     def set_on_idle(self, on_idle: Callable[[], None]) -> None:
-        """Call a function, from another thread, whenever `idle` may have become true."""
+        """Set a function that is called, from another thread, whenever `is_idle` may have become true."""
         self._on_idle = on_idle
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint of this step is wanted: the same on all workers."""
+        """Return whether a checkpoint of this step is due: the same on all workers."""
         return self._every is not None and step % self._every == 0
 
     def save_if_due(
@@ -206,34 +211,34 @@ class CheckpointSaver:
         wishes: Collection[Wish] = (),
         experts: Callable[[], ExpertRows] | None = None,
     ) -> bool:
-        """The state is that of `step` now: copy it if a checkpoint is due, and return whether one is under way.
+        """Copy the state of `step` if a checkpoint is due, and return whether it is being saved.
 
         Called by the training thread; the state must not change until it returns.
 
         Args:
-            wishes: those in the step's v. They say for all workers whether a checkpoint that is due is left out,
-                because some worker's part of the one before is still being written.
-            experts: gives those that this worker saves.
+            wishes: the wishes in the step result. All workers leave a due checkpoint out if some worker's part of the
+                one before is still being written.
+            experts: returns the experts that this worker saves.
         """
         return is_save_due(wishes, due=self.is_due(step)) and self.save(state, step, share, experts)
 
     def has_saved(self, step: int, share: PartShare) -> bool:
-        """Tell whether nothing more is to be written of a step by this worker."""
+        """Return whether this worker has written its part of a step, or has nothing to write."""
         with self._lock:
             return self._newest_step == step or self._pending == share.checkpoint_name(step)
 
     def save(
         self, state: TrainingState, step: int, share: PartShare, experts: Callable[[], ExpertRows] | None = None
     ) -> bool:
-        """As `offer`, due or not."""
-        begun = time.monotonic()
+        """Copy the state of `step` as `save_if_due`, even if no checkpoint is due."""
+        started = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None
         try:
             among = self._place.role_position(share.rank, share.world)
             part = copy_part(view, *among, rows.rows if rows is not None else None, self._place)
         except (RuntimeError, MemoryError) as error:
-            logger.error("the checkpoint of step %d is left out, for there is no room for a copy: %s", step, error)
-            self.report_unwritten(step, share, f"there is no room for a copy: {error}"[:1000])
+            logger.error("the checkpoint of step %d is left out, its copy does not fit into memory: %s", step, error)
+            self.report_unwritten(step, share, f"the copy does not fit into memory: {error}"[:1000])
             return False
         with self._lock:
             self._pending = share.checkpoint_name(step)
@@ -247,14 +252,14 @@ class CheckpointSaver:
                 },
                 part=share.rank,
                 parts=share.world,
-                stall_s=time.monotonic() - begun,
-                begun=begun,
+                stall_s=time.monotonic() - started,
+                begun=started,
             )
         )
         return True
 
     def report_unwritten(self, step: int, share: PartShare, why: str) -> None:
-        """Nothing of a step is to be saved here: so that nobody waits for this worker's part of it."""
+        """Report that this worker does not save a step, so that the coordinator does not wait for its part."""
         name = share.checkpoint_name(step)
         self._send(
             CheckpointUnwritten(
@@ -268,7 +273,7 @@ class CheckpointSaver:
         )
 
     def rate_state(self, rating: Rating, choice: BestChoice) -> None:
-        """The state of a step was evaluated: keep its checkpoint, once it counts, while it is one of the best."""
+        """Add the rating of a step's state: its checkpoint is kept, once complete, as long as it is one of the best."""
         with self._lock:
             self._rated_step = rating.step
         self._run_later(self._best.add_rating, rating, choice)
@@ -282,12 +287,13 @@ class CheckpointSaver:
         *,
         first: bool,
     ) -> int:
-        """As `load_checkpoint`, and the experts, too; what is whole and holds a NaN counts as damaged.
+        """Load a checkpoint as `load_checkpoint`, and its experts; an intact checkpoint with a NaN counts as damaged.
 
         Args:
-            experts: those of this worker; `wanted`: the ones of each layer that it is to host.
-            first: warn if settings of the checkpoint differ from the script's; not for a worker that has trained, whose
-                settings the checkpoint takes back together with its steps.
+            experts: of this worker.
+            wanted: the experts of each layer that it will host.
+            first: whether to warn if settings of the checkpoint differ from the script's. False for a worker that has
+                trained: the checkpoint reverts its settings together with its steps.
         """
         settings, frozen = state.optimizers.settings(), state.frozen_parameters()
         step = load_checkpoint(self.storage, name, state, self._samples, self._place)
@@ -298,17 +304,21 @@ class CheckpointSaver:
         if experts is not None:
             load_experts(self.storage, name, experts, wanted)
         if bad := state.find_nan():
-            raise DamagedCheckpointError(f"{bad} has values that are no numbers")
+            raise DamagedCheckpointError(f"{bad} contains a NaN")
         return step
 
     def on_loaded(self, name: str) -> None:
-        """The state came from this checkpoint, "" for elsewhere: what was written since is nobody's."""
+        """Forget all parts written since, because the state was replaced.
+
+        Args:
+            name: the checkpoint from which the state came, "" for another source.
+        """
         with self._lock:
             self._pending, self._newest = None, parse_name(name) if name else None
         self._on_idle()
 
     def on_order(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Hear what becomes of a checkpoint."""
+        """Handle the coordinator's order about a checkpoint."""
         if isinstance(order, AcceptCheckpoint) and not order.files:
             self._run_later(self._on_complete, order)
         elif isinstance(order, PruneCheckpoints):
@@ -319,15 +329,15 @@ class CheckpointSaver:
         self._forward_order(order)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for everything that is being written."""
         self._sink.close()
         self._later.shutdown(wait=True)
 
     def _on_complete(self, order: AcceptCheckpoint) -> None:
-        """A checkpoint counts; whoever waits for that may end this process next: what is to be done is done before."""
+        """Handle a complete checkpoint; keep it as one of the best first, because the process may end afterwards."""
         try:
             self._best.on_complete(order.step)
-        finally:  # Otherwise the training thread would wait for this checkpoint forever.
+        finally:  # Otherwise the training thread could wait for this checkpoint forever.
             self._clear_pending(order.name)
             with self._lock:
                 if order.step >= self._newest_step:
@@ -340,7 +350,7 @@ class CheckpointSaver:
                 self._pending = None
 
     def _forget_checkpoint(self, name: str) -> None:
-        """A checkpoint does not count any more, although it did: others may have found it damaged."""
+        """Forget a checkpoint that no longer counts, because another worker may have found it damaged."""
         with self._lock:
             if self._newest is not None and self._newest.folder == name:
                 self._newest = None
@@ -350,14 +360,14 @@ class CheckpointSaver:
         return self._newest.step if self._newest is not None else 0
 
     def _run_later(self, do: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # (the process is at its end)
+        with contextlib.suppress(RuntimeError):  # The executor is closed, because the process ends.
             self._later.submit(do, *arguments)
 
 
 def side_files(
     view: StateView, experts: ExpertRows | None, samples: SampleSettings | None
 ) -> dict[str, Callable[[], Iterable[Chunk]]]:
-    """Return the content of the small files of a checkpoint, by name: what its tensors are."""
+    """Return the content of the small files of a checkpoint, by name; they describe its tensors."""
     contents = {STATE: encode_manifest(view.manifest)}
     if samples is not None:
         contents[SAMPLES] = msgspec.json.encode(samples)
@@ -375,14 +385,14 @@ def load_checkpoint(
 ) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
-    Nothing is touched before the checkpoint is known to be whole and of this model.
+    The state is only changed after the checkpoint is known to be intact and of this model.
 
     Args:
-        place: which part of a replica is here, whatever was where the checkpoint was written.
+        place: the part of a replica on this worker, under any layout of the checkpoint.
 
     Raises:
-        DamagedCheckpointError: it is not whole.
-        BadInputError: it is that of another model, optimizer or extra, or of a job with other samples.
+        DamagedCheckpointError: it is not intact.
+        BadInputError: it is of another model, optimizer or extra, or of a job with other samples.
     """
     checkpoint = parse_name(name).folder
     step = checkpoint_dir.verify(storage, checkpoint, contents=storage.local)
@@ -410,7 +420,12 @@ def load_checkpoint(
 
 
 def _check_samples(storage: Storage, checkpoint: str, where: str, samples: SampleSettings) -> None:
-    """Refuse to go on with other samples; a checkpoint need not say what its were."""
+    """Refuse to resume with other samples; a checkpoint without sample settings is accepted.
+
+    Raises:
+        BadInputError: the settings differ.
+        DamagedCheckpointError: the settings cannot be read.
+    """
     if SAMPLES not in storage.entries(checkpoint):
         return
     try:
@@ -425,14 +440,14 @@ def _check_samples(storage: Storage, checkpoint: str, where: str, samples: Sampl
 
 
 def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:
-    """Load those experts that a worker is to host, at any world size; `load_checkpoint` has checked the files.
+    """Load the experts that a worker will host, at any world size; `load_checkpoint` has checked the files.
 
     Args:
         wanted: the experts of each layer.
 
     Raises:
-        DamagedCheckpointError: what it says of the experts cannot be read.
-        BadInputError: it is that of another model.
+        DamagedCheckpointError: the description of its experts cannot be read.
+        BadInputError: it is of another model.
     """
     checkpoint = parse_name(name).folder
     try:
@@ -450,7 +465,7 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
 
 
 def read_side_file(storage: Storage, checkpoint: str, name: str) -> bytes:
-    """Return one of the small files, which is what was written."""
+    """Return the verified content of one of the small files."""
     _, files = checkpoint_dir.read_manifest(storage, checkpoint)
     file = next((file for file in files if file.name == name), None)
     if file is None or file.bytes > _MAX_BESIDE_BYTES:

@@ -1,4 +1,4 @@
-"""Where a worker's parts of checkpoints go: to its agent, or, where there is none, to where they stay."""
+"""The destination of a worker's checkpoint parts: its agent, or the storage without an agent."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def make_sink(
     send: Callable[[FromWorkerProcess], None],
     at_disk: Callable[[], None],
 ) -> tuple[PartSink, OrderHandler]:
-    """Return where the parts of a worker go, and who does there what becomes of them.
+    """Return the sink of a worker's parts, and the handler of orders about them.
 
     Args:
-        settings: the agent's, None alone. tell: sends a message to agent or coordinator; thread-safe.
-        at_disk: called while something is written; an OSError of it is the disk's.
+        settings: the agent's; None without an agent.
+        send: sends a message to the agent or the coordinator; thread-safe.
+        at_disk: called during writes; its OSErrors count as errors of the disk.
     """
     if settings is not None and settings.parts:
         return PartSpool(Path(settings.parts), worker, send, at_disk), lambda order: None

@@ -1,9 +1,9 @@
-"""Reads the tensors of a checkpoint into tensors that are there, at any world size, without running anything.
+"""Reads the tensors of a checkpoint into existing tensors, at any world size, without executing anything.
 
-Of a tensor that is spread over a unit's places what belongs here is read, whichever boxes of it lie there.
+Of a tensor that is spread over a replica group only the local part is read, from any division into boxes.
 
-Whoever can write to the checkpoint directory can put there what he likes: what a file says it holds is compared with
-what is wanted before a byte is read.
+Everyone who can write to the checkpoint directory could put malicious files there. So a file's description is compared
+with the wanted tensors before any byte is read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from holdfast.storage import Storage, error_text
 def load_tensors(
     storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart] | None = None
 ) -> None:
-    """Fill tensors, by name, with what a checkpoint holds; the caller has verified it.
+    """Fill tensors, by name, from a checkpoint that the caller has verified.
 
     Args:
-        parts: which parts of the checkpoint's tensors those are that are not all of them.
+        parts: the local parts, for tensors that are not complete.
 
     Raises:
-        DamagedCheckpointError: it holds something else, or cannot be read. Some tensors may be filled.
+        DamagedCheckpointError: the content does not match, or cannot be read. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
     filling = BoxReader(tensors, parts or {})
@@ -52,7 +52,7 @@ def load_tensors(
 
 
 def open_verified(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
-    """Open a file whose content is known to be what was written: one that lies far away is fetched, and looked at.
+    """Open a file with verified content; a remote file is fetched and its hash is compared.
 
     Raises:
         DamagedCheckpointError: it has other content.
@@ -67,7 +67,7 @@ def open_verified(storage: Storage, checkpoint: str, file: StoredFile) -> Binary
 
 
 class SeekableBytes(Protocol):
-    """What pieces of tensors are read from."""
+    """The source from which pieces of tensors are read."""
 
     def seek(self, offset: int, /) -> int: ...
 
@@ -75,34 +75,35 @@ class SeekableBytes(Protocol):
 
 
 class BoxReader:
-    """Tensors on their way in, from files with boxes of them."""
+    """Reads tensors from files that contain boxes of them."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart]) -> None:
-        """Nothing is here yet.
+        """Start without files.
 
         Args:
-            tensors: by name. parts: which parts of the whole tensors those are that are not all of them.
+            tensors: by name.
+            parts: the local parts, for tensors that are not complete.
         """
         whole = {name: LocalPart(Box.of_whole(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
         self._tensors, self._parts = tensors, {**whole, **parts}
-        #: what was there of each, whether it was wanted here or not
+        #: all boxes of each tensor, including unwanted ones
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}
 
     @property
     def missing_tensor(self) -> str:
-        """The name of a tensor that was not there as a whole, each element once; "" where all were."""
+        """The name of a tensor of which some elements were missing or present twice, or ""."""
         return next((name for name in self._found if not cover_exactly(self._found[name], self._parts[name].whole)), "")
 
     def read_file(self, stream: BinaryIO, called: str, size: int) -> None:
-        """Read from one file what is wanted of it."""
+        """Read the wanted pieces of one file."""
         pieces, start = read_header(stream, size, called)
         self.read_pieces(stream, called, pieces, start)
 
     def byte_ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
-        """Return which bytes of a file `take_pieces` would read, where they begin and how many, from `start` on.
+        """Return start, from the first piece, and length of each range that `read_pieces` would read.
 
         Raises:
-            DamagedCheckpointError: a piece is none of its tensor.
+            DamagedCheckpointError: a piece does not belong to its tensor.
         """
         found: list[tuple[int, int]] = []
         for piece in pieces:
@@ -115,10 +116,10 @@ class BoxReader:
         return found
 
     def read_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
-        """Read what is wanted of these pieces, whose bytes begin at `start`.
+        """Read the wanted parts of these pieces; their bytes start at `start`.
 
         Raises:
-            DamagedCheckpointError: one is none of its tensor.
+            DamagedCheckpointError: a piece does not belong to its tensor.
         """
         for piece in pieces:
             if piece.name not in self._tensors:
@@ -131,24 +132,24 @@ class BoxReader:
 
 
 def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
-    """Return which box of a tensor of this shape a piece is.
+    """Return a piece's box in a tensor of this shape.
 
     Raises:
-        DamagedCheckpointError: it is none.
+        DamagedCheckpointError: the piece does not belong to the tensor.
     """
     code, shape = stored_type(tensor.dtype, whole)
     box, beyond = piece.box, shape[len(whole) :]
     fits = piece.code == code and box.fits_into(shape) and box.shape[len(whole) :] == beyond
     if not fits or piece.whole not in ((), shape):
-        said_whole = f" of {piece.whole}" if piece.whole else ""
+        of_whole = f" of {piece.whole}" if piece.whole else ""
         raise DamagedCheckpointError(
-            f"{called}: {piece.name} is {piece.code} {box.shape} at {box.offset}{said_whole}, not of {code} {shape}"
+            f"{called}: {piece.name} is {piece.code} {box.shape} at {box.offset}{of_whole}, not of {code} {shape}"
         )
     return Box(box.offset[: len(whole)], box.shape[: len(whole)])
 
 
 def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
-    """Return those rows of a box that have something of what is wanted, and how many elements lie before them."""
+    """Return the rows of a box that overlap another one, after the number of elements before them."""
     if not box.shape:
         return 0, box
     rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))
@@ -157,7 +158,7 @@ def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
 
 @torch.no_grad()
 def _read_box(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
-    """Read what is wanted of a box whose bytes begin somewhere; no more rows of it are read than have some of that."""
+    """Read the wanted part of a box that starts at an offset; only the rows that overlap it are read."""
     before, rows = _overlapping_rows(box, wanted)
     start += before * into.itemsize
     direct = rows.shape == wanted.shape and is_directly_readable(into)
@@ -166,7 +167,7 @@ def _read_box(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, w
     nbytes = rows.size * into.itemsize
     data = stream.read(nbytes)
     if len(data) != nbytes:
-        raise OSError(errno.EIO, "it ends too early")
+        raise OSError(errno.EIO, "the file is too short")
     room.reshape(-1).view(torch.uint8).numpy().data[:] = data
     if not direct:
         into.copy_(room[wanted.slices_in(rows)])

@@ -1,7 +1,7 @@
-"""A checkpoint as one file that `torch.load(FILE, weights_only=True)` reads: a program of its own for the commands.
+"""Writes a checkpoint as one file for `torch.load(FILE, weights_only=True)`: a program used by the commands.
 
-Its state is a dict: `step`, `model` (as `model.load_state_dict` takes it, but for experts), `experts`, `optimizer` (as
-its state_dict), `extra`.
+The file's state is a dict: `step`, `model` (as for `model.load_state_dict`, except for experts), `experts`, `optimizer`
+(as its state_dict), `extra`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DTYPES = {code: name for name, code in CODES.items()}
 
 
 def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
-    """Return the state of a checkpoint, of nothing but tensors, numbers, texts, and collections of them.
+    """Return the state of a checkpoint, which contains only tensors, numbers, texts, and collections of them.
 
     Raises:
         DamagedCheckpointError: it cannot be read.
@@ -62,7 +62,7 @@ def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[s
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value with no other collections in it than torch reads without running anything."""
+    """Return a value with only the collections that torch reads without executing anything."""
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, tuple):
@@ -77,7 +77,7 @@ def main(place: str, checkpoint: str, output: str, what: str) -> None:
     """Write the file.
 
     Raises:
-        HoldfastError: the checkpoint cannot be read, or the file not be written.
+        HoldfastError: the checkpoint cannot be read, or the file cannot be written.
     """
     state = read_state(storage_at(place), checkpoint, model_only=what == "model")
     partial = f"{output}.{os.getpid()}"
@@ -86,7 +86,7 @@ def main(place: str, checkpoint: str, output: str, what: str) -> None:
             torch.save(state, file)
         os.replace(partial, output)
     except (OSError, RuntimeError) as error:
-        # torch closes its archive whatever has come, and then says of a full disk where in its own code that was.
+        # torch closes its archive even after an error, and then replaces the error of a full disk by its own one.
         disk = error if isinstance(error, OSError) else error.__context__
         if not isinstance(disk, OSError):
             raise

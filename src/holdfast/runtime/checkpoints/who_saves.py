@@ -1,4 +1,4 @@
-"""Who saves this process's part of the state, where the job has a place for checkpoints."""
+"""Makes the checkpoint saver of a worker, if the job has a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def make_saver(
     faults: Faults,
     workload: Workload,
 ) -> CheckpointSaver | None:
-    """Return it; None without a place.
+    """Return the checkpoint saver, or None without a checkpoint directory.
 
     Args:
-        every: steps between checkpoints, or that the job says when (`auto`). tell: whoever decides when.
+        every: steps between checkpoints, or `auto` if the coordinator decides when.
+        send: sends a message to the coordinator.
     """
     if storage is None:
         return None

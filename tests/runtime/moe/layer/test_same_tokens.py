@@ -137,4 +137,4 @@ def test_other_tokens_at_each_place_are_refused() -> None:
     """As where activations are cut along their sequence."""
     for given, counts in ((tokens_of(6).chunk(3), "2, 2, 2"), ([tokens_of(7)[:n] for n in (7, 7, 6)], "7, 7, 6")):
         for why in refused_at_all(given):
-            assert f"other tokens at each place along tensor ({counts} of them)" in why
+            assert f"other tokens on each local rank along tensor ({counts} of them)" in why
