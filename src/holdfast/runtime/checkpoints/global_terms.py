@@ -147,9 +147,9 @@ def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterat
                 yield number, meshes[0]
             elif spec.placed or likes - {""}:
                 raise StateMismatchError(
-                    f"extra[{name!r}] has a tensor {'.'.join(way)!r} of the shape {spec.shape}, made after job.protect() "
-                    "and under another layout: its placement under this one is unknown; make it before job.protect(), or "
-                    "give it the name of its parameter"
+                    f"extra[{name!r}] has a tensor {'.'.join(way)!r} of the shape {spec.shape}, made after "
+                    "job.protect() and under another layout: its placement under this one is unknown; make it before "
+                    "job.protect(), or give it the name of its parameter"
                 )
 
 
