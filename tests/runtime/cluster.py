@@ -65,7 +65,7 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
     Each of those leaves a file once it votes.
     """
     session = job._session
-    reduce, voting = session.workload.reduce, session._machine.voting
+    reduce, begin_vote = session.workload.reduce, session._machine.begin_vote
 
     def late(*arguments: Any) -> Any:
         v = reduce(*arguments)
@@ -75,15 +75,15 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
 
     def seen() -> bool:
         (directory / f"{node}.votes").touch()
-        return voting()
+        return begin_vote()
 
     if due.get(node) == step:
         del due[node]  # (the first attempt only)
         session.workload.reduce = late
     elif step in due.values():
-        session._machine.voting = seen
+        session._machine.begin_vote = seen
     yield
-    session.workload.reduce, session._machine.voting = reduce, voting
+    session.workload.reduce, session._machine.begin_vote = reduce, begin_vote
 
 
 def is_open(job: Any, gate: int, due: Path) -> bool:

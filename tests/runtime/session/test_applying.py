@@ -55,7 +55,7 @@ class Passed:
         setattr(resources, transfer, self.transfer)
         workload: Any = SimpleNamespace(
             apply=lambda commit: self.happened.put("applied"),
-            state=SimpleNamespace(watch=SimpleNamespace(note=lambda: None)),
+            state=SimpleNamespace(watch=SimpleNamespace(record=lambda: None)),
             loader=SimpleNamespace(last_step=None),
         )
         faults: Any = SimpleNamespace(strike_at=lambda *_: None)

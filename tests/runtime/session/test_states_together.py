@@ -101,7 +101,9 @@ class Place:
         with self.changed:
             assert self.machine.accept_push(2)
             header = SimpleNamespace(manifest=None, passed=(), step=1)
-            receipt: Any = SimpleNamespace(ended=True, result=lambda: header, tensors=[], let_go=self._let_go)
+            receipt: Any = SimpleNamespace(
+                has_ended=True, result=lambda: header, tensors=[], release_tensors=self._let_go
+            )
             self.resources.receipt = receipt
             self.changed.notify_all()
 
