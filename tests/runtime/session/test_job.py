@@ -373,6 +373,32 @@ def test_alone_a_checkpoint_that_is_sealed_after_a_newer_one_supersedes_nothing_
     assert pruned == [checkpoint_name(4)]
 
 
+def test_alone_messages_of_two_threads_are_handled_one_after_the_other(tmp_path: Path) -> None:
+    """Two threads write checkpoints: one sealed checkpoint was forgotten, and never removed."""
+    both = threading.Barrier(2)
+    together: list[float] = []
+
+    def now() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.append(both.wait(0.3))
+        return 0.0
+
+    link = SoloLink(LocalStorage(tmp_path), now=now)
+    messages = [
+        msg.CheckpointKept(
+            worker="n/0/a", term=1, generation=1, step=step, name=checkpoint_name(step), bytes=1, seconds=0.1
+        )
+        for step in (4, 8)
+    ]
+    threads = [threading.Thread(target=link.send, args=(message,)) for message in messages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == []
+
+
 def checkpoint_name(step: int) -> str:
     return CheckpointName(term=1, generation=1, step=step, nonce="ab").folder
 

@@ -43,6 +43,8 @@ class SoloLink:
             in_time: whether to request checkpoints by time.
             now: a clock, in seconds.
         """
+        #: The session and both threads that write checkpoints send messages.
+        self._lock = threading.Lock()
         self._storage = storage
         self._in_time = in_time and storage is not None
         self._now = now
@@ -78,11 +80,15 @@ class SoloLink:
         threading.Thread(target=listen, name="holdfast-solo", daemon=True).start()
 
     def send(self, message: FromWorkerProcess) -> None:
-        """Handle a message of the worker.
+        """Handle a message of the worker, from any of its threads.
 
         Raises:
             JobFailedError: there are checkpoints and none can be read, or a step was refused twice.
         """
+        with self._lock:
+            self._handle(message)
+
+    def _handle(self, message: FromWorkerProcess) -> None:
         match message:
             case msg.Attach():
                 self._find_checkpoints()
