@@ -59,7 +59,7 @@ def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp
     for survivor in survivors:
         job.inject("hold", survivor, step=5, phase="passed")
     job.inject("kill", victim, step=5, phase="passed")
-    job.wait_output("at step 5, passed, is due", times=3)
+    job.wait_output("will strike at step 5, passed", times=3)
     (tmp_path / "go-5").touch()
     check_saved(job, 5)
     assert [event.node for event in job.all(FailureDetected)] == [victim], job.story()

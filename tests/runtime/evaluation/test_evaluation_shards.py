@@ -55,7 +55,7 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"every": 0}, "every is 0: it must be a whole number, 1 at least"),
+        ({"every": 0}, "every is 0: it must be a whole number, at least 1"),
         ({"every": 2.0}, "every is 2.0"),
         ({"keep": -1}, "save_top_k is -1"),
         ({"mode": "best"}, "mode is 'best': it must be min or max"),
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None
         ({"loss": "low"}, "the value of 'loss' is a str: give a number, or a tensor of one element"),
         ({3: 1.0}, "3 is not a name"),
         ({"a" * 200: 1.0}, "is not a name"),
-        ({f"{number:90}": 1.0 for number in range(100)}, "100 values: they may take .* return fewer"),
+        ({f"{number:90}": 1.0 for number in range(100)}, "100 values: with their names they may have .* return fewer"),
     ],
 )
 def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:

@@ -64,7 +64,7 @@ def as_it_is(model: nn.Module, _: Job) -> nn.Module:
     [
         (ddp, "the model is torch's DistributedDataParallel: drop the wrapper"),
         (ddp_inside, "module '0' is torch's DistributedDataParallel: drop"),
-        (on_another_mesh, r"parameter '0\.weight' is spread over another mesh than the job's"),
+        (on_another_mesh, r"parameter '0\.weight' is sharded over another mesh than the job's"),
         (as_it_is, r"parameter '0\.weight' is not sharded"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("own",)))
     distributed.destroy_process_group()
     job = Job(None, layout=Layout())
-    with pytest.raises(BadInputError, match=r"parameter '0\.weight' is spread over another mesh than the job's"):
+    with pytest.raises(BadInputError, match=r"parameter '0\.weight' is sharded over another mesh than the job's"):
         protect(job, model)
 
 
@@ -114,7 +114,7 @@ def test_what_is_spread_as_no_checkpoint_can_say() -> None:
         torch.zeros(3, 2), job.mesh["tensor"], [Shard(0)], run_check=False, shape=torch.Size((4, 2)), stride=(2, 1)
     )
     model[0].weight = nn.Parameter(part)
-    with pytest.raises(BadInputError, match=r"parameter '0\.weight', of the shape \(4, 2\), is spread as tensor"):
+    with pytest.raises(BadInputError, match=r"parameter '0\.weight', of the shape \(4, 2\), is sharded as tensor"):
         protect(job, model)
 
 

@@ -168,9 +168,9 @@ def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
     script.job.evaluate(lambda batch: {"loss": values[script.steps]}, DATA, every=2, save_top_k=2)
     script.run(6)
     assert [path.name for path in tmp_path.glob("best-*") if path.is_dir()] == ["best-eval-00000006"]
-    said = [record.getMessage() for record in caplog.records if "none of the best" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "not kept as one of the best" in record.getMessage()]
     assert said == [
-        f"eval of step {step}: loss is {value}, so that its state is none of the best, and not kept as one"
+        f"eval of step {step}: loss is {value}, so its state is not kept as one of the best"
         for step, value in ((2, "nan"), (4, "-inf"))
     ]
 

@@ -1,9 +1,9 @@
-"""Evaluates a state between two steps: shards are dealt out to the ranks, and a redo keeps those that are done.
+"""Evaluates the state between two steps. Shards are divided among the ranks; a repetition keeps finished shards.
 
-That is at the beginning of an attempt at a step, when the state of the one before is in force on all ranks. They tell
-each other which shards each has; what nobody has is dealt out, and all results are gathered. Nothing of the state
-changes, so nothing is decided: whoever leaves it in the middle, for a failure, begins again under the next generation
-with what is there.
+An evaluation runs at the beginning of an attempt at a step, when the state of the step before is in force on all ranks.
+The ranks tell each other which shards they have. Missing shards are assigned, and all results are gathered. The state
+does not change, so the coordinator does not decide anything: after a failure, a rank starts again under the next
+generation with its finished shards.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from holdfast.runtime.tensors import fork_rng, named_modules
 
 logger = logging.getLogger(__name__)
 
-#: (its randomness is not that of a step's micro-batch of the same number)
+#: separates the randomness from that of the step's micro-batch with the same number
 _EVALUATING = 0x6576616C
-#: of the number under which the places of a unit agree on a shard; the rest is that of the evaluation
+#: bits for the shard in the number of a proposal; the higher bits are the evaluation's
 _SHARD_BITS = 40
 
 
 class _Share(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says: its evaluation's settings, which shards it has; or results."""
+    """One rank's contribution: its evaluation's settings, and which shards it has."""
 
     settings: tuple[str, int, int, int]
     bits: bytes
@@ -62,28 +62,28 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Evaluator:
-    """All evaluations of a job; for the training thread."""
+    """All evaluations of a job. For the training thread."""
 
     def __init__(
         self, shared: SharedContext, workload: Workload, saver: CheckpointSaver | None, experts: SessionExperts | None
     ) -> None:
-        """Evaluate nothing yet; the arguments are those of the session."""
+        """Create one without evaluations, from a session's parts."""
         self._shared = shared
         self._workload = workload
         self._saver = saver
         self._experts = experts
         self._evaluations: list[ModelEvaluation] = []
-        #: of which step the results here are; by evaluation and shard
+        #: the step that the results belong to; by evaluation and shard
         self._step = 0
         self._held: dict[str, dict[int, ShardResult]] = {}
-        #: what all results came to, of the newest steps
+        #: combined results of the newest steps
         self._found: list[EvaluationResult] = []
 
     def add(self, evaluation: ModelEvaluation) -> None:
-        """Evaluate this as well.
+        """Add an evaluation.
 
         Raises:
-            BadInputError: there is one of that name; or states are to be kept, and nowhere.
+            BadInputError: its name is taken, or best states must be kept and there is no checkpoint directory.
         """
         if any(other.name == evaluation.name for other in self._evaluations):
             raise BadInputError(f"job.evaluate(name={evaluation.name!r}) was called twice: give them other names")
@@ -95,7 +95,7 @@ class Evaluator:
         self._evaluations.append(evaluation)
 
     def on_state_replaced(self) -> None:
-        """The state was replaced by another that was not made here: what is known of any state may be another's."""
+        """Forget all results, which may belong to another state."""
         self._step, self._held, self._found = 0, {}, []
 
     def due_at(self, step: int) -> list[ModelEvaluation]:
@@ -103,11 +103,11 @@ class Evaluator:
         return [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
 
     def run_due(self, step: int, generation: int) -> bool:
-        """Evaluate the state of `step` where that is due; False where the generation was left meanwhile.
+        """Run the due evaluations of the state of `step`. Return False if the generation ended meanwhile.
 
         Raises:
-            BadInputError: what was measured does not fit.
-            Exception: whatever a script's function raised.
+            BadInputError: a result is not valid.
+            Exception: an exception of the script's function.
         """
         due = self.due_at(step)
         self._workload.logged.evaluation_metrics = {}
@@ -132,7 +132,7 @@ class Evaluator:
         return True
 
     def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
-        """Go through one evaluation; False where a Stop came."""
+        """Run one evaluation; return False if a Stop came."""
         comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
         known = self._find_holders(evaluation, groups.world, held)
@@ -143,12 +143,13 @@ class Evaluator:
                     if self._shared.is_over(generation):
                         return False
                 if not self._run_round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
-                    self._shared.wait_for(generation, lambda: None)  # (the layers have told what broke)
+                    self._shared.wait_for(generation, lambda: None)  # the layers reported the failure
                     return False
         mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
         mine |= {shard: held[shard] for shard, holder in enumerate(known) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
-        # (What the places of a unit have measured may differ by rounding, where experts have added it up elsewhere.)
+        # Results of a replica group's ranks may differ by rounding, if experts were summed elsewhere. Use the first
+        # rank's.
         mine = {} if self._workload.place.local_rank else mine
         for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
@@ -164,12 +165,12 @@ class Evaluator:
         rank: int,
         generation: int,
     ) -> bool:
-        """Measure this rank's one of these shards; False where an exchange of tokens was broken off, or a Stop came.
+        """Measure this rank's shard of a round; return False if an exchange of tokens was interrupted, or a Stop came.
 
-        Experts are where they are: in each round a rank without a shard lets its own take part in the others'.
+        Experts do not move. A rank without a shard lets its experts take part in the shards of other ranks.
 
         Raises:
-            BadInputError: the function does not call the model once for each batch, and it has experts.
+            BadInputError: the model has experts, and the function does not call it once for each batch.
         """
         experts = self._workload.experts
         if rank < len(shards):
@@ -191,7 +192,7 @@ class Evaluator:
         return experts is None or experts.void is None
 
     def _agree_on_shard(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
-        """Wait until all places of the unit are about to measure a shard; False: none of them will."""
+        """Wait until all ranks of the replica group are ready to measure a shard. Return False if none of them will."""
         number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
         proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
         return self._shared.agree(proposal, lambda: not self._shared.is_over(generation))
@@ -199,19 +200,21 @@ class Evaluator:
     def _find_holders(
         self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]
     ) -> list[int | None]:
-        """Return which rank of its domain has each shard first: a unit has what all of its places have.
+        """Return, for each shard, the first rank of the domain that has it.
+
+        A replica group has a shard if all its ranks do.
 
         Args:
-            comm: of the world: some places may have got the others' results, and the rest of their units not.
+            comm: of the world, because only some ranks of a replica group may have received results.
 
         Raises:
-            BadInputError: the workers evaluate other things.
+            BadInputError: the workers have different evaluations.
         """
         mine = _Share(evaluation.settings, pack_shards(held, evaluation.shards))
         shares = [_shares.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "evaluation")]
         if others := sorted({share.settings for share in shares} - {evaluation.settings}):
             raise BadInputError(
-                f"job.evaluate() is not called alike on all workers: (name, every, samples, batch) is "
+                f"job.evaluate() has other arguments on other workers: (name, every, samples, batch) is "
                 f"{evaluation.settings} here and {others[0]} elsewhere"
             )
         places = self._workload.place.layout.places
@@ -227,7 +230,7 @@ class Evaluator:
         return evaluation.make_result(shard, evaluation.measure(batch))
 
     def _record_result(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
-        """Take note of what came of an evaluation, and have its state saved where it may be one of the best."""
+        """Record the result of an evaluation, and save the state if it may be one of the best."""
         step, name = self._step, evaluation.name
         self._workload.logged.evaluation_metrics |= {f"{name}/{key}": value for key, value in found.items()}
         best = self._may_be_best(evaluation, found)
@@ -247,17 +250,17 @@ class Evaluator:
             if evaluation.choice.keep and not best:
                 monitor = evaluation.choice.monitor
                 logger.warning(
-                    "%s of step %d: %s is %s, so that its state is none of the best, and not kept as one",
+                    "%s of step %d: %s is %s, so its state is not kept as one of the best",
                     *(name, step, monitor, found[monitor]),
                 )
 
     @staticmethod
     def _may_be_best(evaluation: ModelEvaluation, found: dict[str, float]) -> bool:
-        """Tell whether states are kept by what was found, and this one can be compared with others."""
+        """Return whether best states are kept, and this result can be compared."""
         return bool(evaluation.choice.keep) and math.isfinite(found[evaluation.choice.monitor])
 
     def _save_state(self) -> None:
-        """Have this worker's part of the state saved, unless it is already."""
+        """Save this worker's part of the state, if it is not saved."""
         saver, plan, step = self._saver, self._shared.machine.plan, self._step
         if saver is None or plan is None:
             return
@@ -269,17 +272,17 @@ class Evaluator:
             )
 
     def _send_results(self, generation: int) -> None:
-        """Say what all evaluations have come to, those of before again: whoever was told may not be there any more."""
+        """Send the results of all evaluations, including earlier ones: the coordinator may have changed."""
         with self._shared.changed:
             machine = self._shared.machine
-            told = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._found))
+            done = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._found))
             if machine.plan is not None and machine.plan.is_witness(machine.worker):
-                self._shared.send(told)
+                self._shared.send(done)
 
 
 @contextmanager
 def _preserve_script_state(workload: Workload) -> Generator[None]:
-    """Leave generators, modes and buffers as they were."""
+    """Restore random generators, modes and buffers afterwards."""
     modules: Sequence[tuple[torch.nn.Module, bool]] = [
         (module, module.training) for _, module in named_modules(workload.state.model)
     ]

@@ -1,4 +1,4 @@
-"""One evaluation of a script: its data in shards, what one shard gives, and what all of them come to."""
+"""One evaluation of a script: its data in shards, a shard's result, and the combined result."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from holdfast.runtime.gradients.logged_values import check_name, to_number
 from holdfast.runtime.options import format_value
 from holdfast.runtime.tensors import is_unbatched_collate
 
-#: what a script computes of a batch: means over its samples, by name
+#: the script's function: returns means over a batch's samples, by name
 Measure = Callable[[Any], Mapping[str, "torch.Tensor | float"]]
 
 
 class ShardResult(msgspec.Struct, frozen=True, array_like=True):
-    """What came of one shard: how many samples it has, and the means over them."""
+    """The result of one shard: its number of samples, and the means over them."""
 
     samples: int
     means: dict[str, float]
 
 
 class ModelEvaluation:
-    """What is measured, of which data, how often."""
+    """An evaluation: the function, the data, and how often it runs."""
 
     def __init__(
         self, measure: Measure, data: Any, *, every: int, name: str, micro_batch: int, choice: BestChoice
     ) -> None:
-        """Cut the data into shards.
+        """Split the data into shards.
 
         Args:
-            data: a map-style data set, in batches of `micro_batch`, or a DataLoader of one, in its own.
+            data: a map-style data set, in batches of `micro_batch`; or a DataLoader of one, with its own batch size.
 
         Raises:
-            BadInputError: something does not fit.
+            BadInputError: an argument is not valid.
         """
         where = f"job.evaluate(name={format_value(name)})"
         if not isinstance(cast(object, name), str) or not re.fullmatch(NAME_PATTERN, name):
             raise BadInputError(
-                f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and begins with neither"
+                f"{where}: a name has up to 64 letters, digits, '.', '_' and '-', and starts with a letter or digit"
             )
         if not callable(cast(object, measure)):
             raise BadInputError(f"{where}: the function is a {type(measure).__name__}: give a function of a batch")
         for said, number, least in (("every", every, 1), ("save_top_k", choice.keep, 0)):
             if not isinstance(cast(object, number), int) or number < least:
-                raise BadInputError(f"{where}: {said} is {number!r}: it must be a whole number, {least} at least")
+                raise BadInputError(f"{where}: {said} is {number!r}: it must be a whole number, at least {least}")
         if choice.mode not in ("min", "max"):
             raise BadInputError(f"{where}: mode is {choice.mode!r}: it must be min or max")
         dataset, collate, batch = data, None, micro_batch
@@ -75,12 +75,12 @@ class ModelEvaluation:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """The number of shards."""
         return -(-self.samples // self.batch)
 
     @property
     def settings(self) -> tuple[str, int, int, int]:
-        """What all workers must have alike."""
+        """The settings that must be equal on all workers."""
         return self.name, self.every, self.samples, self.batch
 
     def indices(self, shard: int) -> list[int]:
@@ -92,10 +92,10 @@ class ModelEvaluation:
         return self._fetch(step, shard, self.indices(shard))
 
     def make_result(self, shard: int, found: object) -> ShardResult:
-        """Return what a script has measured of a shard, as numbers.
+        """Convert the script's result for a shard to numbers.
 
         Raises:
-            BadInputError: it is no mapping of names to numbers.
+            BadInputError: it is not a mapping of names to numbers.
         """
         where = f"the function of job.evaluate(name={self.name!r})"
         if not isinstance(found, Mapping):
@@ -109,16 +109,16 @@ class ModelEvaluation:
             means[name] = float(to_number(where, name, value))
         if metrics_bytes({f"{self.name}/{name}": 0.0 for name in means}) > MAX_METRICS_BYTES // 2:
             raise BadInputError(
-                f"{where} returned {len(means)} values: they may take {MAX_METRICS_BYTES // 2} bytes; return fewer of "
-                "them, under shorter names"
+                f"{where} returned {len(means)} values: with their names they may have {MAX_METRICS_BYTES // 2} bytes; "
+                "return fewer values, or shorten their names"
             )
         return ShardResult(len(self.indices(shard)), means)
 
     def combine(self, results: Sequence[ShardResult]) -> dict[str, float]:
-        """Return the means over all samples: shard by shard, in their order, each weighted by its samples.
+        """Return the means over all samples: shard by shard, in order, weighted by their samples.
 
         Raises:
-            BadInputError: not all shards have the same names, or what is monitored is not among them.
+            BadInputError: shards have different names, or the monitored value is missing.
         """
         names = sorted(results[0].means)
         for number, result in enumerate(results):
@@ -142,19 +142,19 @@ class ModelEvaluation:
 
 
 def pack_shards(shards: Mapping[int, ShardResult], count: int) -> bytes:
-    """Return which of so many shards are there."""
+    """Return the set of these shards as bits, for `count` shards."""
     there = np.zeros(count, dtype=np.bool_)
     there[list(shards)] = True
     return np.packbits(there).tobytes()
 
 
 def intersect_bits(bits: Sequence[bytes]) -> bytes:
-    """Return the bits that all of these have."""
+    """Return the bits that are set in all of these."""
     return reduce(lambda all_of, one: bytes(a & b for a, b in zip(all_of, one, strict=True)), bits)
 
 
 def find_first_holders(bits: Sequence[bytes], count: int) -> list[int | None]:
-    """Return the first rank that has each shard, None where nobody has; `bits`: of all ranks."""
+    """Return the first rank that has each shard, or None; `bits` has one element per rank."""
     found: list[int | None] = [None] * count
     for rank in range(len(bits) - 1, -1, -1):
         there = np.unpackbits(np.frombuffer(bits[rank], dtype=np.uint8), count=count)

@@ -1,4 +1,4 @@
-"""A group whose rank dies in the middle of a collective: fault injection."""
+"""Fault injection: a communicator on which faults strike in the middle of a collective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.runtime.groups.communicator import Communicator, Pending
 
 
 class FaultingCommunicator(Communicator):
-    """Strikes right after an all-to-all was issued."""
+    """Executes due faults right after an all-to-all or a reduce-scatter was issued."""
 
     def __init__(self, inner: Communicator, faults: Faults, step: int, phase: str) -> None:
         super().__init__(rank=inner.rank, size=inner.size, generation=inner.generation, halt=inner.halted)

@@ -1,10 +1,10 @@
-"""A bit of a tensor flips: fault injection."""
+"""Fault injection: flips a bit of a tensor."""
 
 from __future__ import annotations
 
 import torch
 
-#: of the last byte but one: part of the mantissa in every usual type of floating point, and no small part
+#: In the second highest byte: a high bit of the mantissa in every common floating-point type.
 _BIT = 0x08
 
 

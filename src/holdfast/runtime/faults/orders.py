@@ -1,4 +1,4 @@
-"""Fault injection: die (or stand still) in a stated way, now or where the step reaches a stated phase."""
+"""Fault injection: executes a fault now, or when a step reaches a given phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.protocol.messages.orders import Inject
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 13
-#: What happens in the training thread, or not at all.
+#: Faults that only the training thread can execute.
 IN_THREAD = ("raise", "memory", "hold", "hang", "slow", "slow-link", "drop", "corrupt-state")
 
 
@@ -26,13 +26,13 @@ class InjectedError(HoldfastError):
 
 
 class Faults:
-    """The faults that this worker has been told to have. Thread-safe."""
+    """The faults that this worker was ordered to execute. Thread-safe."""
 
     def __init__(self, agent_pid: Callable[[], int | None]) -> None:
-        """Begin with none; the coordinator's orders bring them.
+        """Start without faults; the coordinator's orders add them.
 
         Args:
-            agent_pid: the agent's process, which dies too where the whole node does; None where there is none.
+            agent_pid: returns the agent's process, which also dies if the whole node should; None without an agent.
         """
         self._agent_pid = agent_pid
         self._lock = threading.Lock()
@@ -46,29 +46,31 @@ class Faults:
     def register_actions(
         self, *, hold: Callable[[], None], drop: Callable[[], None], corrupt: Callable[[], None]
     ) -> None:
-        """Say what three of them do; all are called in the training thread.
+        """Register what three of the faults do. All are called in the training thread.
 
         Args:
-            hold: returns once the generation is over. drop: breaks the connections to all peers. corrupt: flips a bit.
+            hold: returns when the generation is over.
+            drop: breaks the connections to all peers.
+            corrupt: flips a bit.
         """
         self._hold, self._drop, self._corrupt = hold, drop, corrupt
 
     def on_inject(self, inject: Inject) -> None:
-        """Take an order: carried out here and now where it names no phase; some wait for the training thread."""
+        """Execute a fault at once, or keep it for its step and phase or for the training thread."""
         if inject.step is None and not inject.phase and inject.fault not in IN_THREAD:
             self._strike(inject)
             return
         with self._lock:
             self._armed.append(inject)
         when = "the next step" if inject.step is None else f"step {inject.step}"
-        logger.warning("fault injection: %s at %s, %s, is due", inject.fault, when, inject.phase or "any phase")
+        logger.warning("fault injection: %s will strike at %s, %s", inject.fault, when, inject.phase or "any phase")
 
     def is_due(self, phase: str, step: int) -> bool:
-        """Return whether `at` would strike."""
+        """Return whether `strike_at` would execute a fault."""
         return bool(self._armed) and any(_is_due(inject, phase, step) for inject in list(self._armed))
 
     def strike_at(self, phase: str, step: int) -> None:
-        """The step has reached a phase. Does not return where a fault is due.
+        """Execute a fault that is due in this phase. May not return.
 
         Raises:
             InjectedError: fault="raise".
@@ -77,31 +79,31 @@ class Faults:
             self._strike_due(phase, step, raising=True)
 
     def strike_in_compute(self, step: int) -> None:
-        """A micro-batch is being computed: where a thread hangs unless another phase was named."""
+        """Execute a fault that is due in the middle of a micro-batch, such as a hang."""
         if self._armed:
             self._strike_due("compute", step, raising=True, at_work=True)
 
     def slow_down(self, since: float) -> None:
-        """A micro-batch that was begun then (`time.monotonic()`) is computed: take longer, where that is wanted."""
+        """Delay the end of a micro-batch that started at `since` (`time.monotonic()`), if the worker should be slow."""
         if self._times > 1.0:
             time.sleep((self._times - 1.0) * (time.monotonic() - since))
 
     @property
     def slow_link(self) -> float:
-        """How many times slower this worker's data is to go out to others; 1: as it does."""
+        """How many times slower this worker's data should reach its peers; 1: unchanged."""
         return self._link_times
 
     def strike_at_disk(self) -> None:
-        """A checkpoint is being written.
+        """Fail the write of a checkpoint, if that is due.
 
         Raises:
-            OSError: fault="disk-full": there is no room.
+            OSError: fault="disk-full": no space is left.
         """
         if self._disk_full:
             raise OSError(errno.ENOSPC, f"injected fault: {os.strerror(errno.ENOSPC)}")
 
     def strike_in_side_thread(self, phase: str, step: int) -> None:
-        """The same in another thread than the training thread, which is where a due exception is raised instead."""
+        """Execute a due fault in another thread. An exception is raised in the training thread instead."""
         if not self._armed:
             return
         with self._lock:
@@ -146,7 +148,7 @@ class Faults:
                 self._end_process(inject)
 
     def _end_process(self, inject: Inject) -> None:
-        """End this process, or stop it; its agent too where the whole node is meant."""
+        """Kill or stop this process, and also its agent if the whole node should fail."""
         agent = self._agent_pid() if inject.whole_node else None
         if inject.fault == "exit":
             os._exit(EXIT_CODE)
@@ -157,19 +159,19 @@ class Faults:
 
 
 def hang_forever() -> None:
-    """Hang, for ever: whoever ends this thread ends its process."""
+    """Block forever; only the end of the process ends this thread."""
     threading.Event().wait()
 
 
 def _strikes_in_compute(inject: Inject) -> bool:
-    """Tell whether a fault strikes in the middle of a micro-batch."""
+    """Return whether a fault strikes in the middle of a micro-batch."""
     return inject.fault == "hang" and inject.phase in ("", "compute")
 
 
 def _is_due(inject: Inject, phase: str, step: int) -> bool:
-    """A fault without a phase strikes at the next one; a step that is past already strikes as well.
+    """Return whether a fault is due. Without a phase it strikes at the next one; a past step counts too.
 
-    Only `hold` is for its own step alone: one that an earlier halt made needless would stop the job for nothing.
+    But `hold` strikes only at its own step: after an earlier halt it would stop the job without effect.
     """
     late = inject.step is None or step == inject.step or (step > inject.step and inject.fault != "hold")
     return inject.phase in ("", phase) and late

@@ -1,4 +1,4 @@
-"""Which part of a tensor a place of a unit has, in terms of the whole one, which is the same under all layouts."""
+"""Which part of a tensor a rank holds, as a box of the whole tensor, which is the same under all layouts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from holdfast.runtime.dtensor.place import ReplicaPosition
 
 
 def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
-    """Return which part of a tensor is here; of one that is not spread, all.
+    """Return which part of a tensor this rank holds; all of it if the tensor is not sharded.
 
     Args:
-        name: what complaints call it.
+        name: the tensor's name in error messages.
 
     Raises:
-        BadInputError: it is spread in a way that no box says.
+        BadInputError: the part is not a box.
     """
     box = Box.of_whole(tensor.shape)
     if not is_dtensor(tensor):
@@ -30,20 +30,21 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     mesh = untyped.device_mesh
     named = zip(untyped.placements, layout_dimensions(mesh), mesh.shape, strict=True)
     cuts: list[tuple[Any, str]] = [(cut, axis) for cut, axis, size in named if axis or size > 1]
-    # What FSDP2 cuts may lie in pieces along the same dimension already, for matrix products that are shared: then
-    # torch calls its cut a strided one, and that comes last, although its dimension of the mesh is the first.
+    # FSDP2 may shard a dimension that is already split for tensor parallelism. torch then calls its shard a strided
+    # one; it comes last, although its mesh dimension is the first.
     for cut, axis in sorted(cuts, key=lambda one: hasattr(one[0], "split_factor")):
         if not cut.is_replicate():
             box = (
                 _cut_box(box, cut.dim, axis, place) if hasattr(cut, "dim") and axis in (SHARD, TENSOR) else Box((), ())
             )
-    if not tensor.numel():  # (of nothing FSDP2 gives a place some other nothing)
+    if not tensor.numel():  # of an empty tensor, FSDP2 gives ranks other empty shapes
         return Box(tuple(0 for _ in tensor.shape), tuple(local_of(tensor).shape))
     if box.shape != tuple(local_of(tensor).shape):
         spread = ", ".join(f"{axis} {cut}" for cut, axis in cuts)
         raise BadInputError(
-            f"{name}, of the shape {tuple(tensor.shape)}, is spread as {spread}, and {tuple(local_of(tensor).shape)} "
-            "of it is here, which no checkpoint can say: use fully_shard() and parallelize_module() with job.mesh alone"
+            f"{name}, of the shape {tuple(tensor.shape)}, is sharded as {spread}, and this rank has the shape "
+            f"{tuple(local_of(tensor).shape)}, which no checkpoint can describe: use only fully_shard() and "
+            "parallelize_module() with job.mesh"
         )
     return box
 
@@ -51,10 +52,10 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
 def find_box_like(
     shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: ReplicaPosition
 ) -> Box:
-    """Return which part is here of a tensor that is cut so over the mesh of another one.
+    """Return which part of a tensor this rank holds, if it is sharded over the mesh of another tensor.
 
     Args:
-        cuts: along each dimension of that mesh, by the name that it has there; None: it is not cut.
+        cuts: for each dimension of that mesh, by its name there, the sharded axis; None: not sharded.
     """
     box, untyped = Box.of_whole(shape), cast(Any, beside)
     for cut, axis in zip(cuts.values(), layout_dimensions(untyped.device_mesh), strict=True):
@@ -63,7 +64,7 @@ def find_box_like(
 
 
 def _cut_box(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
-    """Return which part of a box a place has where torch cuts it along a dimension of the mesh."""
+    """Return the part of a box for this rank, as torch shards it along a dimension of the mesh."""
     layout = place.layout
     parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)
     size = box.shape[dimension]

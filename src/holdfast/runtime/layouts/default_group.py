@@ -1,8 +1,7 @@
-"""torch's default process group within a replica: it says who is there, and carries nothing.
+"""torch's default process group within a replica: it has a rank and a size, and refuses all collectives.
 
-`torch.distributed.is_initialized`, `get_rank` and `get_world_size` must answer for meshes to be made; they answer for
-the replica. A collective on it would be one that no other replica takes part in, or all: who means which would never
-be told, so it is refused.
+`torch.distributed.is_initialized`, `get_rank` and `get_world_size` must work to create meshes; they describe the
+replica. A collective on the default group is refused: it could mean one replica or all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ NAME = "holdfast-replica"
 
 def _refuse(what: str) -> NoReturn:
     raise BadInputError(
-        f"{what} on torch's default process group: under holdfast it only says which part of the model replica this "
-        "process has, and connects nobody; name a dimension of the mesh, as in dist.all_reduce(tensor, "
-        'group=job.mesh.get_group("shard")) or fully_shard(module, mesh=job.mesh["shard"]), let step.log() or '
-        "job.evaluate() bring values of all replicas together, and leave DistributedDataParallel out"
+        f"{what} on torch's default process group: under holdfast it only tells which part of the model replica "
+        "this process has, and has no connections; name a dimension of the mesh, as in dist.all_reduce(tensor, "
+        'group=job.mesh.get_group("shard")) or fully_shard(module, mesh=job.mesh["shard"]), use step.log() or '
+        "job.evaluate() to combine values of all replicas, and remove DistributedDataParallel"
     )
 
 
@@ -83,12 +82,12 @@ class DefaultGroup(_ProcessGroup):
 
 
 def refuse_new_group(*_: Any) -> NoReturn:
-    """Stand where torch looks for what makes groups of a backend."""
+    """Refuse to create a group. torch calls this as the constructor of our backend."""
     _refuse("new_group()")
 
 
 class RefusingStore(Store):
-    """Stands where torch looks for a store to build more groups with: nobody would ever answer there."""
+    """A store that torch would use to create more groups; all its methods raise."""
 
     def set(self, key: str, value: bytes | str) -> None:
         _refuse("new_group()")

@@ -1,4 +1,4 @@
-"""What a reduction makes of all ranks' versions: taken in rank order, so that every rank has the same in every bit."""
+"""Reduces all ranks' tensors in rank order, so that every rank has the same result in every bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Reduction:
     """One of torch's reductions over a group of `size`."""
 
     kind: str
-    #: of a sum
+    #: the factor of a sum
     scale: float = 1.0
 
 
 def parse_reduction(op: Any, size: int) -> Reduction:
-    """Read torch's `ReduceOp`, or one of its constants."""
-    # (its constants count as instances of it, and have another state)
+    """Convert torch's `ReduceOp`, or one of its constants."""
+    # its constants are instances too, with another state
     state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)
     kind, factor = state
     name: str = kind.name
@@ -47,7 +47,10 @@ def parse_reduction(op: Any, size: int) -> Reduction:
 
 
 def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-    """Reduce flat tensors of one shape, in this order, into `out`; it may be one of them where they are two at most."""
+    """Reduce flat tensors of one shape into `out`, in this order.
+
+    If there are at most two tensors, `out` may be one of them.
+    """
     if len(versions) <= 2 or out.numel() <= CHUNK:
         _fold(versions, out, reduction)
         return

@@ -1,4 +1,4 @@
-"""The groups and the mesh of one worker's replica, which torch's objects keep while generations come and go."""
+"""The process groups and the mesh of one replica, which torch's objects keep across generations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DeviceMesh: Any = DeviceMesh
 
 
 class ReplicaMesh:
-    """One replica as torch sees it: a default group that connects nobody, and one outer group for each dimension."""
+    """One replica as torch sees it: a default group that refuses collectives, and one outer group per dimension."""
 
     def __init__(self, layout: Layout, role: Role, device: torch.device) -> None:
-        """Register the groups and make the mesh; a dimension of one is ready, the others wait for `swap`.
+        """Register the groups and create the mesh. A dimension of size 1 is ready; the others wait for `swap`.
 
         Raises:
-            BadInputError: torch has a default process group.
+            BadInputError: torch already has a default process group.
         """
         self.layout = layout
         self.role = role
@@ -42,31 +42,32 @@ class ReplicaMesh:
                 group.swap(LocalCommunicator())
             register(group, [first + place for place in members])
             self.groups[dimension] = group
-        #: of this place alone: of the dimensions that other libraries' meshes have beside those of the layout
+        #: a group of one rank, for dimensions that other libraries' meshes have in addition
         self._single = OuterGroup(f"{GROUP}single", 0, 1)
         self._single.swap(LocalCommunicator())
         register(self._single, [self._default.rank()])
         self._device_type = device.type
-        #: with the dimensions "shard" and "tensor", sizes of one included: `mesh["shard"]`
+        #: with the dimensions "shard" and "tensor", even if their size is 1: `mesh["shard"]`
         self.mesh = self.rename_dimensions({dimension: dimension for dimension in DIMENSIONS})
 
     def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
-        """Return the same places as a mesh with other names, and more dimensions.
+        """Return the same ranks as a mesh with other names, and more dimensions.
 
         Args:
-            dimensions: by the mesh's own names, the slowest first: a dimension of the layout, in their order; or "",
-                for one of a single place.
+            dimensions: for each name in the new mesh, the slowest first: a dimension of the layout, in their order; or
+                "" for a
+                dimension of size 1.
 
         Raises:
-            BadInputError: those of the layout are named in another order, or twice; or one is none of them.
+            BadInputError: a dimension of the layout is out of order, repeated or unknown.
         """
         of_layout = [dimension for dimension in dimensions.values() if dimension]
         misnamed = any(name in DIMENSIONS and name != of for name, of in dimensions.items())
         if not dimensions or misnamed or of_layout != [of for of in DIMENSIONS if of in of_layout]:
             raise BadInputError(
                 f'job.mesh_as({", ".join(f"{name}={of!r}" for name, of in dimensions.items())}): give "shard", '
-                '"tensor", or "" for a dimension of one place; each once, "shard" before "tensor", and none under '
-                "another's name"
+                '"tensor", or "" for a dimension of size 1; each once, "shard" before "tensor", and none under '
+                "the other's name"
             )
         sizes = self.layout.sizes
         shape = [sizes[dimension] if dimension else 1 for dimension in dimensions.values()]
@@ -81,31 +82,29 @@ class ReplicaMesh:
 
     @property
     def connected_ranks(self) -> dict[str, tuple[int, ...]]:
-        """For each dimension that is more than one: the places in a node whose workers are to be connected."""
+        """For each dimension larger than 1: the local ranks to connect."""
         places = {dimension: self.layout.ranks_along(self.role.place, dimension) for dimension in DIMENSIONS}
         return {dimension: members for dimension, members in places.items() if len(members) > 1}
 
     @property
     def left_error(self) -> CollectiveLeftError | None:
-        """Why the groups cannot be used until the next `swap`; None where they can."""
+        """Why the groups cannot be used until the next `swap`; None if they can."""
         return next((group.left_error for group in self.groups.values() if group.left_error is not None), None)
 
     def swap(self, communicators: Mapping[str, Communicator], *, sever: bool = True) -> None:
-        """Put the groups on new communicators, one for each dimension in `wanted`; the old ones are retired."""
+        """Move the groups to new communicators, one per dimension in `connected_ranks`, and retire the old ones."""
         if communicators.keys() != self.connected_ranks.keys():
-            raise ValueError(
-                f"communicators for {sorted(communicators)}, and {sorted(self.connected_ranks)} are wanted"
-            )
+            raise ValueError(f"got communicators for {sorted(communicators)}, expected {sorted(self.connected_ranks)}")
         for dimension, communicator in communicators.items():
             self.groups[dimension].swap(communicator, sever=sever)
 
     def retire_communicators(self, *, sever: bool = True) -> None:
-        """Retire the communicators; whatever is called on the groups raises until the next `swap`."""
+        """Retire the communicators. Collectives on the groups raise until the next `swap`."""
         for dimension in self.connected_ranks:
             self.groups[dimension].retire_communicator(sever=sever)
 
     def close(self) -> None:
-        """Retire the communicators and let torch forget the groups."""
+        """Retire the communicators, and remove the groups from torch's tables."""
         for group in (*self.groups.values(), self._single):
             group.retire_communicator(sever=False)
             unregister(group)

@@ -1,9 +1,9 @@
-"""A stable process group for torch's objects, on a communicator that can be exchanged under them.
+"""A stable process group for torch's objects, on a communicator that can be exchanged.
 
-FSDP2, DTensor, meshes and functional collectives keep the groups they were made with; a group of ours lasts as long as
-its generation. So they are given an outer group, whose collectives are those of the communicator in it (rounds.py).
-Whoever waits leaves with the communicator: `CollectiveLeftError` comes out of forward, backward, and whatever else had
-called. After that every collective raises at once, until `swap` gives the outer group another communicator.
+FSDP2, DTensor, meshes and functional collectives keep the groups they were made with, but a communicator lasts as long
+as its generation. So torch gets an outer group, and its collectives run on the current communicator (rounds.py). If the
+communicator is interrupted, `CollectiveLeftError` is raised in the forward or backward pass, or in any other caller.
+After that every collective raises at once, until `swap` gives the outer group another communicator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.runtime.layouts import rounds as made
 from holdfast.runtime.layouts.folding import parse_reduction
 from holdfast.runtime.layouts.rounds import Rounds
 
-#: Bound by pybind: their methods are found by name at run time, and torch's stubs know those of one version.
+#: Bound by pybind: methods are found by name at run time, and torch's stubs describe only one version.
 _ProcessGroup: Any = dist.ProcessGroup
 _Work: Any = dist.Work
 _Future: Any = torch.futures.Future
@@ -31,7 +31,7 @@ _wait_tensor: Any = torch.ops._c10d_functional.wait_tensor
 
 
 class OuterWork(_Work):
-    """A collective under way on an outer group. Without a timeout of its own: the communicator has one."""
+    """A collective in progress on an outer group. The communicator has the timeout."""
 
     def __init__(self, group: OuterGroup, communicator: Communicator, rounds: Rounds, results: Any) -> None:
         """Start the first round."""
@@ -45,10 +45,10 @@ class OuterWork(_Work):
         self._advance()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait to the end.
+        """Wait for the end. Return False if the collective was left and the group discards left work.
 
         Raises:
-            CollectiveLeftError: it was left, now or before; False while the group is `settling`.
+            CollectiveLeftError: it was left, now or before.
         """
         while self._rounds is not None:
             try:
@@ -63,11 +63,11 @@ class OuterWork(_Work):
         return self._left is None
 
     def synchronize(self) -> None:
-        """Wait to the end."""
+        """Wait for the end."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended; never blocks."""
+        """Return whether it has ended. Never blocks."""
         while self._rounds is not None:
             if not all(pending.done() for pending in self._pending):
                 return False
@@ -75,7 +75,7 @@ class OuterWork(_Work):
         return True
 
     def is_success(self) -> bool:
-        """Return whether it has ended well."""
+        """Return whether it has ended successfully."""
         return self._rounds is None and self._left is None
 
     def exception(self) -> CollectiveLeftError | None:
@@ -83,18 +83,18 @@ class OuterWork(_Work):
         return self._left
 
     def result(self) -> Any:
-        """Return the tensors that it has filled."""
+        """Return its output tensors."""
         return self._results
 
     def get_future(self) -> Any:
-        """Wait to the end, and return a future that has ended: no thread of gloo's may call into Python."""
+        """Wait for the end, and return a completed future: gloo's threads must not call into Python."""
         self.wait()
         future = _Future()
         future.set_result(self._results)
         return future
 
     def abandon(self, error: CollectiveLeftError) -> list[torch.Tensor]:
-        """Let go of what it refers to, and return its results: the communicator keeps what is under way."""
+        """Drop all references, and return the output tensors. The communicator keeps its operations in progress."""
         rounds, self._rounds, self._pending = self._rounds, None, ()
         results, self._results = self._results, None
         if rounds is not None:
@@ -114,44 +114,44 @@ class OuterWork(_Work):
 
 
 class OuterGroup(_ProcessGroup):
-    """A process group of torch's whose communicator can be exchanged.
+    """A process group for torch with an exchangeable communicator.
 
-    Used by one thread, as its communicators are. All ranks must call the same collectives in the same order.
+    One thread uses it, like its communicators. All ranks must call the same collectives in the same order.
     """
 
     def __init__(self, name: str, rank: int, size: int) -> None:
-        """Make one without a communicator.
+        """Create a group without a communicator.
 
         Args:
-            name: of no other group in this process.
+            name: unique in this process.
         """
         _ProcessGroup.__init__(self, rank, size)
         self._name = name
         self._communicator: Communicator | None = None
         self._under_way: list[OuterWork] = []
-        #: goes on with a second exchange, which must come before any that is started later
+        #: a collective with a second exchange, which must come before any later collective
         self._unfinished: OuterWork | None = None
-        #: why nothing can be done on it until the next swap
+        #: why collectives raise until the next swap
         self.left_error: CollectiveLeftError | None = None
-        #: waiting for what was left is no error now: torch clears up
+        #: whether waiting for left work is allowed, while torch discards it
         self.is_discarding = False
-        #: results of what was left, until `settling`
+        #: output tensors of left work, until they are discarded
         self._void: list[torch.Tensor] = []
 
     @property
     def communicator(self) -> Communicator | None:
-        """What it is on now; None before the first swap, and once it was given up."""
+        """The current communicator; None before the first swap, and after `retire_communicator`."""
         return self._communicator
 
     def swap(self, communicator: Communicator, *, sever: bool = True) -> None:
-        """Go on with another communicator; the one before is retired, and what was under way on it is left.
+        """Continue on another communicator. The old one is retired, and its work in progress is left.
 
         Args:
-            sever: break the connections of the one before; False where peers may still finish their last operation.
+            sever: break the connections of the old one; False if peers may still finish their last operation.
         """
         if (communicator.rank, communicator.size) != (self.rank(), self.size()):
             raise ValueError(
-                f"rank {communicator.rank} of {communicator.size} cannot stand in for rank {self.rank()} of "
+                f"rank {communicator.rank} of {communicator.size} cannot serve rank {self.rank()} of "
                 f"{self.size()} in group {self._name}"
             )
         if communicator is self._communicator:
@@ -160,7 +160,7 @@ class OuterGroup(_ProcessGroup):
         self._communicator, self.left_error = communicator, None
 
     def retire_communicator(self, *, sever: bool = True) -> None:
-        """Retire the communicator; collectives raise until the next swap."""
+        """Retire the communicator. Collectives raise until the next swap."""
         communicator, self._communicator = self._communicator, None
         if self.left_error is None:
             self.mark_left(HaltedError(f"group {self._name} has no connections now"))
@@ -168,8 +168,8 @@ class OuterGroup(_ProcessGroup):
             communicator.retire(sever=sever)
 
     def mark_left(self, error: CollectiveLeftError) -> None:
-        """Let every collective raise from now on: one of them was left, so ranks may not agree which is next."""
-        # (not the error itself: its traceback refers to the script's tensors)
+        """Make every collective raise from now on: after one was left, ranks may not agree which is next."""
+        # not the error itself, because its traceback refers to the script's tensors
         self.left_error = HaltedError(str(error))
         under_way, self._under_way, self._unfinished = self._under_way, [], None
         for work in under_way:
@@ -177,10 +177,10 @@ class OuterGroup(_ProcessGroup):
 
     @contextmanager
     def discarding_left_work(self) -> Generator[None]:
-        """Let torch forget what was left: nothing of it will be used. Inside, waiting for it is no error."""
+        """Discard left work in torch. Within this context, waiting for it is allowed."""
         self.is_discarding = True
         try:
-            # (torch notes the works of functional collectives by their results until those are waited for)
+            # torch keeps works of functional collectives by their results until they are waited for
             while self._void:
                 _wait_tensor(self._void.pop())
             yield
@@ -188,7 +188,7 @@ class OuterGroup(_ProcessGroup):
             self.is_discarding = False
 
     def on_work_ended(self, work: OuterWork) -> None:
-        """A collective has completed."""
+        """Remove a completed collective."""
         self._under_way = [one for one in self._under_way if one is not work]
         if self._unfinished is work:
             self._unfinished = None
@@ -325,7 +325,7 @@ class OuterGroup(_ProcessGroup):
             made.receive(self._require_communicator(), tensors[0], None, tag), tensors, in_order=False
         )
 
-    # (their names before torch 2.13)
+    # their names before torch 2.13
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -336,7 +336,7 @@ class OuterGroup(_ProcessGroup):
         """Return the communicator.
 
         Raises:
-            HaltedError: there is none that can be used.
+            HaltedError: there is no usable communicator.
         """
         if self.left_error is not None:
             raise HaltedError(str(self.left_error))
@@ -350,8 +350,9 @@ class OuterGroup(_ProcessGroup):
         """Start a collective.
 
         Args:
-            goes_on: it has a second exchange, which ranks could otherwise start before or after the next collective.
-            in_order: it must have the same place in all ranks' order; what goes from one rank to another need not.
+            two_rounds: whether it has a second exchange, which ranks could otherwise order differently from the next
+                collective.
+            in_order: whether it has the same position in all ranks' order; point-to-point operations do not.
         """
         communicator = self._require_communicator()
         if in_order and self._unfinished is not None:

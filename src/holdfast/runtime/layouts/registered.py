@@ -1,4 +1,4 @@
-"""Which process groups torch knows in this process: tables of its own, which no public function fills with ours."""
+"""Registers process groups in torch's internal tables, for which torch has no public function."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from holdfast.runtime.layouts.default_group import RefusingStore, refuse_new_gro
 
 _c10d: Any = dist.distributed_c10d
 _native: Any = _distributed_c10d
-#: what `torch.distributed.get_backend` says
+#: the result of `torch.distributed.get_backend`
 BACKEND = "holdfast"
 
 
 def register_default(group: Any) -> None:
-    """Make a group torch's default one.
+    """Make a group torch's default process group.
 
     Raises:
-        BadInputError: there is one.
+        BadInputError: torch already has one.
     """
     if dist.is_initialized():
         raise BadInputError(
             f"torch.distributed has a default process group of {dist.get_world_size()} ranks, made before "
-            "holdfast.init(layout=...): leave init_process_group() out, the layout's groups are made for the script"
+            "holdfast.init(layout=...): remove init_process_group(), holdfast creates the groups of a layout"
         )
-    # (of a backend that torch does not know it would say just that to a script that calls new_group())
+    # torch would only report an unknown backend to a script that calls new_group()
     _c10d.Backend.register_backend(BACKEND, refuse_new_group, devices=["cpu", "cuda"])
     register(group, range(group.size()))
     _c10d._update_default_pg(group)
 
 
 def register(group: Any, ranks: Sequence[int]) -> None:
-    """Make a group known to torch, by its name.
+    """Register a group with torch, by its name.
 
     Args:
-        ranks: its members' in the default group, in the group's order.
+        ranks: its members' ranks in the default group, in the group's order.
     """
     world, name = _c10d._world, group.group_name
     tag = f"ptd:{name}"
@@ -53,7 +53,7 @@ def register(group: Any, ranks: Sequence[int]) -> None:
 
 
 def unregister(group: Any) -> None:
-    """Let torch forget a group; no harm where the script has had all groups destroyed."""
+    """Remove a group from torch's tables. Does nothing if the script destroyed all groups."""
     world = _c10d._world
     if group not in world.pg_map:
         return

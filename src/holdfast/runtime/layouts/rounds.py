@@ -1,8 +1,8 @@
-"""torch's collectives, made of what a communicator can do: each as rounds that are waited for one after the other.
+"""torch's collectives as rounds of a communicator's operations. Each round waits for the one before.
 
-A collective is a generator: it yields what it has started, is resumed once that has completed, and has put the results
-where they belong when it ends. What belongs to the caller, and may be used again after the collective was left, is
-written to only then: an operation that was given up may still write into its buffers later.
+A collective is a generator. It yields the operations that it started, and is resumed when they have completed. At its
+end it has written the results. The caller's tensors are written only then, because the caller may reuse them after an
+interrupted collective, and an abandoned operation may still write to its buffers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from holdfast.runtime.tensors import split_tensor
 
 Rounds = Generator[Sequence[Pending], None, None]
 
-#: Up to this size an all-reduce among many is one exchange of everything, above it two of parts.
+#: Up to this size, an all-reduce between many ranks is one exchange of everything; above, two exchanges of parts.
 ONE_ROUND_BYTES = 1 << 15
-#: What gloo moves as it is; anything else goes as bytes.
+#: Types that gloo supports; other tensors are sent as bytes.
 _MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as a vector that can be moved; a view of them if they lie in order."""
+    """Return a tensor's elements as a vector that gloo can send; a view if the tensor is contiguous."""
     line = _to_vector(tensor)
     return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
 
 
 def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather straight into `output`, which must be contiguous, and fresh or of no use where this is left."""
+    """Gather directly into `output`, which must be contiguous. If this is interrupted, its content is void."""
     _check_parts(comm, output, source)
     whole, mine = flatten(output), flatten(source)
     if comm.size != 2:
@@ -46,7 +46,7 @@ def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.
 def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
     """Gather all ranks' tensors, of one shape, in rank order."""
     if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and output.is_contiguous():
-        # The caller has made room for this one collective (FSDP2): a copy of it would take as long as the exchange.
+        # The caller allocated the output for this collective (FSDP2). A copy would take as long as the exchange.
         yield from all_gather_in_place(comm, output, source)
         return
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
@@ -63,7 +63,7 @@ def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source
 
 
 def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce part r of all ranks' `source` at rank r: an all-to-all, and a sum in rank order."""
+    """Reduce part r of all ranks' `source` on rank r: an all-to-all, and a sum in rank order."""
     _check_parts(comm, source, output)
     line, mine = _to_vector(source), output.detach()
     arrived = torch.empty(line.numel() // comm.size * (1 if comm.size == 2 else comm.size), dtype=line.dtype)
@@ -78,7 +78,7 @@ def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tenso
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce all ranks' tensors everywhere."""
+    """Reduce all ranks' tensors on all ranks."""
     line = _to_vector(tensor)
     if comm.size == 2:
         arrived = torch.empty_like(line)
@@ -101,7 +101,7 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -
 
 
 def needs_two_rounds(size: int, tensor: torch.Tensor) -> bool:
-    """Tell whether `all_reduce` goes on with a second exchange."""
+    """Return whether `all_reduce` has a second exchange."""
     return size > 2 and tensor.nbytes > ONE_ROUND_BYTES
 
 
@@ -112,7 +112,7 @@ def all_to_all(
     received: Sequence[int],
     sent: Sequence[int],
 ) -> Rounds:
-    """Send rows to each rank, and receive rows of each; no splits: equal ones."""
+    """Send rows to each rank, and receive rows from each. Without splits, all parts are equal."""
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
     rows = [
         list(received) or [len(output) // comm.size] * comm.size,
@@ -126,7 +126,7 @@ def all_to_all(
 
 
 def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Rounds:
-    """Send one tensor to each rank, and receive one of each."""
+    """Send one tensor to each rank, and receive one from each."""
     rooms = [flatten(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
     lines = [flatten(one) for one in inputs]
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
@@ -137,7 +137,7 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
-    """Bring one rank's tensor to all."""
+    """Send one rank's tensor to all ranks."""
     if comm.rank == root:
         yield [comm.start_broadcast(flatten(tensor), root)]
         return
@@ -147,7 +147,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
 
 
 def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Rounds:
-    """Bring each rank its part of what one rank has."""
+    """Send each rank its part from one rank."""
     room = torch.empty(output.shape, dtype=output.dtype)
     into, giving = flatten(room), comm.rank == root
     out_of = torch.cat([flatten(part) for part in parts]) if giving else into.new_empty(0)
@@ -157,7 +157,7 @@ def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tens
 
 
 def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
-    """Bring all ranks' tensors to one rank."""
+    """Send all ranks' tensors to one rank."""
     line, taking = flatten(source), comm.rank == root
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
@@ -167,7 +167,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root: int) -> Rounds:
-    """Reduce all ranks' tensors at one rank; those of the others stay as they are."""
+    """Reduce all ranks' tensors on one rank; the tensors of other ranks stay unchanged."""
     room = [torch.empty_like(tensor) for _ in range(comm.size * (comm.rank == root))]
     yield from gather(comm, room, tensor, root)
     if room:
@@ -180,14 +180,14 @@ def send(comm: Communicator, tensor: torch.Tensor, to: int, tag: int) -> Rounds:
 
 
 def receive(comm: Communicator, tensor: torch.Tensor, source: int | None, tag: int) -> Rounds:
-    """Receive what one rank sends, any where `source` is None."""
+    """Receive a tensor from one rank, or from any rank if `source` is None."""
     room = torch.empty(tensor.shape, dtype=tensor.dtype)
     yield [comm.start_receive(flatten(room), source, tag)]
     tensor.detach().copy_(room)
 
 
 def run_together(each: Sequence[Rounds]) -> Rounds:
-    """Start the first round of several collectives at once, and go on with all of them."""
+    """Run several collectives round by round at the same time."""
     under_way = list(each)
     while under_way:
         started = [(rounds, next(rounds, None)) for rounds in under_way]
@@ -197,12 +197,12 @@ def run_together(each: Sequence[Rounds]) -> Rounds:
 
 
 def _to_vector(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as a vector in one piece; a view of them if they lie so."""
+    """Return a tensor's elements as a contiguous vector; a view if the tensor is contiguous."""
     return tensor.detach().contiguous().view(-1)
 
 
 def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Refuse what the transport would take for a peer's failure."""
+    """Refuse sizes that the transport would report as a peer's failure."""
     if whole.dtype != part.dtype or whole.numel() != comm.size * part.numel():
         raise ValueError(
             f"{whole.numel()} elements of {whole.dtype} are not {comm.size} parts of {part.numel()} of {part.dtype}"
@@ -210,14 +210,14 @@ def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) ->
 
 
 def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor) -> Pending:
-    """Start swapping vectors between two ranks."""
+    """Start to swap vectors between two ranks."""
     if comm.rank == 0:
         return comm.start_all_to_all(arriving, leaving, [0, arriving.numel()], [0, leaving.numel()])
     return comm.start_all_to_all(arriving, leaving, [arriving.numel(), 0], [leaving.numel(), 0])
 
 
 def _count_elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
-    """Return how many elements of the `flat` tensor so many rows are."""
+    """Return how many elements of the `flatten`ed tensor these numbers of rows have."""
     whole = flatten(tensor).numel()
     each = whole // len(tensor) if len(tensor) else 0
     return [number * each for number in rows]

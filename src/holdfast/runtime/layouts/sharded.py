@@ -1,4 +1,4 @@
-"""A model that is spread over a mesh: whether it is the job's, and how FSDP2 is made to leave sums alone."""
+"""Checks that a model is sharded over the job's mesh, and configures FSDP2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 
 def disable_gradient_division(model: torch.nn.Module) -> None:
-    """Let FSDP2 add gradients up and divide by nothing, in every module (its setter does not recurse).
+    """Set FSDP2's gradient divide factor to 1 in every module (its setter does not recurse).
 
     holdfast divides once, by the micro-batches of the step and their parts.
     """
@@ -29,9 +29,9 @@ def disable_gradient_division(model: torch.nn.Module) -> None:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Let FSDP2 gather parameters anew at the next forward pass: without a backward pass it keeps those of the last.
+    """Make FSDP2 gather parameters again at the next forward pass; without a backward pass it keeps the gathered ones.
 
-    To be called where they have changed, lest later passes compute with what the parameters were then.
+    Call it when parameters change, so that later passes do not use the old values.
     """
     for _, module in named_modules(model):
         if isinstance(module, FSDPModule):
@@ -39,14 +39,14 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def share_expert_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Let each of the places that have the same samples bring its share of the tokens to the experts."""
+    """Split the tokens for experts between the ranks that have the same samples."""
     if replica.layout.tensor > 1:
         for layer in moe_layers(model):
             layer.token_split = TokenSplit(replica.groups[TENSOR])
 
 
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Look whether a model is spread over the job's mesh, and all of it is where its samples are shared out.
+    """Check that a model is sharded completely over the job's mesh.
 
     Raises:
         BadInputError: it is not.
@@ -68,7 +68,7 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             mesh = untyped.device_mesh
             if not _is_replica_mesh(mesh, replica):
                 raise BadInputError(
-                    f"parameter {strip_wrapper_prefixes(name)!r} is spread over another mesh than the job's: give "
+                    f"parameter {strip_wrapper_prefixes(name)!r} is sharded over another mesh than the job's: give "
                     'fully_shard(..., mesh=job.mesh["shard"]) and parallelize_module(..., job.mesh["tensor"], ...)'
                 )
             names = layout_dimensions(mesh)
@@ -81,22 +81,22 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
 
 
 def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
-    """Look whether what is here of each parameter can be said: no checkpoint, and no other layout, could use it else.
+    """Check that the part of each parameter on this rank is a box; checkpoints and other layouts need that.
 
     Raises:
-        BadInputError: of one it cannot.
+        BadInputError: the part of one parameter is not a box.
     """
     for name, parameter in model.named_parameters():
         find_box(f"parameter {strip_wrapper_prefixes(name)!r}", parameter, place)
 
 
 def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
-    """Tell whether all groups of a mesh are the replica's."""
+    """Return whether all groups of a mesh are the replica's."""
     try:
         groups = mesh.get_all_groups()
     except RuntimeError:
-        # torch knows one of its names no more: the script had a process group, and has destroyed it. Or an equal mesh
-        # was there before, and stands in what DTensor has cached of operations: it finds that by meshes that are equal.
+        # torch no longer knows one of its groups, because the script destroyed its process groups. Or an equal mesh
+        # existed before: DTensor caches operations by equal meshes, and may return that one.
         names: tuple[str, ...] = mesh.mesh_dim_names or ()
         untyped: Any = replica.mesh
         return bool(names) and {*names} <= {*DIMENSIONS} and mesh == untyped[names]
@@ -105,21 +105,22 @@ def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
 
 
 def _mesh_infos(module: FSDPModule) -> list[Any]:
-    """Return over which mesh FSDP2 has cut each group of this module's parameters."""
+    """Return the meshes over which FSDP2 sharded each group of this module's parameters."""
     untyped: Any = module
     state = untyped._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return [group.mesh_info for group in state._fsdp_param_groups]
-    group = state._fsdp_param_group  # torch 2.11 and before: one group, or none
+    group = state._fsdp_param_group  # torch 2.11 and before: at most one group
     return [] if group is None else [group.mesh_info]
 
 
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Look whether FSDP2 has cut each module along `shard` alone.
+    """Check that FSDP2 shards each module only along `shard`.
 
     Raises:
-        BadInputError: along `tensor` it would add up gradients of the same samples several times; and where it takes
-            places for replicas, each has all of the model.
+        BadInputError: along `tensor` it would sum gradients of the same samples several times; and each rank that it
+            takes
+            for a replica holds the whole model.
     """
     shard, ours = replica.groups[SHARD], {id(group) for group in replica.groups.values()}
     for name, module in named_modules(model):
@@ -130,13 +131,13 @@ def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             said = f"module {strip_wrapper_prefixes(name)!r}" if name else "the model"
             if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, alike)):
                 raise BadInputError(
-                    f"{said} is wrapped by fully_shard() over another mesh than the job's, which connects nobody here: "
+                    f"{said} is wrapped by fully_shard() over another mesh than the job's, which has no connections: "
                     'give fully_shard(..., mesh=job.mesh["shard"])'
                 )
             if (cut is not None and cut is not shard and cut.size() > 1) or (alike is not None and alike.size() > 1):
                 raise BadInputError(
                     f'{said} is wrapped by fully_shard() with another dimension than "shard": '
-                    "places along tensor have the same samples, whose gradients would count several times, and of a "
-                    "mesh of two dimensions FSDP2 takes the first for whole replicas; give "
-                    'fully_shard(..., mesh=job.mesh["shard"]), and nothing where the layout has no shard'
+                    "ranks along tensor have the same samples, so their gradients would count several times; in a mesh "
+                    "of two dimensions, FSDP2 replicates over the first; give "
+                    'fully_shard(..., mesh=job.mesh["shard"]), or no fully_shard() if the layout has no shard'
                 )

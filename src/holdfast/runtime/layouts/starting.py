@@ -1,4 +1,4 @@
-"""Values for a model that is spread over a unit and never was whole: made on the meta device, filled part by part."""
+"""Initializes a sharded model that was created on the meta device, part by part."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from holdfast.runtime.tensors import strip_wrapper_prefixes
 
 _NAMED = 3
 
-#: gives what is one module's own the values that it begins with
+#: initializes the parameters and buffers of one module, without its submodules
 Start = Callable[[Module], object]
 
 
 def materialize(model: Module, starts: Sequence[Start], device: torch.device, place: ReplicaPosition) -> None:
-    """Give a model that was made on the meta device memory and the values that it would have whole, in every bit.
+    """Allocate a model that was made on the meta device, and give it the same values as the whole model, in every bit.
 
-    Each module resets its parameters as when it is made (`reset_parameters()`), then `starts` are called as by
-    `Module.apply`: one after the other, each for every module, children first. What is a module's own is whole for so
-    long, and what belongs here is kept. All places draw the same random numbers, those that a whole model would draw.
+    Each module resets its parameters as when it is created (`reset_parameters()`). Then `starts` are called as by
+    `Module.apply`: one after the other, each for every module, children first. One module's tensors are complete for
+    the duration of the call, and this rank's part is kept. All ranks draw the random numbers of a whole model.
 
     Args:
-        starts: fill what is a module's own, not what is of modules in it.
+        starts: each fills a module's own tensors, without those of its submodules.
         device: where the model belongs.
-        place: which part of it is here.
+        place: which part of the model this rank holds.
 
     Raises:
-        BadInputError: a parameter or a buffer has got no value, or a parameter that is spread only some.
+        BadInputError: a parameter or a buffer got no value, or a sharded parameter only got a part.
     """
     _check_arguments(model, starts)
     _allocate(model, device)
@@ -46,8 +46,8 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
     if missing:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise BadInputError(
-            f"job.materialize(): nothing has given {', '.join(missing[:_NAMED])}{more} a value: give a function of a "
-            "module that fills all that is its own, as job.materialize(model, function)"
+            f"job.materialize(): {', '.join(missing[:_NAMED])}{more} got no value: give a function of a module that "
+            "fills all its own tensors, as job.materialize(model, function)"
         )
 
 
@@ -56,15 +56,15 @@ def _check_arguments(model: object, starts: Sequence[object]) -> None:
         raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
     for start in (start for start in starts if not callable(start)):
         raise BadInputError(
-            f"job.materialize(model, {start!r}): give functions of a module that fill what is its own, as "
+            f"job.materialize(model, {start!r}): give functions of a module that fill its own tensors, as "
             "model.apply(function) would call them"
         )
 
 
 def _allocate(model: Module, device: torch.device) -> None:
-    """Have memory for all of a model; what it has in several places is one thing afterwards, too.
+    """Allocate memory for a model, and keep tied weights tied.
 
-    (To torch each place is one of its own: weights that were tied would be no more.)
+    `to_empty` makes a separate tensor for each place of a tied weight.
     """
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
@@ -80,14 +80,14 @@ def _allocate(model: Module, device: torch.device) -> None:
 
 
 def reset_parameters(module: Module) -> None:
-    """Have a module begin as torch's own do."""
+    """Call a module's `reset_parameters`, if it has that method."""
     own: Any = getattr(module, "reset_parameters", None)
     if callable(own):
         own()
 
 
 def _fill_module(module: Module, start: Start, filled: set[int], place: ReplicaPosition) -> None:
-    """Let a function fill what is a module's own, whole, and keep what belongs here of what it has changed."""
+    """Fill a module's own tensors by a function, and keep this rank's part of changed ones."""
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
     kept: dict[str, torch.Tensor | None] = untyped._buffers
@@ -111,7 +111,10 @@ def _fill_module(module: Module, start: Start, filled: set[int], place: ReplicaP
 
 
 def _make_whole(parameter: Parameter) -> Parameter:
-    """Return room for all of a parameter that is spread, with no number in it; any other as it is."""
+    """Return a tensor for the whole of a sharded parameter. Other parameters are returned as they are.
+
+    Floating-point tensors are filled with NaN, to detect values that were not set.
+    """
     if not is_dtensor(parameter):
         return parameter
     here = local_of(parameter)
@@ -125,8 +128,8 @@ def _keep_local_part(name: str, parameter: Parameter, value: torch.Tensor, place
     if value is not parameter:
         if value.is_floating_point() and bool(value.isnan().any()):
             raise BadInputError(
-                f"job.materialize(): parameter {name!r} of shape {tuple(parameter.shape)} was given values in part, or "
-                "made of those it had: only a part of these is here, so a function of a module has to fill all of it"
+                f"job.materialize(): parameter {name!r} of shape {tuple(parameter.shape)} was filled only in part, or "
+                "from old values: only a part of these is on this rank, so a function of a module must fill all of it"
             )
         box = find_box(name, parameter, place)
         local_of(parameter).copy_(value[box.slices_in(type(box).of_whole(parameter.shape))])

@@ -1,4 +1,4 @@
-"""The global generators of torch, Python and numpy, as they were."""
+"""Saves and restores the global random generators of torch, Python and numpy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from holdfast.runtime.tensors import fork_rng
 
 
 class SavedGenerators:
-    """Keeps their states until `restore`: what a script draws between its real steps is what it would have drawn."""
+    """Saves their states until `restore`, so that shadow steps do not change the script's later draws."""
 
     def __init__(self) -> None:
         self._kept = ExitStack()
 
     def save(self) -> None:
-        """Keep them as they are now."""
+        """Save the current states."""
         untyped: Any = np.random
         self._kept.enter_context(fork_rng())
         self._kept.callback(random.setstate, random.getstate())
         self._kept.callback(untyped.set_state, untyped.get_state())
 
     def restore(self) -> None:
-        """Give back what was kept."""
+        """Restore the saved states."""
         self._kept.close()

@@ -1,8 +1,9 @@
-"""All shadow steps of one worker: how many, what is done at the end of each, what is thrown away after them.
+"""All shadow steps of one worker: how many, the work after each, and the cleanup at the end.
 
-Each optimizer's turn comes twice, after two micro-batches each: what is made lazily (gradients, optimizer state,
-kernels, buffers of the reduction, the allocator's blocks) is made in the first, and the second one goes through it as
-all real steps will. More would only take longer: nothing is left to be made, but what depends on the world's size.
+Each optimizer is updated in two shadow steps, of two micro-batches each. The first creates everything that is created
+lazily: gradients, optimizer state, kernels, buffers of the reduction, memory blocks of the allocator. The second runs
+through it as all real steps will. More shadow steps would not create anything else, except what depends on the number
+of workers.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from holdfast.runtime.warming.shadow import ShadowAttempt
 
 logger = logging.getLogger(__name__)
 
-#: of each optimizer
+#: per optimizer
 SHADOW_STEPS = 2
 
 
 class ShadowSteps:
-    """Shadow steps, in a world of one; for the training thread. The state is void from the first one on."""
+    """Shadow steps, in a world of one. For the training thread. The state is void after the first one starts."""
 
     def __init__(self, shared: SharedContext, workload: Workload, clock: Clock) -> None:
-        """Have none under way."""
+        """Create an instance; no shadow step is in progress."""
         self._shared = shared
         self._workload = workload
         self._clock = clock
         self._generators = SavedGenerators()
         self._started_at = 0.0
-        #: the steps that are still to be gone through, by number
+        #: numbers of the remaining steps
         self._remaining: list[int] = []
         self._done = 0
         self._error = ""
-        #: what the optimizers had kept of each parameter before the first shadow step
+        #: keys of the optimizer state of each parameter before the first shadow step
         self._state_before: list[dict[Any, set[Any]]] = []
 
     @property
     def is_under_way(self) -> bool:
-        """True from the first one's beginning until they are left; the lock is held."""
+        """Whether shadow steps are in progress. The caller holds the lock."""
         return self._shared.machine.warming.is_running
 
     def next_step(self) -> ShadowAttempt | None:
-        """Return the next shadow step; None, once that is told, where there is no more, or not any more."""
+        """Return the next shadow step. After the last one, report that to the machine and return None."""
         warming = self._shared.machine.warming
         with self._shared.changed:
             begins = not self.is_under_way
@@ -67,7 +68,7 @@ class ShadowSteps:
         return None
 
     def cut_short(self) -> None:
-        """They are cut short: this worker is needed."""
+        """End the shadow steps early, because this worker is needed."""
         self._discard_results()
         with self._shared.changed:
             self._shared.machine.warming.interrupt()
@@ -85,19 +86,19 @@ class ShadowSteps:
         self._state_before = [{one: set(kept) for one, kept in optimizer.state.items()} for optimizer in optimizers]
 
     def _on_step_done(self) -> None:
-        """The script has gone through a shadow step: do what would follow."""
+        """Run the reduction and the optimizer step after the script went through a shadow step."""
         self._remaining.pop(0)
         self._done += 1
         try:
             self._workload.finish_shadow_step(LocalCommunicator())
         except (MemoryError, torch.OutOfMemoryError) as error:
-            # (the dense part, and each expert that is to live here, may fit all the same: all experts of a model do
-            # in no real world)
+            # The dense part and this worker's experts may still fit: a real world never places all experts on one
+            # worker.
             what = "with all experts in one place" if self._workload.experts is not None else "in a shadow step"
             self._error = f"the optimizer's state does not fit {what}: {error}"
 
     def _discard_results(self) -> None:
-        """Let go of gradients, and of what optimizers have begun to keep: what is received brings its own."""
+        """Discard gradients and new optimizer state: received state replaces them."""
         self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.start_step(step, ())

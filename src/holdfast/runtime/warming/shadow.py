@@ -1,4 +1,4 @@
-"""A shadow step: to the script it looks like a step that a failure has undone, and nobody counts it."""
+"""A shadow step: to the script it looks like a step that a failure undid; it never counts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.runtime.generation.resources import SharedContext
 from holdfast.runtime.gradients.workload import Workload
 
-#: The first of them makes what is made lazily, gradients among it; the second one adds to these, as all others do.
+#: The first micro-batch creates gradients and other lazy objects; the second adds to gradients, like all later ones.
 MICRO_BATCHES = 2
 
 
 class ShadowAttempt:
-    """One shadow step, in place of an `Attempt`; for the training thread."""
+    """One shadow step, instead of an `Attempt`. For the training thread."""
 
     def __init__(self, shared: SharedContext, workload: Workload, step: int, on_done: Callable[[], None]) -> None:
-        """Begin it.
+        """Start the shadow step.
 
         Args:
-            step: whose samples it takes.
-            over: called where the script has gone through it as through a step.
+            step: the step with its samples.
+            on_done: called when the script has gone through it.
         """
         self.step = step
         self.complete = False
@@ -39,14 +39,14 @@ class ShadowAttempt:
 
     @property
     def undone(self) -> bool:
-        """True where it has been cut short."""
+        """Whether it was cut short."""
         with self._shared.changed:
             return not self._shared.machine.warming.is_due
 
     def micro_batches(self) -> Iterator[int]:
         """Yield its micro-batches, until it is cut short."""
         for micro_batch in self._micro_batches:
-            # (its unit goes through all of them in step: none begins before all have agreed on the one before)
+            # The ranks of a replica group compute them in step: all agree on each micro-batch before it starts.
             proposal = Proposal(0, self.step, micro_batch, ProposalKind.SHADOW)
             if self.undone or not self._shared.agree(proposal, lambda: not self.undone):
                 return
@@ -56,7 +56,7 @@ class ShadowAttempt:
         self.complete = True
 
     def load(self, micro_batch: int) -> Any:
-        """Fetch a micro-batch, and seed everything for it."""
+        """Fetch a micro-batch, and seed its random generators."""
         return self._workload.load_micro_batch(micro_batch)
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
@@ -68,21 +68,21 @@ class ShadowAttempt:
         self._workload.skip(reason, micro_batch)
 
     def skip_reason(self, micro_batch: int) -> str:
-        """Return "": nothing is decided in a step that nobody counts."""
+        """Return "": a shadow step has no earlier attempts."""
         return ""
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
         """Log nothing."""
 
     def check_extra(self) -> None:
-        """Look whether an `extra` was changed, as in a real step.
+        """Check that no `extra` was changed, as in a real step.
 
         Raises:
-            BadInputError: it was.
+            BadInputError: one was changed.
         """
         self._workload.state.watch.check_unchanged()
 
     def conclude(self) -> None:
-        """The script wants it applied: it is gone through to its end, and undone."""
+        """End the shadow step where the script applies it; the step counts as undone."""
         if not self.undone:
             self._on_done()

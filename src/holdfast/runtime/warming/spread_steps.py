@@ -1,7 +1,7 @@
-"""How torch does an optimizer's step on tensors that are spread over a unit, found out before the first one is due.
+"""Runs each optimizer's step once without memory, so that torch has planned its operations on sharded tensors.
 
-For each operation and each shape torch works out once how to do it on parts of tensors: about 0.3 s of processor time
-for a small GPT. Whoever joins would do that at the end of its first step, and all others would wait for it.
+For each operation and shape, torch plans once how to run it on shards: about 0.3 s of processor time for a small GPT. A
+joined worker would spend that time in its first step, while all others wait.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 def dry_run_steps(optimizers: Iterable[Optimizer]) -> None:
-    """Let each of torch's own optimizers do a step on tensors of the same kinds without memory; nothing is changed.
+    """Run a step of each of torch's own optimizers on tensors of the same kinds without memory. Nothing is changed.
 
-    Others are left alone: what their steps change beside parameters and state is not known. So is what is on a GPU:
-    steps there are operations on lists of tensors, and need memory.
+    Other optimizers are skipped, because their steps may change more than parameters and state. So are tensors on a
+    GPU: steps there are operations on lists of tensors, and need memory.
     """
     for optimizer in optimizers:
         if type(optimizer).__module__.split(".")[0] == "torch":
             try:
                 _step_on_meta(optimizer)
             except (RuntimeError, TypeError, ValueError) as error:
-                # (one that looks at values: it does its first step as slowly as it would have)
-                logger.debug("the first step of %s is not foreseen: %s", type(optimizer).__name__, error)
+                # an optimizer that reads values: its first step stays slow
+                logger.debug("the first step of %s cannot be planned in advance: %s", type(optimizer).__name__, error)
 
 
 def _step_on_meta(optimizer: Optimizer) -> None:
@@ -45,7 +45,7 @@ def _step_on_meta(optimizer: Optimizer) -> None:
         parameters = [_make_meta_parameter(one, kinds) for one in group["params"] if _is_spread_here(one)]
         groups.append(group | {"params": list(dict.fromkeys(parameters))})
     stand_in.param_groups = groups
-    # (not its own `step`: schedules put another one in that place, which is bound to the optimizer itself)
+    # Not its own `step`: schedulers replace that by one that is bound to the optimizer itself.
     type(optimizer).step(stand_in)
 
 
@@ -54,7 +54,7 @@ def _is_spread_here(parameter: torch.Tensor) -> bool:
 
 
 def _make_meta_parameter(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
-    """Return a parameter of the same kind, with a gradient; those of one kind are one."""
+    """Return a parameter of the same kind, with a gradient, on the meta device; one per kind."""
     spread: Any = parameter
     kind = spread._spec, parameter.dtype
     if kind not in kinds:
