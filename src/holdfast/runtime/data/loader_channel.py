@@ -76,15 +76,15 @@ class ChannelEnd:
             return True
         return False
 
-    def send_packed(self, said: MessageKind, number: int, thing: object) -> bool:
+    def send_packed(self, kind: MessageKind, number: int, value: object) -> bool:
         """Send a message with a pickled object as its parcel.
 
         Raises:
             Exception: an exception of pickling.
         """
-        parcel = pack(thing)
+        parcel = pack(value)
         try:
-            return self.send(said, number, parcel)
+            return self.send(kind, number, parcel)
         finally:
             os.close(parcel)
 
@@ -104,9 +104,9 @@ class ChannelEnd:
             data, beside = b"", []
         if not data:
             raise EOFError
-        said, number = _MESSAGE.unpack(data)
+        kind, number = _MESSAGE.unpack(data)
         parcels = [_DESCRIPTOR.unpack_from(given)[0] for _, _, given in beside]
-        return Message(MessageKind(said), number, parcels[0] if parcels else -1)
+        return Message(MessageKind(kind), number, parcels[0] if parcels else -1)
 
     def close(self) -> None:
         """Close this end."""

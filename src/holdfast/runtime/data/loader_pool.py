@@ -109,15 +109,15 @@ class LoaderPool:
     def request(self, keys: Iterable[Key]) -> None:
         """Request micro-batches, the first ones first. Earlier requests for others are cancelled."""
         self._receive_messages(wait=False)
-        asked = list(keys)[: self.capacity] if self._broken is None else []
-        for key in [key for key in self._done if key not in asked]:
+        requested = list(keys)[: self.capacity] if self._broken is None else []
+        for key in [key for key in self._done if key not in requested]:
             self._done.pop(key).close()
         for worker in self._workers:
-            for number in [number for number, key in worker.requested.items() if key not in asked]:
+            for number in [number for number, key in worker.requested.items() if key not in requested]:
                 del worker.requested[number]
                 worker.channel.send(MessageKind.DROP, number)
         under_way = {key for worker in self._workers for key in worker.requested.values()}
-        for key in asked:
+        for key in requested:
             if key not in under_way and key not in self._done:
                 self._send_request(key)
 

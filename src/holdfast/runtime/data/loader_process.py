@@ -105,18 +105,18 @@ class LoaderProcess:
             if message.kind is MessageKind.FETCH:
                 self._requests.append(message)
                 continue
-            for unwanted in [asked for asked in self._requests if asked.number == message.number]:
+            for unwanted in [request for request in self._requests if request.number == message.number]:
                 self._requests.remove(unwanted)
                 unwanted.close()
 
-    def _answer_request(self, asked: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
-        step, micro_batch, wanted = asked.unpack(main)
+    def _answer_request(self, request: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
+        step, micro_batch, argument = request.unpack(main)
         try:
             seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)
-            self._channel.send_packed(MessageKind.DONE, asked.number, fetch(step, micro_batch, wanted))
+            self._channel.send_packed(MessageKind.DONE, request.number, fetch(step, micro_batch, argument))
         except BaseException as error:  # noqa: BLE001 - an exception of the script's data set or collate function
             where = f"loader worker {setting.number}, at micro-batch {micro_batch} of step {step}"
-            self._channel.send_packed(MessageKind.FAILED, asked.number, pack_exception(error, where))
+            self._channel.send_packed(MessageKind.FAILED, request.number, pack_exception(error, where))
 
 
 def main(descriptor: int) -> int:

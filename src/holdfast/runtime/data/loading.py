@@ -110,9 +110,9 @@ class MicroBatchLoader:
 
     def fetch_whole(self, step: int, micro_batch: int) -> Any:
         """Fetch a micro-batch in this process, with the samples of all ranks of a replica group. Not for streams."""
-        wanted = self._data.fetch_argument(step, micro_batch)
+        argument = self._data.fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=False)
-        return self._data.fetch(step, micro_batch, wanted)
+        return self._data.fetch(step, micro_batch, argument)
 
     def close(self) -> None:
         """End the loader workers."""
@@ -138,17 +138,17 @@ class MicroBatchLoader:
         return batch
 
     def _fetch_here(self, step: int, micro_batch: int) -> Any:
-        wanted = self._fetch_argument(step, micro_batch)
+        argument = self._fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, self._random_part, devices=True)
-        return self._data.fetch(step, micro_batch, wanted)
+        return self._data.fetch(step, micro_batch, argument)
 
     def _fetch_argument(self, step: int, micro_batch: int) -> Any:
         """Return the argument to fetch this rank's part of a micro-batch."""
-        wanted = self._data.fetch_argument(step, micro_batch)
+        argument = self._data.fetch_argument(step, micro_batch)
         if self._parts == 1 or not self._data.has_indices:
-            return wanted
+            return argument
         each = self.order.micro_batch // self._parts
-        return wanted[self._part * each : (self._part + 1) * each]
+        return argument[self._part * each : (self._part + 1) * each]
 
     def _start_step(self, pool: LoaderPool) -> None:
         """Decide whether this process fetches the first micro-batch of a step itself.

@@ -30,7 +30,7 @@ _ALIGNED = 64
 _COPIED_BYTES = 1 << 16
 
 
-def pack(thing: object) -> int:
+def pack(value: object) -> int:
     """Return the descriptor of a new parcel.
 
     Raises:
@@ -38,7 +38,7 @@ def pack(thing: object) -> int:
     """
     pieces: list[memoryview] = []
     stream = io.BytesIO()
-    _Pickler(stream, buffer_callback=lambda piece: pieces.append(piece.raw())).dump(thing)
+    _Pickler(stream, buffer_callback=lambda piece: pieces.append(piece.raw())).dump(value)
     sizes = b"".join(_SIZE.pack(piece.nbytes) for piece in pieces)
     written = stream.getbuffer()
     parcel = os.memfd_create("holdfast-parcel", os.MFD_CLOEXEC)

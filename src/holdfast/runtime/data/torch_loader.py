@@ -128,11 +128,11 @@ def _is_torch_sampler(sampler: object, kind: type) -> bool:
 
 def _describe_difference(loader: Any) -> str:
     order = "shuffled in its own order" if _is_torch_sampler(loader.sampler, RandomSampler) else "in their order"
-    said = (
+    text = (
         f"holdfast reads the DataLoader's data set directly: the loader would give samples {order}; holdfast shuffles "
         "each pass by its seed, so that a step's samples do not depend on the worker, and starts the next pass without "
         "dropping samples"
     )
     if getattr(loader, "worker_init_fn", None) is not None:
-        said += "; its worker_init_fn is not called: each micro-batch has its own seed"
-    return said
+        text += "; its worker_init_fn is not called: each micro-batch has its own seed"
+    return text

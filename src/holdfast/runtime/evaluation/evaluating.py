@@ -135,8 +135,8 @@ class Evaluator:
         """Run one evaluation; return False if a Stop came."""
         comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
-        known = self._find_holders(evaluation, groups.world, held)
-        missing = [shard for shard, holder in enumerate(known) if holder is None]
+        holders = self._find_holders(evaluation, groups.world, held)
+        missing = [shard for shard, holder in enumerate(holders) if holder is None]
         with _preserve_script_state(self._workload), torch.no_grad():
             for first in range(0, len(missing), comm.size):
                 with self._shared.changed:
@@ -145,13 +145,13 @@ class Evaluator:
                 if not self._run_round(evaluation, held, missing[first : first + comm.size], comm.rank, generation):
                     self._shared.wait_for(generation, lambda: None)  # the layers reported the failure
                     return False
-        mine = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
-        mine |= {shard: held[shard] for shard, holder in enumerate(known) if holder == comm.rank}
+        results = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
+        results |= {shard: held[shard] for shard, holder in enumerate(holders) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
         # Results of a replica group's ranks may differ by rounding, if experts were summed elsewhere. Use the first
         # rank's.
-        mine = {} if self._workload.place.local_rank else mine
-        for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
+        results = {} if self._workload.place.local_rank else results
+        for share in gather_bytes(groups.world, _encoder.encode(results), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combine([held[shard] for shard in range(evaluation.shards)])
         self._record_result(evaluation, found, groups.world.rank)

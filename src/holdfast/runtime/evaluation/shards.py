@@ -53,9 +53,9 @@ class ModelEvaluation:
             )
         if not callable(cast(object, measure)):
             raise BadInputError(f"{where}: the function is a {type(measure).__name__}: give a function of a batch")
-        for said, number, least in (("every", every, 1), ("save_top_k", choice.keep, 0)):
+        for option, number, least in (("every", every, 1), ("save_top_k", choice.keep, 0)):
             if not isinstance(cast(object, number), int) or number < least:
-                raise BadInputError(f"{where}: {said} is {number!r}: it must be a whole number, at least {least}")
+                raise BadInputError(f"{where}: {option} is {number!r}: it must be a whole number, at least {least}")
         if choice.mode not in ("min", "max"):
             raise BadInputError(f"{where}: mode is {choice.mode!r}: it must be min or max")
         dataset, collate, batch = data, None, micro_batch
@@ -143,9 +143,9 @@ class ModelEvaluation:
 
 def pack_shards(shards: Mapping[int, ShardResult], count: int) -> bytes:
     """Return the set of these shards as bits, for `count` shards."""
-    there = np.zeros(count, dtype=np.bool_)
-    there[list(shards)] = True
-    return np.packbits(there).tobytes()
+    bits = np.zeros(count, dtype=np.bool_)
+    bits[list(shards)] = True
+    return np.packbits(bits).tobytes()
 
 
 def intersect_bits(bits: Sequence[bytes]) -> bytes:
@@ -157,7 +157,7 @@ def find_first_holders(bits: Sequence[bytes], count: int) -> list[int | None]:
     """Return the first rank that has each shard, or None; `bits` has one element per rank."""
     found: list[int | None] = [None] * count
     for rank in range(len(bits) - 1, -1, -1):
-        there = np.unpackbits(np.frombuffer(bits[rank], dtype=np.uint8), count=count)
-        for shard in np.flatnonzero(there):
+        present = np.unpackbits(np.frombuffer(bits[rank], dtype=np.uint8), count=count)
+        for shard in np.flatnonzero(present):
             found[int(shard)] = rank
     return found

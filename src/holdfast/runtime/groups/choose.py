@@ -73,8 +73,8 @@ def build_communicator(
 
     gloo = partial(build_gloo, board, generation=generation, reaper=reaper, host=host, halt=halt, **times)
 
-    def build(level: str, those: Sequence[int]) -> Communicator:
-        return gloo(those.index(place), len(those), name=name + level, members=[ranks[one] for one in those])
+    def build(level: str, places: Sequence[int]) -> Communicator:
+        return gloo(places.index(place), len(places), name=name + level, members=[ranks[one] for one in places])
 
     levels = levels_of(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:

@@ -31,14 +31,14 @@ def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
         HaltedError, PeerLostError: abandoned or failed.
         ValueError: more than MAX_GATHERED_BYTES, or not exactly one frame of each rank.
     """
-    known = _FRAME.pack(comm.rank, len(mine)) + mine
+    frames_so_far = _FRAME.pack(comm.rank, len(mine)) + mine
     for group in comm.groups:
-        known = _gather_level(group, known, what)
+        frames_so_far = _gather_level(group, frames_so_far, what)
     for level in range(len(comm.groups) - 1, -1, -1):
         group, owners = comm.groups[level], comm.owners[level]
         if group.size > owners:
-            known = _send_to_non_owners(group, owners, known, what)
-    frames = dict(_iter_frames(known))
+            frames_so_far = _send_to_non_owners(group, owners, frames_so_far, what)
+    frames = dict(_iter_frames(frames_so_far))
     if sorted(frames) != list(range(comm.size)):
         raise ValueError(f"{what}: got bytes of ranks {sorted(frames)} in a world of {comm.size}")
     return [frames[rank] for rank in range(comm.size)]

@@ -116,13 +116,13 @@ def build_hierarchical(
         build: builds one group; blocks.
         any_to_any: whether a group of all ranks is needed too.
     """
-    wanted: list[tuple[str, Sequence[int]]] = [
+    builds: list[tuple[str, Sequence[int]]] = [
         (f"{level}-{group[0]}/", group) for level, group in enumerate(levels.groups)
     ]
     if any_to_any:
-        wanted.append(("all/", range(size)))
-    board.expect_keys(len(wanted))
-    built = build_concurrently([partial(build, name, members) for name, members in wanted])
+        builds.append(("all/", range(size)))
+    board.expect_keys(len(builds))
+    built = build_concurrently([partial(build, name, members) for name, members in builds])
     return HierarchicalCommunicator(
         built[: len(levels.groups)],
         built[-1] if any_to_any else None,

@@ -55,8 +55,7 @@ class ReplicaMesh:
 
         Args:
             dimensions: for each name in the new mesh, the slowest first: a dimension of the layout, in their order; or
-                "" for a
-                dimension of size 1.
+                "" for a dimension of size 1.
 
         Raises:
             BadInputError: a dimension of the layout is out of order, repeated or unknown.

@@ -119,24 +119,23 @@ def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
 
     Raises:
         BadInputError: along `tensor` it would sum gradients of the same samples several times; and each rank that it
-            takes
-            for a replica holds the whole model.
+            takes for a replica holds the whole model.
     """
     shard, ours = replica.groups[SHARD], {id(group) for group in replica.groups.values()}
     for name, module in named_modules(model):
         if not isinstance(module, FSDPModule):
             continue
         for info in _mesh_infos(module):
-            cut, alike = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
-            said = f"module {strip_wrapper_prefixes(name)!r}" if name else "the model"
-            if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, alike)):
+            cut, copies = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
+            label = f"module {strip_wrapper_prefixes(name)!r}" if name else "the model"
+            if any(group is not None and id(group) not in ours and group.size() > 1 for group in (cut, copies)):
                 raise BadInputError(
-                    f"{said} is wrapped by fully_shard() over another mesh than the job's, which has no connections: "
+                    f"{label} is wrapped by fully_shard() over another mesh than the job's, which has no connections: "
                     'give fully_shard(..., mesh=job.mesh["shard"])'
                 )
-            if (cut is not None and cut is not shard and cut.size() > 1) or (alike is not None and alike.size() > 1):
+            if (cut is not None and cut is not shard and cut.size() > 1) or (copies is not None and copies.size() > 1):
                 raise BadInputError(
-                    f'{said} is wrapped by fully_shard() with another dimension than "shard": '
+                    f'{label} is wrapped by fully_shard() with another dimension than "shard": '
                     "ranks along tensor have the same samples, so their gradients would count several times; in a mesh "
                     "of two dimensions, FSDP2 replicates over the first; give "
                     'fully_shard(..., mesh=job.mesh["shard"]), or no fully_shard() if the layout has no shard'

@@ -175,8 +175,8 @@ class StepApplier:
         machine, saver = self._shared.machine, self._saver
         with self._shared.changed:
             step, plan, rank = machine.applied, machine.plan, machine.generations.rank
-            whole = not machine.keeps and machine.phase in KEEPING
-        if saver is None or plan is None or not step or not whole or saver.saved_step == step:
+            is_complete = not machine.keeps and machine.phase in KEEPING
+        if saver is None or plan is None or not step or not is_complete or saver.saved_step == step:
             return
         self._workload.state.settings.restore()  # The loop may have been left in the middle of a step.
         why = "another worker has ended, or changed it"

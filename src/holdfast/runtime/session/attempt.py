@@ -226,7 +226,7 @@ class Attempt:
         Raises:
             HaltedError, PeerLostError: the reduction or the vote was interrupted.
         """
-        domain, everybody = groups.domain, groups.world if groups.domain is not groups.world else None
+        domain, all_workers = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
             self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.is_due("reducing", self.step):
@@ -236,7 +236,7 @@ class Attempt:
         fingerprint = self._workload.fingerprint(self.step, with_state=compares_state)
         with self._shared.changed:
             self._shared.machine.set_fingerprint(fingerprint, self._workload.describe_settings)
-        v = self._workload.reduce(domain, everybody, fingerprint)
+        v = self._workload.reduce(domain, all_workers, fingerprint)
         rate = self._shared.link.measure(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)

@@ -43,15 +43,15 @@ class GroupBuilder:
         if len(domain) == len(plan.members):
             world = self._build(plan, domain, rank=rank, resources=resources, any_to_any=wide)
             return Groups(world=world, domain=world)
-        everybody = range(len(plan.members))
+        all_ranks = range(len(plan.members))
         build = partial(self._build, plan, rank=rank, resources=resources)
-        world, among_us = build_concurrently(
+        world, domain_group = build_concurrently(
             [
-                partial(build, everybody, any_to_any=wide, name="world/"),
+                partial(build, all_ranks, any_to_any=wide, name="world/"),
                 partial(build, domain, any_to_any=False, name=f"domain-{domain[0]}/"),
             ]
         )
-        return Groups(world=world, domain=among_us)
+        return Groups(world=world, domain=domain_group)
 
     def _build(
         self,

@@ -79,9 +79,8 @@ class Job:
         Args:
             settings: from the agent; None if this worker trains alone.
             layout: how a replica is distributed over the local ranks of its replica group, which is formed here. If
-                several are
-                given, one of them is in force. None: nothing is distributed. A worker that trains alone holds the whole
-                model.
+                several are given, one of them is in force. None: nothing is distributed. A worker that trains alone
+                holds the whole model.
             checkpoint_dir: for a worker that trains alone; an agent's settings take precedence.
             checkpoint_every: for a worker that trains alone; an agent's settings take precedence.
 
@@ -219,8 +218,8 @@ class Job:
                 `after_apply`.
             after_apply: the script's own part of a step, such as a moving average of the weights in `extra`. It is
                 called within `apply()` on all workers, before the state is saved or sent. It may change the model and
-                `extra`, and must depend only on the state and the results of the step. Changes of `extra` anywhere
-                else are refused. If it raises an exception, the step is saved and the job ends.
+                `extra`, and must depend only on the state and the results of the step. Changes of `extra` anywhere else
+                are refused. If it raises an exception, the step is saved and the job ends.
 
         Raises:
             BadInputError: an argument is wrong, or `protect` was called before.
@@ -237,8 +236,8 @@ class Job:
         workload = make_workload(given, loader, self.device, place)
         workload.delay = set_up_emulation(self._settings.spec.experiments, model) if self._settings else None
         optimizers = workload.state.optimizers
-        said = (loader.difference, untrained_warning(model, optimizers), frozen_warning(optimizers))
-        self._warnings = list(filter(None, said))
+        warnings = (loader.difference, untrained_warning(model, optimizers), frozen_warning(optimizers))
+        self._warnings = list(filter(None, warnings))
         self._session = self._open_session(workload)
 
     def steps(self, count: int) -> Iterator[Step]:
@@ -312,10 +311,10 @@ class Job:
 
         Args:
             fn: gets a batch on `job.device`, and returns means over its samples by name: numbers, or tensors of one
-                element, with the same names for each batch. Means over all data weight batches by their samples. It
-                is called without gradients, seeded by step and shard. It must call a model with MoE layers once. It
-                may call model.eval(): modes, random generators and running statistics are restored afterwards. It must
-                not change anything else.
+                element, with the same names for each batch. Means over all data weight batches by their samples. It is
+                called without gradients, seeded by step and shard. It must call a model with MoE layers once. It may
+                call model.eval(): modes, random generators and running statistics are restored afterwards. It must not
+                change anything else.
             data: a map-style data set, in batches of `micro_batch`, or a DataLoader with its own batch size. The order
                 of the DataLoader is not used.
             every: evaluate after each step with a number that is a multiple of it, and after the last step.

@@ -262,9 +262,9 @@ class Session:
         Raises:
             Exception: an exception of the script's function.
         """
-        begun = self._clock.monotonic()
+        started = self._clock.monotonic()
         done = self._evaluator.run_due(step, generation)
-        self._applier.paused_s += self._clock.monotonic() - begun if self._evaluator.due_at(step) else 0.0
+        self._applier.paused_s += self._clock.monotonic() - started if self._evaluator.due_at(step) else 0.0
         return done
 
     def start_attempt(self, compute: Compute, generation: int) -> Attempt:
@@ -348,7 +348,7 @@ class Session:
 
         Returns:
             False, at once, if there is nothing to keep: this worker has no state, or the exception came while it
-                changed.
+            changed.
         """
         machine, worker = self._machine, self._identity.worker
         with self._changed:

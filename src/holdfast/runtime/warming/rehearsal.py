@@ -52,10 +52,10 @@ class ShadowSteps:
         """Return the next shadow step. After the last one, report that to the machine and return None."""
         warming = self._shared.machine.warming
         with self._shared.changed:
-            begins = not self.is_under_way
-            if begins and not warming.start():
+            is_first = not self.is_under_way
+            if is_first and not warming.start():
                 return None
-        if begins:
+        if is_first:
             self._start()
         if self._remaining and not self._error:
             return ShadowAttempt(self._shared, self._workload, self._remaining[0], self._on_step_done)
@@ -102,14 +102,14 @@ class ShadowSteps:
         self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.start_step(step, ())
-        gone: list[object] = []
+        removed: list[object] = []
         for optimizer, before in zip(self._workload.state.optimizers, self._state_before, strict=True):
             for parameter in list(optimizer.state):
                 known = before.get(parameter)
                 for key in [key for key in optimizer.state[parameter] if known is None or key not in known]:
-                    gone.append(optimizer.state[parameter].pop(key))
+                    removed.append(optimizer.state[parameter].pop(key))
                 if known is None:
                     del optimizer.state[parameter]
-        self._workload.state.recycle_memory(thing for thing in gone if isinstance(thing, torch.Tensor))
+        self._workload.state.recycle_memory(thing for thing in removed if isinstance(thing, torch.Tensor))
         self._remaining = []
         self._generators.restore()

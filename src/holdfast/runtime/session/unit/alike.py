@@ -32,13 +32,13 @@ def check_replicated(state: TrainingState, groups: Iterable[Communicator]) -> No
         BadInputError: a tensor differs.
         HaltedError, PeerLostError: another rank is lost.
     """
-    mine: dict[str, bytes] = {}
+    hashes: dict[str, bytes] = {}
     for group in groups:
-        mine = mine or _hash_replicated(state)
-        whole = hashlib.blake2b(_encoder.encode(mine), digest_size=16).digest()
-        if len(set(gather_bytes(group, whole, "comparison of state"))) > 1:
+        hashes = hashes or _hash_replicated(state)
+        digest = hashlib.blake2b(_encoder.encode(hashes), digest_size=16).digest()
+        if len(set(gather_bytes(group, digest, "comparison of state"))) > 1:
             _raise_difference(
-                [_decoder.decode(one) for one in gather_bytes(group, _encoder.encode(mine), "comparison of state")]
+                [_decoder.decode(one) for one in gather_bytes(group, _encoder.encode(hashes), "comparison of state")]
             )
 
 
@@ -50,9 +50,9 @@ def _hash_replicated(state: TrainingState) -> dict[str, bytes]:
     return {name: hashlib.blake2b(host_bytes(tensor), digest_size=16).digest() for name, tensor in alike}
 
 
-def _raise_difference(known: list[dict[str, bytes]]) -> None:
-    names = dict.fromkeys(name for one in known for name in one)
-    name = next((name for name in names if len({one.get(name) for one in known}) > 1), "")
+def _raise_difference(all_hashes: list[dict[str, bytes]]) -> None:
+    names = dict.fromkeys(name for one in all_hashes for name in one)
+    name = next((name for name in names if len({one.get(name) for one in all_hashes}) > 1), "")
     raise BadInputError(
         f"{name!r} is not sharded, and differs between the ranks of a replica group: make it equal on all of them, for "
         "example by torch.manual_seed(...) before the model is made; shard tensors that belong to parts of a parameter "

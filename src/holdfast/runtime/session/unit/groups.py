@@ -75,8 +75,8 @@ def _await_all_ranks(board: Board, places: int, timeout_s: float) -> None:
     try:
         board.wait(keys, timeout_s)
     except TimeoutError:
-        there = board.values()
-        missing = ", ".join(str(place) for place, key in enumerate(keys) if key not in there)
+        arrived = board.values()
+        missing = ", ".join(str(place) for place, key in enumerate(keys) if key not in arrived)
         raise HoldfastError(
             f"rank {missing} of this replica group hangs: it did not start to build its groups within {timeout_s:g} s"
         ) from None
