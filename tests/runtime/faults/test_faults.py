@@ -118,7 +118,7 @@ def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
 @pytest.mark.parametrize("phase", ["", "compute"])
 def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     faults, hung = Faults(none), []
-    monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
+    monkeypatch.setattr(orders, "hang_forever", lambda: hung.append(True))
     faults.on_inject(Inject(fault="hang", phase=phase))
     faults.strike_at("compute", 1)
     faults.strike_at("ready", 1)
@@ -130,7 +130,7 @@ def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.Monke
 
 def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     faults, hung = Faults(none), []
-    monkeypatch.setattr(orders, "stand_still", lambda: hung.append(True))
+    monkeypatch.setattr(orders, "hang_forever", lambda: hung.append(True))
     faults.on_inject(Inject(fault="hang", phase="ready", step=2))
     faults.strike_in_compute(2)
     faults.strike_in_side_thread("ready", 2)
