@@ -82,7 +82,7 @@ FAILURE_MUTANTS = (
         name="blame_anywhere_is_never",
         module=BLAME,
         qualname="find_agreeing_nodes",
-        old="anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH)) else []",
+        old="anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH_NODES)) else []",
         new="[]",
         why="a line that only the first rank comes to raises on each that becomes it",
     ),

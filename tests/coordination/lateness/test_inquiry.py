@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, w
 
 from holdfast.coordination.instructions import Broadcast, Emit, Send
-from holdfast.coordination.lateness.inquiry import OBEYS_S
+from holdfast.coordination.lateness.inquiry import END_AGAIN_S
 from holdfast.coordination.lateness.pace import PATIENCE_S
 from holdfast.coordination.lateness.stories import MAX_WORKERS, StackDumps
 from holdfast.protocol import events as ev
@@ -158,7 +158,7 @@ def test_an_agent_that_does_not_obey_is_told_again() -> None:
     others = [waits("n0"), waits("n2"), waits("n3")]
     assert len(answer(job, asked(job), stand("n1"), *others)) == 1
     assert answer(job, asked(job), stand("n1", for_s=0.9), *others) == []
-    until = job.now + OBEYS_S
+    until = job.now + END_AGAIN_S
     ended: list[EndHung] = []
     while job.now < until or not ended:
         ended += answer(job, asked(job), stand("n1", for_s=3.0), *others)

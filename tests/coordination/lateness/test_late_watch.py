@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.coordination.lateness.watch import AGAIN, EXPECTED, LEARN_S, STALLED_S, LateWatch
+from holdfast.coordination.lateness.watch import LEARN_S, MAX_EXPECTED, REPORT_AGAIN, STALLED_S, LateWatch
 from holdfast.coordination.timing.reading import ProgressAccount, Reading, Total
 from holdfast.coordination.timing.times import ENDLESS, UNKNOWN_S
 from holdfast.protocol.job_spec import OWN_TIMES_S
@@ -60,7 +60,7 @@ def test_who_is_late_is_told_within_a_look() -> None:
 def test_it_is_told_again_where_it_lasts_ever_more_seldom() -> None:
     times = [late.stand.for_s / LIMIT_S for _, late in look_until(made(), COMPUTING, 100.0, 110.0)]
     assert len(times) > 3
-    assert all(after >= AGAIN * before * 0.99 for before, after in pairwise(times))
+    assert all(after >= REPORT_AGAIN * before * 0.99 for before, after in pairwise(times))
 
 
 def test_another_activity_begins_anew() -> None:
@@ -94,7 +94,7 @@ def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
     watch, late = made(), []
     for look in range(100):
         now = 100.0 + look / 50
-        others = {7: 3.0 + look / 50, 8: 1.0} if ME in watch.closely else {}
+        others = {7: 3.0 + look / 50, 8: 1.0} if ME in watch.closely_watched else {}
         late += watch.find_late(now, {ME: replace(COMPUTING, others_starved_s=others)})
     assert late == []
 
@@ -105,7 +105,7 @@ def test_who_is_at_it_for_long_is_looked_at_closely_and_nobody_else() -> None:
     for look in range(10):
         now = 100.0 + look / 25
         watch.find_late(now, {ME: COMPUTING, other: replace(COMPUTING, since=now)})
-        seen.append(watch.closely)
+        seen.append(watch.closely_watched)
     assert seen[:4] == [frozenset()] * 4
     assert seen[5:] == [{ME}] * 5
 
@@ -250,7 +250,7 @@ def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_tak
 
 def test_no_more_than_some_pieces_of_work_are_expected() -> None:
     watch = made()
-    for step in range(5, 5 + EXPECTED + 1):
+    for step in range(5, 5 + MAX_EXPECTED + 1):
         watch.expect_end(WatchWork(step=step, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
     assert ends(watch, COMPUTING, 100.4) == []
     assert len(ends(watch, replace(COMPUTING, since=110.0, step=6), 110.4)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.lateness.pace import ASK_FLOOR_S, Pace
+from holdfast.coordination.lateness.pace import PROBE_FLOOR_S, Pace
 from holdfast.coordination.timing.times import TOGETHER_S, UNKNOWN_S
 
 STEP_S = 0.5
@@ -28,9 +28,9 @@ def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
 def test_it_is_asked_after_one_and_a_half_steps_a_stopped_process_is_late_after_two_and_all_are_after_three() -> None:
     pace, last = trained(10), 10 * STEP_S
     assert not pace.should_ask(last + 1.5 * STEP_S)
-    assert pace.should_ask(last + 1.5 * STEP_S + ASK_FLOOR_S + 0.01)
-    assert pace.stopped_at == pytest.approx(last + 2.0 * STEP_S + ASK_FLOOR_S)
-    assert pace.overdue_at == pytest.approx(last + 3.0 * STEP_S + ASK_FLOOR_S)
+    assert pace.should_ask(last + 1.5 * STEP_S + PROBE_FLOOR_S + 0.01)
+    assert pace.stopped_at == pytest.approx(last + 2.0 * STEP_S + PROBE_FLOOR_S)
+    assert pace.overdue_at == pytest.approx(last + 3.0 * STEP_S + PROBE_FLOOR_S)
 
 
 def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None:

@@ -10,7 +10,7 @@ from machinery import Job, applied, attach, commit, hello, w
 
 from holdfast.coordination.generations.planner import counts_for
 from holdfast.coordination.lateness.slowness import SlowNodes
-from holdfast.coordination.lateness.straggling import AGAIN_S, AVOIDED_S
+from holdfast.coordination.lateness.straggling import AVOID_S, REPORT_AGAIN_S
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
@@ -56,7 +56,7 @@ def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
     assert 1.25 < found.factor < 1.35
     assert "`holdfast move n1`" in found.why
     assert job.machine.record.leaving == ()
-    job.now += AGAIN_S
+    job.now += REPORT_AGAIN_S
     assert len(words(job, "n1", 2)) == 1, "it is slow still"
 
 
@@ -108,7 +108,7 @@ def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
     assert found.action == "told"
     assert "no standby is warm" in found.why
     assert [one.node for one in job.machine.record.slow] == ["n1"]
-    job.machine.transaction.now += AVOIDED_S
+    job.machine.transaction.now += AVOID_S
     assert job.machine.parts.replacing.slow == set()
 
 

@@ -18,7 +18,7 @@ from holdfast.coordination.pool.plans.reserving import (
     find_best_reserve,
     observed_repair_s,
 )
-from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S
+from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobCosts, JobPace
@@ -153,7 +153,7 @@ def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> 
         replaced_s=0.5, hit_s=5.0, given_s=17.0
     )
     absurd = estimate_stop_times(JobCosts(hit_s=1e9, replaced_s=1e9), 2.0)
-    assert (absurd.replaced_s, absurd.hit_s) == (MOST_CHANGE_S, MOST_CHANGE_S)
+    assert (absurd.replaced_s, absurd.hit_s) == (MAX_CHANGE_S, MAX_CHANGE_S)
 
 
 #: with four nodes as fast as with eight

@@ -9,7 +9,7 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
 from holdfast.coordination.pool.inputs import JobMessage
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
-from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S, guess_throughput
+from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S, guess_throughput
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.what_if import LoseNode, compute_what_if
 from holdfast.protocol.pool.events import PlanDecided
@@ -70,7 +70,7 @@ def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
     said = JobState(submission=1, heard=told.version, held=held, trains=held, move_s=1e9, costs=absurd)
     pool.feed(JobMessage("one", said))
     bid = bid_of(pool, "one")
-    assert bid.change_s == bid.hit_s == MOST_CHANGE_S
+    assert bid.change_s == bid.hit_s == MAX_CHANGE_S
     assert max(bid.lost_share) < 0.01
     pool.submit("two")
     pool.stands("one")

@@ -216,7 +216,7 @@ def test_changing_what_a_job_asks_for() -> None:
 
 
 def test_a_pool_takes_no_more_jobs_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.coordination.pool.requests.MOST_JOBS", 3)
+    monkeypatch.setattr("holdfast.coordination.pool.requests.MAX_JOBS", 3)
     pool = PlayedPool(nodes=1)
     for number in range(3):
         pool.submit(f"j{number}")

@@ -418,7 +418,7 @@ class Agent:
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
             await asyncio.sleep(watch.check_interval_s)
-            readings = self.workforce.readings(now(), watch.closely)
+            readings = self.workforce.readings(now(), watch.closely_watched)
             if watch.is_learning_due(now()):
                 self._execute(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
             self._execute(self.machine.seen(*watch.find_late(now(), readings), now=now()))
@@ -437,7 +437,7 @@ class Agent:
         force, machine, now = self.workforce, self.machine, self.clock.monotonic()
         if isinstance(ask, Probe):
             watch = machine.watch
-            stands = watch.list_activities(now, force.readings(now, watch.closely), force.find_stopped())
+            stands = watch.list_activities(now, force.readings(now, watch.closely_watched), force.find_stopped())
             self._execute(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
             self._memory.add(now, force.read_memory())

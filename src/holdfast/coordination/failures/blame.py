@@ -13,7 +13,7 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.record import RaisedBefore
 
 #: An exception on this many nodes, at any step, occurs everywhere; in a smaller job it must be all nodes.
-ENOUGH = 3
+ENOUGH_NODES = 3
 
 
 def find_agreeing_nodes(
@@ -42,4 +42,4 @@ def find_agreeing_nodes(
         return agreeing
     anywhere = list(dict.fromkeys(node_of(raised.worker) for raised in same))
     # A job that has just shrunk to one node had other nodes to compare with.
-    return anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH)) else []
+    return anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH_NODES)) else []

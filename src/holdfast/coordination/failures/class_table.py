@@ -11,7 +11,7 @@ from __future__ import annotations
 from holdfast.protocol.failures import Detector, FailureRule, Severity
 
 #: Classes that indicate a problem of the machine, whatever their severity. Rules that remove a node do so, too.
-OF_THE_MACHINE = frozenset(("ecc_error", "nvlink_error", "gpu_lost", "gpu_driver_error", "xid", "disk_error"))
+MACHINE_CLASSES = frozenset(("ecc_error", "nvlink_error", "gpu_lost", "gpu_driver_error", "xid", "disk_error"))
 
 #: class of a worker with other settings or state than the other workers of its role
 REPLICA_DIFFERS = "replica_differs"

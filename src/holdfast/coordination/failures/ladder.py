@@ -26,7 +26,7 @@ _KEPT = 4096
 AUTOMATIC = "automatic"
 TICKET = "ticket"
 #: An agent's reason to leave, and the reason in the event: the cause is not known yet.
-LEFT_AS = {"exhausted": "failed", "told": "failed"}
+EVENT_REASONS = {"exhausted": "failed", "told": "failed"}
 
 
 class EscalationPolicy:

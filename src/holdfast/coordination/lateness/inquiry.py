@@ -14,7 +14,7 @@ from holdfast.coordination.failures.seen import node_lost, process_ended, worker
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.lateness.judge import Standstill, describe_hang, find_hung
-from holdfast.coordination.lateness.own_work import AGAIN_LONGER, SlowWork
+from holdfast.coordination.lateness.own_work import REPEAT_FACTOR, SlowWork
 from holdfast.coordination.lateness.pace import AnswerTimes, Pace
 from holdfast.coordination.lateness.stories import StackDumps
 from holdfast.coordination.lateness.stragglers import WorkerTimes
@@ -34,13 +34,13 @@ from holdfast.protocol.plan import GenerationPlan
 #: seconds for which an answer counts as current
 FRESH_S = 0.25
 #: Without a result the next probe comes after this part of the standstill, so probes become rarer.
-SELDOM = 0.5
+PROBE_BACKOFF = 0.5
 #: most nodes that are asked per second
-ASKED_PER_S = 2000
+MAX_ASKED_PER_S = 2000
 #: seconds after which a missing report leads to a probe; a report takes milliseconds
 REPORT_S = 0.25
 #: seconds after which the order to end a process is repeated; an agent obeys in milliseconds
-OBEYS_S = 1.0
+END_AGAIN_S = 1.0
 #: A tick this many times its interval after the last one shows that this process did not run, or its store was slow.
 LONG_TICK = 3.0
 
@@ -102,7 +102,7 @@ class HangProbe:
         self._network_checked = 0
         #: workers that agents were told to end
         self._ending: dict[str, _Ending] = {}
-        self._own_work = SlowWork(transaction)
+        self._slow_work = SlowWork(transaction)
         self._unknown_s = UNKNOWN_S
         self._stack_dumps = StackDumps(transaction)
         self.memories = Memories(transaction)
@@ -125,7 +125,7 @@ class HangProbe:
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
         if late.ended:
-            self._own_work.on_work_ended(stand)
+            self._slow_work.on_work_ended(stand)
             return
         if question is None or question.at + FRESH_S < self._transaction.now:
             self._send_probe()
@@ -196,7 +196,7 @@ class HangProbe:
             self.stragglers.keep_nodes(transaction.members.nodes.keys())
         if transaction.members.entered(plan):
             self.pace.on_entered(transaction.now)
-        self._own_work.tick(transaction.position.step)
+        self._slow_work.tick(transaction.position.step)
 
     @property
     def _should_ask(self) -> bool:
@@ -218,7 +218,7 @@ class HangProbe:
         self._answers.keep_nodes(self._question.asked)
         self._silent_since = {node.name: self._silent_since.get(node.name, transaction.now) for node in here}
         still_s = transaction.now - (stopping.since if stopping.stop is not None else self.pace.since)
-        again_s = max(FRESH_S, SELDOM * still_s, len(here) / ASKED_PER_S)
+        again_s = max(FRESH_S, PROBE_BACKOFF * still_s, len(here) / MAX_ASKED_PER_S)
         due_s = (at - transaction.now for at in (self.pace.stopped_at, self.pace.overdue_at))
         self._next_ask_at = transaction.now + min([again_s, *(each for each in due_s if each > 0.0)])
         transaction.broadcast((node.connection for node in here), Probe(number=self._number))
@@ -248,7 +248,7 @@ class HangProbe:
                 unknown_s=self._unknown_s,
             )
         )
-        hung = self._select_to_end(self._own_work.exclude_slow_work(finding.hung))
+        hung = self._select_to_end(self._slow_work.exclude_slow_work(finding.hung))
         looks = finding.network and not recovering and self._network_checked != plan.generation
         if hung or finding.silent or looks:
             answered = [
@@ -279,17 +279,17 @@ class HangProbe:
         """Return the hung workers that no agent was told to end recently."""
         now = self._transaction.now
         known = ((stand, self._ending.get(stand.worker)) for stand in hung)
-        return [stand for stand, ending in known if ending is None or now - ending.at > OBEYS_S]
+        return [stand for stand, ending in known if ending is None or now - ending.at > END_AGAIN_S]
 
     def _end_worker(self, stand: ThreadActivity) -> None:
         """Order the agent to end a hung worker."""
         transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:
             if not (stand.limit_s or stand.stopped):  # This may be wrong: compiling takes one worker far longer.
-                self._unknown_s *= AGAIN_LONGER
+                self._unknown_s *= REPEAT_FACTOR
             self._ending[stand.worker] = _Ending(stand, transaction.now)
             why = describe_hang(stand)
-            on_trial = self._own_work.record_kill(stand, why)
+            on_trial = self._slow_work.record_kill(stand, why)
             transaction.send(connection, EndHung(worker=stand.worker, why=why, on_trial=on_trial))
             if on_trial:
                 self._send_watch_work(stand)

@@ -36,13 +36,13 @@ OWN_WORK = frozenset(
     }
 )
 #: If several workers are late at once, slow work is more likely than several hangs: their limits are this much longer.
-SEVERAL = 3.0
+SEVERAL_FACTOR = 3.0
 #: Each kill on a node makes the limit of the next process there this much longer at the same item: with `hold`, that
 #: process computes the same work. The script's own code between steps has no second worker, so each kill there does so
 #: for the rest of the job.
-AGAIN_LONGER = 10.0
+REPEAT_FACTOR = 10.0
 #: The limit that covers slow work, as a multiple of the longest time that it took.
-ROOM = 1.5
+SLOW_WORK_MARGIN = 1.5
 #: A verdict waits this long after the step is committed: agents report the end of slow work up to a second late.
 VERDICT_S = 3.0
 #: most work items that are remembered
@@ -155,7 +155,7 @@ class SlowWork:
                 excused.append((item, stand))
                 continue
             if stand.activity is Activity.SCRIPT:
-                self._script_factor *= AGAIN_LONGER
+                self._script_factor *= REPEAT_FACTOR
             left.append(msgspec.structs.replace(stand, limit_s=limit_s))
         for item, stand in excused:
             self._excuse(item, stand)
@@ -165,10 +165,12 @@ class SlowWork:
         """Return the current limit of a worker, or 0 if unknown."""
         state, node = self._states.get(item), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
-        factor = max(AGAIN_LONGER ** sum(node_of(one) == node for one in before), SEVERAL if at_once > 1 else 1.0)
+        factor = max(
+            REPEAT_FACTOR ** sum(node_of(one) == node for one in before), SEVERAL_FACTOR if at_once > 1 else 1.0
+        )
         if stand.activity is Activity.SCRIPT:
             factor = max(factor, self._script_factor)
-        return max(stand.limit_s * factor, ROOM * self._slow_work_s(stand.activity))
+        return max(stand.limit_s * factor, SLOW_WORK_MARGIN * self._slow_work_s(stand.activity))
 
     def _is_first(self, item: WorkItem, worker: str) -> bool:
         """Record that a worker is late at an item; return False if a worker of another node was late there before."""

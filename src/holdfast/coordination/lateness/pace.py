@@ -10,11 +10,11 @@ from holdfast.protocol.messages.progress import Activity
 
 #: A step this many times as long as usual leads to a probe, which costs one message per node. Consequences wait until
 #: it is a failure.
-ASK = 1.5
+PROBE_FACTOR = 1.5
 #: seconds added to that, so that short steps do not lead to probes
-ASK_FLOOR_S = 0.05
+PROBE_FLOOR_S = 0.05
 #: A stopped process counts as hung once others have waited this many usual steps: it is certainly not just slow.
-STOPPED = 2.0
+STOPPED_FACTOR = 2.0
 #: Least patience, in seconds. An agent answers in milliseconds, but may wait this long for a core of a busy machine.
 PATIENCE_S = 0.2
 #: length of a window, in seconds; the slowest answer of the last one or two windows counts
@@ -74,7 +74,7 @@ class Pace:
         still_s, mean_s = now - self.since, self.mean_s
         if self._entering:
             return still_s > self._enter_s
-        return still_s > (TOGETHER_S if mean_s is None else ASK * mean_s + ASK_FLOOR_S)
+        return still_s > (TOGETHER_S if mean_s is None else PROBE_FACTOR * mean_s + PROBE_FLOOR_S)
 
     @property
     def together_s(self) -> float:
@@ -91,13 +91,13 @@ class Pace:
     @property
     def stopped_at(self) -> float:
         """When a stopped process has held up the others for too long."""
-        return self._exceeds_at(STOPPED)
+        return self._exceeds_at(STOPPED_FACTOR)
 
     def _exceeds_at(self, times: float) -> float:
         """Return when the step exceeds this many usual steps, or the entry its limit."""
         if self._entering:
             return self.since + self._enter_s
-        return self.since + (UNKNOWN_S if self.mean_s is None else times * self.mean_s + ASK_FLOOR_S)
+        return self.since + (UNKNOWN_S if self.mean_s is None else times * self.mean_s + PROBE_FLOOR_S)
 
     @property
     def _enter_s(self) -> float:

@@ -24,17 +24,17 @@ _HALF = math.log(SLOWER) / 2
 #: The sum at which a node is found slow. By Wald's bound one report in e^14 (a million) starts such a run by chance.
 THRESHOLD = 14.0
 #: largest change of the sum by one report: a single bad moment does not suffice
-MOST_AT_ONCE = THRESHOLD / 2
+MAX_CHANGE = THRESHOLD / 2
 #: smallest scatter of the logarithm of the ratio
-LEAST_SCATTER = 0.015
+MIN_SCATTER = 0.015
 #: prior of the scatter
-FIRST_SCATTER = 0.08
+PRIOR_SCATTER = 0.08
 #: weight of that prior, in reports
-FIRST_WORDS = 6
+PRIOR_REPORTS = 6
 #: largest number of reports over which the scatter is averaged
 MEMORY = 120
 #: reports before a node can be found slow
-LEAST_WORDS = 8
+MIN_REPORTS = 8
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _NodePace:
     #: the cumulative sum
     total: float = 0.0
     #: mean square of the differences of successive logarithms, halved
-    scatter: float = FIRST_SCATTER**2
+    scatter: float = PRIOR_SCATTER**2
     #: number of reports
     reports: int = 0
     slow: bool = False
@@ -64,12 +64,12 @@ class _NodePace:
             # scatter.
             apart = min(abs(log_ratio - self.log_ratio), 3.0 * math.sqrt(2.0 * self.scatter))
             self.reports += 1
-            self.scatter += (apart**2 / 2.0 - self.scatter) / min(self.reports + FIRST_WORDS, MEMORY)
+            self.scatter += (apart**2 / 2.0 - self.scatter) / min(self.reports + PRIOR_REPORTS, MEMORY)
         self.log_ratio = log_ratio
-        weight = 2.0 * _HALF / max(self.scatter, LEAST_SCATTER**2) * (log_ratio - _HALF)
-        self.total = max(0.0, min(THRESHOLD, self.total + max(-MOST_AT_ONCE, min(MOST_AT_ONCE, weight))))
-        if self.reports < LEAST_WORDS:
-            self.total = min(self.total, MOST_AT_ONCE)
+        weight = 2.0 * _HALF / max(self.scatter, MIN_SCATTER**2) * (log_ratio - _HALF)
+        self.total = max(0.0, min(THRESHOLD, self.total + max(-MAX_CHANGE, min(MAX_CHANGE, weight))))
+        if self.reports < MIN_REPORTS:
+            self.total = min(self.total, MAX_CHANGE)
         ratio = math.exp(log_ratio)
         self.run = self.run + 1 if self.total > 0.0 else 0
         self.factor += (ratio - self.factor) / max(1, self.run)

@@ -21,11 +21,11 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure, SlowNode
 
 #: seconds for which a slow node does not replace another one, if there is an alternative
-AVOIDED_S = 3600.0
+AVOID_S = 3600.0
 #: seconds between two events about the same node
-AGAIN_S = 3600.0
+REPORT_AGAIN_S = 3600.0
 #: relative change of a node's factor from which its share is changed
-ANOTHER = 1.1
+SHARE_CHANGE = 1.1
 _KEPT = 1024
 
 
@@ -60,7 +60,9 @@ class StragglerPolicy:
             self._set_relieved(
                 {node: factor for node, factor in self._transaction.record.relieved.items() if node in nodes}
             )
-        self._reported_at = {node: at for node, at in self._reported_at.items() if at > self._transaction.now - AGAIN_S}
+        self._reported_at = {
+            node: at for node, at in self._reported_at.items() if at > self._transaction.now - REPORT_AGAIN_S
+        }
         for node, factor in self._slow.slow_nodes.items():
             self._on_slow_node(node, factor)
         self._restore_shares()
@@ -104,7 +106,7 @@ class StragglerPolicy:
         if record.plan is None or record.expert_shape is not None:
             return False
         known = record.relieved.get(node, 1.0)
-        if abs(math.log(factor / known)) > math.log(ANOTHER):
+        if abs(math.log(factor / known)) > math.log(SHARE_CHANGE):
             self._set_relieved({**record.relieved, node: factor})
         factors = factors_of(self._transaction.record, record.plan.unit_heads, self._config)
         return bool(divided(record.micro_batches, factors))
@@ -129,7 +131,7 @@ class StragglerPolicy:
         others = (
             one for one in self._transaction.record.slow if one.node != node and one.until > self._transaction.now
         )
-        slow = SlowNode(node=node, factor=factor, until=self._transaction.now + AVOIDED_S)
+        slow = SlowNode(node=node, factor=factor, until=self._transaction.now + AVOID_S)
         self._transaction.change(slow=(*others, slow)[-_KEPT:])
 
     def _report(self, node: str, factor: float, action: str, why: str) -> None:

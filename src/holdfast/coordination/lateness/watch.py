@@ -28,19 +28,19 @@ AWAY_S = 0.05
 #: Waiting workers poll their collective every 8 ms. One that has not for this many seconds does not run.
 STALLED_S = 0.3
 #: part of its limit from which the other threads of a worker are read too
-CLOSELY = 1 / 3
+CLOSE_PART = 1 / 3
 #: seconds between two readings of totals
 LEARN_S = 0.5
 #: seconds between reports of own times while a worker's pace changes; the coordinator decides whether that lasts
-TELL_SOON_S = 1.0
+REPORT_SOON_S = 1.0
 #: ratio to the usual time from which a worker counts as slowed
 SLOWED = 1.08
 #: ratio of the usual time from which it counts as faster; so large that the steps after a single late one do not count
 FASTER = 1.3
 #: most pieces of work with an expected end
-EXPECTED = 16
+MAX_EXPECTED = 16
 #: a late activity is reported again each time it has lasted this many times as long
-AGAIN = 1.5
+REPORT_AGAIN = 1.5
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class LateWatch:
         #: Work at which a worker was ended, with the seconds from which on its end is reported, the newest last.
         self._expected: dict[tuple[int, Activity, int | None], float] = {}
         #: Workers with other threads that should be read too. Reading all threads of all workers costs too much.
-        self.closely: frozenset[str] = frozenset()
+        self.closely_watched: frozenset[str] = frozenset()
         self._last: float | None = None
         #: periods in which this agent did not run
         self._away: deque[tuple[float, float]] = deque(maxlen=16)
@@ -125,7 +125,7 @@ class LateWatch:
                 self._add_times(worker, world, old, account.totals)
         self._own = {worker: own for worker, own in self._own.items() if worker in accounts}
         if not self._own or now - self._reported_at < min(
-            self.report_interval_s, TELL_SOON_S if self._has_changed else self.report_interval_s
+            self.report_interval_s, REPORT_SOON_S if self._has_changed else self.report_interval_s
         ):
             return []
         since = {worker: computed for worker, computed in self._since.items() if worker in accounts}
@@ -185,15 +185,15 @@ class LateWatch:
             limit_s = known_s or UNKNOWN_S
             seen = self._activity_of(worker, reading)
             seen.checked_at, seen.for_s, seen.limit_s = now, for_s, limit_s
-            if for_s > CLOSELY * limit_s:
+            if for_s > CLOSE_PART * limit_s:
                 closely.add(worker)
             if for_s > seen.next_report_at * limit_s:
-                seen.next_report_at = AGAIN * for_s / limit_s
+                seen.next_report_at = REPORT_AGAIN * for_s / limit_s
                 late.append(Late(stand=self._thread_activity(now, worker, reading)))
             due.append(seen.next_report_at * limit_s - for_s)
             shortest += [limit_s] if known_s else []
         usual = max(USUAL_CHECK_S, CHECK_PART * min(shortest[1:], default=0.0))
-        self.check_interval_s, self.closely = max(MIN_CHECK_S, min(usual, *due)), frozenset(closely)
+        self.check_interval_s, self.closely_watched = max(MIN_CHECK_S, min(usual, *due)), frozenset(closely)
         return late
 
     def _activity_of(self, worker: str, reading: Reading) -> _CurrentActivity:
@@ -207,7 +207,7 @@ class LateWatch:
         """Report the end of this work if it takes as long here."""
         self._expected.pop(place := (work.step, work.activity, work.micro_batch), None)
         self._expected[place] = work.for_s
-        while len(self._expected) > EXPECTED:
+        while len(self._expected) > MAX_EXPECTED:
             del self._expected[next(iter(self._expected))]
 
     def _report_end(self, worker: str, reading: Reading) -> Late | None:

@@ -26,7 +26,7 @@ from holdfast.protocol.layouts.several import (
 from holdfast.protocol.record import Record
 
 #: Relative gain below which a layout does not count as faster: measurements vary, and estimates vary more.
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 #: seconds for which the number of nodes is assumed to stay the same
 HORIZON_S = 600.0
 #: a change must save this many times its cost
@@ -91,8 +91,8 @@ def choose_layout(
         )
         return LayoutChoice(layout=best, why=why, by_script=True)
     gain = 1.0 - steps[best] / steps[in_force]
-    if gain < LEAST_GAIN:
-        why = f"with {_format_nodes(nodes)} no other layout is faster by {LEAST_GAIN:.0%}"
+    if gain < MIN_GAIN:
+        why = f"with {_format_nodes(nodes)} no other layout is faster by {MIN_GAIN:.0%}"
         return LayoutChoice(layout=in_force, why=why, gain_s=0.0)
     by = "as measured" if str(best) in measured_s else "as estimated"
     why = (

@@ -32,9 +32,9 @@ _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 #: how often the processes of a replica group end before a commit until the layout counts as the cause
 _TOO_OFTEN = 2
 #: least time limit for workers to start, seconds
-_COME_S = 600.0
+_START_LIMIT_S = 600.0
 #: that limit as a multiple of the longest start so far
-_TIMES = 3.0
+_START_FACTOR = 3.0
 #: A failed layout is tried again after `RECENT_S`. Each further failure doubles that, at most this many times.
 _MOST_DOUBLED = 6
 
@@ -80,7 +80,7 @@ class FailingLayouts:
 
     def tick(self) -> None:
         """Revert a change if the workers of a connected node do not start in time."""
-        transaction, limit_s = self._transaction, max(_COME_S, _TIMES * self._longest_s)
+        transaction, limit_s = self._transaction, max(_START_LIMIT_S, _START_FACTOR * self._longest_s)
         if transaction.record.plan is not None or not transaction.record.stashed_step:
             return
         for node in transaction.members.regular:

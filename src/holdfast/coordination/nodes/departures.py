@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.ladder import LEFT_AS
+from holdfast.coordination.failures.ladder import EVENT_REASONS
 from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
 from holdfast.coordination.generations.stopping import Stopping
 from holdfast.coordination.inputs import Failure
@@ -418,7 +418,7 @@ class Departures:
             self._settle(owed, detail or f"it has left: {reason}")
         elif not node.standby:
             # A standby was never part of the job.
-            self._transaction.emit(NodeLeft, node=node.name, reason=LEFT_AS.get(reason, reason), detail=detail)
+            self._transaction.emit(NodeLeft, node=node.name, reason=EVENT_REASONS.get(reason, reason), detail=detail)
         return workers
 
     def forget(self, node: Node) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from holdfast.coordination.pool.places.choosing import select_nodes, select_surp
 from holdfast.coordination.pool.places.moving import MoveQueue
 from holdfast.coordination.pool.plans.deciding import CurrentPlan
 from holdfast.coordination.pool.plans.paces import Paces
-from holdfast.coordination.pool.share.achieving import MOST_CHANGE_S
+from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Worth
 from holdfast.coordination.pool.share.starving import find_starved
 from holdfast.coordination.pool.state import PoolState
@@ -68,8 +68,8 @@ class Allocator:
     def build_bid(self, job: PooledJob, nodes: int) -> Bid:
         """Return a job as a policy sees it, in a pool that divides this many nodes."""
         state, spec = self._state, job.spec
-        change_s = min(state.move_s.get(job.name, GUESSED_CHANGE_S), MOST_CHANGE_S)
-        hit_s = min(state.costs.get(job.name, JobCosts()).hit_s, MOST_CHANGE_S) or change_s
+        change_s = min(state.move_s.get(job.name, GUESSED_CHANGE_S), MAX_CHANGE_S)
+        hit_s = min(state.costs.get(job.name, JobCosts()).hit_s, MAX_CHANGE_S) or change_s
         reckons = state.config.policy.uses_throughput
         snoozes = job.state == "admitted" and state.now < job.grew_at + spec.snooze
         least = spec.nodes_to_begin
@@ -96,7 +96,7 @@ class Allocator:
             change_s=change_s,
             hit_s=hit_s,
             lost_share=self._lost_share(job, nodes, change_s) if reckons else (),
-            may_starve=state.config.policy.starves and self._can_starve(job),
+            may_starve=state.config.policy.allows_starvation and self._can_starve(job),
         )
 
     def _can_starve(self, job: PooledJob) -> bool:
@@ -122,7 +122,7 @@ class Allocator:
         """
         state = self._state
         ends = [job.grew_at + job.spec.snooze for job in state.jobs.values() if job.state == "admitted"]
-        if state.config.policy.starves:
+        if state.config.policy.allows_starvation:
             ends += [job.admitted_at + MIN_RUN_S for job in state.jobs.values() if job.state == "admitted"]
         if any(state.refused.values()):
             ends += [since + state.config.back_s for since in state.away.values()]
@@ -182,7 +182,7 @@ class Allocator:
     def _find_starved(self, demand: Demand, division: Division) -> dict[str, str]:
         """Return the jobs that the plan would leave without nodes if no job kept a minimum, and why."""
         policy = self._state.config.policy
-        if not policy.uses_throughput or policy.starves:
+        if not policy.uses_throughput or policy.allows_starvation:
             return {}
         mine = [bid for bid in demand.bids if division.nodes[bid.name]]
         return find_starved(mine, max(0, demand.nodes - demand.kept_back), demand.failure_rate)
@@ -218,7 +218,7 @@ class Allocator:
         if not size and bid.preemptible:
             self._jobs.preempt(job)
             return
-        if not size and bid.may_starve and state.config.policy.starves and bid.has:
+        if not size and bid.may_starve and state.config.policy.allows_starvation and bid.has:
             self._jobs.starve(job, why)
             return
         if size != job.share:

@@ -28,9 +28,9 @@ from holdfast.protocol.pool.events import JobResumed, JobSubmitted
 from holdfast.protocol.pool.record import OVER, PooledJob
 
 #: Limit of live jobs. The record is written as a whole, so its size is limited.
-MOST_JOBS = 1000
+MAX_JOBS = 1000
 #: limit of the bytes of all specifications together
-MOST_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 1 << 20
 CHANGEABLE = ("min_nodes", "max_nodes", "sizes", "weight", "priority")
 
 
@@ -137,15 +137,15 @@ def check_fits(state: PoolState, spec: JobSpec) -> None:
 def _check_room(state: PoolState, spec: JobSpec) -> None:
     """Refuse a job if the record would grow too large: it is written as a whole at every change."""
     live = [job.spec for job in state.jobs.values() if job.state not in OVER]
-    if len(live) >= MOST_JOBS:
+    if len(live) >= MAX_JOBS:
         raise RefusedError(f"the pool has {len(live)} jobs, and takes no more: wait until some are over, or stop some")
     taken, mine = sum(map(_encoded_size, live)), _encoded_size(spec)
-    if taken + mine > MOST_SPEC_BYTES:
+    if taken + mine > MAX_SPEC_BYTES:
         raise RefusedError(
             f"the specification of job {spec.name} has {mine} bytes, and those of the other jobs {taken}: the pool "
-            f"keeps {MOST_SPEC_BYTES}; give shorter args, or wait until some are over"
+            f"keeps {MAX_SPEC_BYTES}; give shorter args, or wait until some are over"
         )
-    state.forget_old_jobs(MOST_SPEC_BYTES - taken - mine, _encoded_size)
+    state.forget_old_jobs(MAX_SPEC_BYTES - taken - mine, _encoded_size)
 
 
 def _encoded_size(spec: JobSpec) -> int:

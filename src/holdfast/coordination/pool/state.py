@@ -31,13 +31,13 @@ from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStat
 E = TypeVar("E", bound=AnyPoolEvent)
 
 #: Limit of nodes. Each is in the record, which is written as a whole.
-MOST_NODES = 8192
+MAX_NODES = 8192
 #: how many ended jobs are remembered
 KEPT_JOBS = 256
 #: how many repairs count, the newest ones
 KEPT_REPAIRS = 64
 #: Relative change of the failure rate from which jobs get it. Each job writes it to its record.
-RATE_OFF_BY = 0.25
+RATE_CHANGE = 0.25
 _WISHES: dict[str, PoolWish] = {"suspending": "suspend", "stopping": "stop"}
 
 
@@ -62,7 +62,7 @@ class PoolConfig:
     #: how long a disconnected node is remembered; one with a temporary name only `back_s`
     forget_s: float = 86_400.0
     #: most nodes that the pool remembers
-    most_nodes: int = MOST_NODES
+    most_nodes: int = MAX_NODES
     #: random name of the pool, used if its record has none
     identity: str = ""
 
@@ -283,7 +283,7 @@ class PoolState:
     def update_failure_rate(self, failure_rate: float) -> None:
         """Send jobs the failure rate of nodes if it differs much from the one they know."""
         known = self.failure_rate
-        if abs(failure_rate - known) > RATE_OFF_BY * known:
+        if abs(failure_rate - known) > RATE_CHANGE * known:
             self.failure_rate = failure_rate
             for job in self.jobs:
                 self.notify_job(job)

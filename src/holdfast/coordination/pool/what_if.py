@@ -72,7 +72,9 @@ def compute_what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
         shares=division.nodes,
         waiting=division.why,
         worth=division.worth,
-        starved=find_starved(mine, nodes, then.failure_rate) if policy.uses_throughput and not policy.starves else {},
+        starved=find_starved(mine, nodes, then.failure_rate)
+        if policy.uses_throughput and not policy.allows_starvation
+        else {},
     )
 
 

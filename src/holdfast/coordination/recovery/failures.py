@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from holdfast.coordination.failures.budget import WINDOW_S
-from holdfast.coordination.failures.class_table import OF_THE_MACHINE, REPLICA_DIFFERS
+from holdfast.coordination.failures.class_table import MACHINE_CLASSES, REPLICA_DIFFERS
 from holdfast.coordination.failures.classes import FailureClasses
 from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.failures.seen import collective_failed
@@ -127,7 +127,7 @@ class Failures:
             mates: the workers that are lost together with it.
         """
         transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.count_failure(failure)
-        if failure.severity is Severity.NODE or evidence.category in OF_THE_MACHINE:
+        if failure.severity is Severity.NODE or evidence.category in MACHINE_CLASSES:
             transaction.members.failed(failure.node)
         transaction.emit(
             FailureDetected,

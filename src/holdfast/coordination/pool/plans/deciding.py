@@ -86,7 +86,9 @@ class CurrentPlan:
             return None
         self._number += 1
         self._next_plans.clear()
-        self._question = NextPlansQuestion(number=self._number, demand=demand, starves=self.state.config.policy.starves)
+        self._question = NextPlansQuestion(
+            number=self._number, demand=demand, starves=self.state.config.policy.allows_starvation
+        )
         return self._question
 
     def on_next_plans(self, answer: NextPlansSolved) -> None:
@@ -131,7 +133,7 @@ class _FixedShares:
 
     def __init__(self, policy: Policy, plan: Division) -> None:
         self._policy, self._plan = policy, plan
-        self.name, self.starves = policy.name, policy.starves
+        self.name, self.allows_starvation = policy.name, policy.allows_starvation
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         return self._policy.order(bids)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from holdfast.coordination.pool.share.achieving import LONGEST_S, MOST_CHANGE_S, build_tasks
+from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S, MAX_RUNNING_S, build_tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.standbys import in_repair, none_ready
@@ -23,7 +23,7 @@ from holdfast.planning.waf.plan import AnyNumber
 from holdfast.protocol.pool.sharing import JobCosts
 
 #: largest reserve that is considered
-MOST_KEPT = 64
+MAX_RESERVE = 64
 #: Prior of how long a failed node stays away, in seconds: the mean of 584 faults of 400 servers (StepFun).
 KNOWN_REPAIR_S = 132.84 * 3600
 #: Stop times until a job has measured its own, seconds. COLD_S is the start of a new node without warm processes.
@@ -53,8 +53,8 @@ def estimate_stop_times(costs: JobCosts, move_s: float) -> StopTimes:
         costs: measured costs of failures
         move_s: seconds that another change of its nodes costs
     """
-    hit_s = min(costs.hit_s, MOST_CHANGE_S) or HIT_S
-    replaced_s = min(costs.replaced_s, MOST_CHANGE_S) or REPLACED_S
+    hit_s = min(costs.hit_s, MAX_CHANGE_S) or HIT_S
+    replaced_s = min(costs.replaced_s, MAX_CHANGE_S) or REPLACED_S
     return StopTimes(replaced_s=replaced_s, hit_s=hit_s, given_s=hit_s + move_s + COLD_S)
 
 
@@ -97,10 +97,10 @@ def find_best_reserve(
         now: The current reserve. It stays if another does not pay for its moves until the next failure.
     """
     firm = [bid for bid in bids if not bid.preemptible]
-    most = min(MOST_KEPT, nodes - 1, nodes - sum(bid.smallest for bid in firm if bid.admitted))
+    most = min(MAX_RESERVE, nodes - 1, nodes - sum(bid.smallest for bid in firm if bid.admitted))
     if not firm or most < 1:
         return Reserve(nodes=0, gains=0.0, failure_rate=failure_rate, repair_s=repair_s)
-    until = running_s(nodes, failure_rate, LONGEST_S)
+    until = running_s(nodes, failure_rate, MAX_RUNNING_S)
     divisions = Divisions(firm, nodes, until)
     worth = compute_reserve_worth(divisions, most, failure_rate, repair_s, stops)
     # If nodes fail faster than jobs progress, every worth is negative.

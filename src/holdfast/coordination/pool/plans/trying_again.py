@@ -17,12 +17,12 @@ from holdfast.protocol.pool.sharing import JobPace
 #: seconds until a measurement is first forgotten
 RETRY_S = 3600.0
 #: how often that time is doubled at most
-MOST_DOUBLED = 5
+MAX_DOUBLINGS = 5
 #: after this many seconds with a repeated number of nodes, the job's earlier report counts again
 SETTLED_S = 60.0
 #: relative excess of the predicted throughput from which a measurement counts as slow
 _WORSE_BY = 0.25
-_LOOK_S = 30.0
+_CHECK_S = 30.0
 
 
 class Remeasurements:
@@ -49,7 +49,7 @@ class Remeasurements:
         state = self._state
         if state.now < self._next_check_at:
             return False
-        self._next_check_at = state.now + _LOOK_S
+        self._next_check_at = state.now + _CHECK_S
         jobs = [job for job in state.jobs.values() if job.state == "admitted"]
         names = {job.name for job in jobs}
         for kept in (self._left, self._tries):
@@ -76,7 +76,7 @@ class Remeasurements:
             return False
         for other in sorted(pace.step_s):
             key = job.name, other
-            doubled = min(self._tries.get(key, 0), MOST_DOUBLED)
+            doubled = min(self._tries.get(key, 0), MAX_DOUBLINGS)
             if other == size or now - self._left.setdefault(key, now) < RETRY_S * (1 << doubled):
                 continue
             rest = {nodes: seconds for nodes, seconds in pace.step_s.items() if nodes != other}

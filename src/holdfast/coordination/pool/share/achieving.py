@@ -20,12 +20,12 @@ from holdfast.planning.waf.plan import WafPlan, best
 from holdfast.planning.waf.task import Task
 
 #: Longest time, in seconds, that a plan assumes until the next event. Without failures, jobs still come and end.
-LONGEST_S = 86400.0
+MAX_RUNNING_S = 86400.0
 #: seconds that it costs to save a job without nodes and start it again later
-LEFT_S = 30.0
+SUSPENSION_S = 30.0
 #: Longest plausible change of a job's nodes, in seconds. A larger value, after a clock change or a sleep of the
 #: machine, would keep the job from ever changing again, and so from a new measurement.
-MOST_CHANGE_S = 3600.0
+MAX_CHANGE_S = 3600.0
 
 
 class Waf:
@@ -43,7 +43,7 @@ class Waf:
             minimum.
             next_best: Plans also name the second best division.
         """
-        self.starves = starves
+        self.allows_starvation = starves
         self._next_best = next_best
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
@@ -61,7 +61,7 @@ class Waf:
         # Of equal divisions the first wins. A fixed order keeps that choice once new jobs run.
         bids = self.order(bids)
         total = sum(nodes[bid.name] for bid in bids) + free
-        plan = self._best(bids, nodes, total, running_s(total, failure_rate, LONGEST_S))
+        plan = self._best(bids, nodes, total, running_s(total, failure_rate, MAX_RUNNING_S))
         return Shares({**nodes, **plan.sizes}, worth_of(plan))
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
@@ -84,7 +84,7 @@ def build_tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> l
             hit=bid.has < bid.had,
             transition_s=bid.change_s,
             hit_s=bid.hit_s,
-            left_s=LEFT_S,
+            left_s=SUSPENSION_S,
             lost_share=np.array(bid.lost_share) if bid.lost_share else None,
         )
         for bid in bids

@@ -19,7 +19,7 @@ def divide(policy: Policy, demand: Demand) -> Division:
     """
     firm = [bid for bid in demand.bids if not bid.preemptible]
     loose = [bid for bid in demand.bids if bid.preemptible]
-    shared = _divide_with_starvation if policy.starves else _divide_with_minimum
+    shared = _divide_with_starvation if policy.allows_starvation else _divide_with_minimum
     grown, why = shared(policy, firm, max(0, demand.nodes - demand.kept_back), demand)
     nodes = grown.nodes
     rest = demand.nodes - sum(nodes.values())

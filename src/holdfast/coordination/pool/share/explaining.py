@@ -8,7 +8,7 @@ from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Policy
 
 #: Largest number of further nodes that is tried. Each try divides all nodes.
-MOST_MORE = 4096
+MAX_MORE_NODES = 4096
 
 
 def find_remedies(policy: Policy, demand: Demand, name: str) -> list[str]:
@@ -31,7 +31,7 @@ def _would_start(policy: Policy, demand: Demand, name: str) -> bool:
 def _find_more_nodes(policy: Policy, demand: Demand, name: str) -> str:
     """Return the fewest further nodes that suffice; all jobs together need at most their sum."""
     most = sum(max(policy.nodes_to_start(bid), bid.smallest) for bid in demand.bids) + demand.kept_back
-    low, high = 0, max(1, min(most, MOST_MORE))
+    low, high = 0, max(1, min(most, MAX_MORE_NODES))
     if not _would_start(policy, replace(demand, nodes=demand.nodes + high), name):
         return ""
     while high - low > 1:  # More nodes never delay a job, so bisection works.

@@ -143,7 +143,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def starves(self) -> bool:
+    def allows_starvation(self) -> bool:
         """Whether it may leave a running job without nodes; such a policy also decides which jobs start."""
         ...
 

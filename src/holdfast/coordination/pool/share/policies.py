@@ -15,7 +15,7 @@ class Weighted:
 
     name = "weighted"
     uses_throughput = False
-    starves = False
+    allows_starvation = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs in order of submission."""
@@ -47,7 +47,7 @@ class ByPriority:
 
     name = "priority"
     uses_throughput = False
-    starves = False
+    allows_starvation = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return the highest priority first, then in order of submission."""
@@ -67,7 +67,7 @@ class Sized:
 
     name = "sized"
     uses_throughput = False
-    starves = False
+    allows_starvation = False
 
     def order(self, bids: Sequence[Bid]) -> list[Bid]:
         """Return jobs in order of submission."""

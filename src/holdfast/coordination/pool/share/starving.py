@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.coordination.pool.share.achieving import LONGEST_S, build_tasks
+from holdfast.coordination.pool.share.achieving import MAX_RUNNING_S, build_tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.waf.durations import running_s
 from holdfast.planning.waf.starved import Shortfall, starved
@@ -68,4 +68,4 @@ def _find_shortfalls(
     """Return the shortfall of each job that would get no nodes."""
     if not bids or nodes < max(1, sum(floors[bid.name] for bid in bids)):
         return {}
-    return starved(build_tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, LONGEST_S))
+    return starved(build_tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, MAX_RUNNING_S))

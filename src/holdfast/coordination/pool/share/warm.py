@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.coordination.pool.share.interface import Bid
 
 #: A job keeps its standby unless another would lose this many times as much: a new standby starts cold.
-_STAYS = 2.0
+_KEEP_FACTOR = 2.0
 
 
 def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, left: int) -> dict[str, int]:
@@ -33,7 +33,7 @@ def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: in
     turns = sorted(bids, key=lambda bid: (-loses(bid), bid.order))
     rest = _give_requested(turns, given, left - reserve)
     without = [bid for bid in turns if bid.name not in given]
-    without.sort(key=lambda bid: (-loses(bid) * (_STAYS if bid.waiting else 1.0), bid.order))
+    without.sort(key=lambda bid: (-loses(bid) * (_KEEP_FACTOR if bid.waiting else 1.0), bid.order))
     given |= {bid.name: 1 for bid in without[:reserve]}
     _give_requested(turns, given, rest + max(0, reserve - len(without)))
     return given
