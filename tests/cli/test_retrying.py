@@ -15,7 +15,7 @@ from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError, UnreachableError
 
 SILENT = SilentError("no pool answers at http://127.0.0.1:1: refused")
-AWAY = RefusedError("the store has been away for 7 s, and nothing is decided until it answers (training goes on)")
+AWAY = RefusedError("the store has been unavailable for 7 s, and nothing is decided until it answers; training goes on")
 
 
 class FakePool(PoolClient):

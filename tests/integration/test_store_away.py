@@ -40,7 +40,7 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     job.wait_output("nothing is decided until the store answers, training goes on")
     job.wait(FailureDetected, node=victim)
     seen = len(job.events)
-    with job.client() as client, pytest.raises(RefusedError, match=r"the store has been away for \d+ s"):
+    with job.client() as client, pytest.raises(RefusedError, match=r"the store has been unavailable for \d+ s"):
         client.status()
     assert len(job.events) == seen, "what follows from it is told to nobody before it is written"
 

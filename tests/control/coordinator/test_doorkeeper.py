@@ -136,7 +136,7 @@ def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
     play(story, seconds=2.0)
     assert len(caplog.messages) == 2
-    assert caplog.messages[0].endswith("is dropped: it has not shown it in time, 2 s at the most")
+    assert caplog.messages[0].endswith("is dropped: no token arrived within the limit of 2 s")
     assert caplog.messages[1].startswith("2 more like this")
 
 
@@ -208,9 +208,9 @@ def test_a_job_of_more_nodes_than_can_be_connected_is_told_so_before_it_begins()
     try:
         assert check_room(4, 1024) == ""
         warning = check_room(4, 1025)
-        assert warning.startswith("the job may come to have 1025 nodes, and only 1024 nodes can be connected")
+        assert warning.startswith("the job may get 1025 nodes, and only 1024 nodes can connect")
         with pytest.raises(
-            BadInputError, match=r"begins with 1025 nodes, and only 1024 .* raise the limit \(ulimit -n\)"
+            BadInputError, match=r"starts with 1025 nodes, and only 1024 .* raise it \(ulimit -n\)"
         ):
             check_room(1025, 2000)
     finally:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.frames import LITTLE_BYTES, MUCH_BYTES, FrameEnds, ReadBuffer, short_message
+from holdfast.control.serving.frames import SMALL_BYTES, LARGE_BYTES, FrameEnds, ReadBuffer, short_message
 
 SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
 LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))
@@ -46,7 +46,7 @@ def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
     assert short_message(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False)) is None
 
 
-@given(st.lists(st.integers(1, 3 * MUCH_BYTES), max_size=6))
+@given(st.lists(st.integers(1, 3 * LARGE_BYTES), max_size=6))
 def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[int]) -> None:
     buffer = ReadBuffer()
     for size in sizes:
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[in
             got += buffer.take(count)
             reads += 1
         assert got == came
-        assert reads <= 2 + size // MUCH_BYTES
+        assert reads <= 2 + size // LARGE_BYTES
         buffer.room[0] = 7
         assert buffer.take(1) == b"\7"
-        assert len(buffer.room) == LITTLE_BYTES, "as long as little comes, little is kept for it"
+        assert len(buffer.room) == SMALL_BYTES, "as long as little comes, little is kept for it"

@@ -473,7 +473,7 @@ def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:
 
 def test_one_that_is_closed_and_does_not_read_its_last_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> FakeSocket:
-        monkeypatch.setattr(agent_channel, "LAST_WORD_S", 0.01)
+        monkeypatch.setattr(agent_channel, "CLOSE_FRAME_S", 0.01)
         socket, shell = FakeSocket(room=0), FakeShell()
         serving = _attend(shell, socket)
         await asyncio.sleep(0)

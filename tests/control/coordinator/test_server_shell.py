@@ -433,7 +433,7 @@ def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(
             await asyncio.sleep(0.01)
         bench.time += 60.0
         for ask in (bench.shell.check_store, lambda: bench.shell.between_turns(lambda: None).send(None)):
-            with pytest.raises(RefusedError, match=r"away for 60 s.*training goes on.*nobody answers at h:1"):
+            with pytest.raises(RefusedError, match=r"unavailable for 60 s.*training goes on.*nobody answers at h:1"):
                 ask()
         assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)
         bench.store.failure = None
@@ -466,7 +466,7 @@ def test_a_shell_that_stops_does_not_wait_for_a_store_that_is_away(bench: Bench)
     assert [type(error) for error in bench.failed] == [StoreAwayError]
 
 
-@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older one wrote it"), (SCHEMA + 1, "a newer one")])
+@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older version wrote it"), (SCHEMA + 1, "a newer version")])
 def test_a_record_of_another_schema_is_refused(schema: int, whose: str) -> None:
     store = MemoryStore()
     other = msgspec.structs.replace(_record(1), schema=schema)

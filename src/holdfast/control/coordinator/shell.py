@@ -123,27 +123,27 @@ class Shell(MachineShell[Input, Instruction, Record]):
     def refused(self) -> None:
         self.metrics.refused()
 
-    def _ask(self, event: Input) -> list[Instruction]:
+    def _handle(self, event: Input) -> list[Instruction]:
         return self.machine.handle(event, self.now())
 
-    def _at_once(self, answers: list[list[Instruction]]) -> list[Instruction]:
+    def _merge_instructions(self, answers: list[list[Instruction]]) -> list[Instruction]:
         return at_once(answers)
 
-    def _said(self, number: int, message: AgentMessage) -> Input:
+    def _input_for_message(self, number: int, message: AgentMessage) -> Input:
         return Received(number, message)
 
-    def _gone(self, number: int) -> Input:
+    def _input_for_disconnect(self, number: int) -> Input:
         return Disconnected(number)
 
-    def _answers(self, away_s: float) -> Input:
+    def _input_for_store_back(self, away_s: float) -> Input:
         return StoreBack(away_s)
 
-    def _write(self, record: Record) -> None:
+    def _write_record(self, record: Record) -> None:
         # What the record has counted must not be missing before it.
         self.journal.sync()
         self._keeper.swap(record)
 
-    def _carry_out(self, instruction: Instruction) -> Record | None:
+    def _execute(self, instruction: Instruction) -> Record | None:
         match instruction:
             case Persist(record):
                 return record

@@ -84,27 +84,27 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         self._on_question = on_question
         self._encoder = msgspec.msgpack.Encoder()
 
-    def _ask(self, event: PoolInput) -> list[PoolInstruction]:
+    def _handle(self, event: PoolInput) -> list[PoolInstruction]:
         return self.machine.handle(event, self.now())
 
-    def _at_once(self, answers: list[list[PoolInstruction]]) -> list[PoolInstruction]:
+    def _merge_instructions(self, answers: list[list[PoolInstruction]]) -> list[PoolInstruction]:
         return merge_answers(answers)
 
-    def _said(self, number: int, message: Any) -> PoolInput:
+    def _input_for_message(self, number: int, message: Any) -> PoolInput:
         return NodeMessage(number, message)
 
-    def _gone(self, number: int) -> PoolInput:
+    def _input_for_disconnect(self, number: int) -> PoolInput:
         return NodeDisconnected(number)
 
-    def _answers(self, away_s: float) -> PoolInput:
+    def _input_for_store_back(self, away_s: float) -> PoolInput:
         return StoreBack(away_s)
 
-    def _write(self, record: PoolRecord) -> None:
+    def _write_record(self, record: PoolRecord) -> None:
         # What the record has counted must not be missing before it.
         self.journal.sync()
         self._keeper.swap(record)
 
-    def _carry_out(self, instruction: PoolInstruction) -> PoolRecord | None:
+    def _execute(self, instruction: PoolInstruction) -> PoolRecord | None:
         match instruction:
             case PersistPool(record):
                 return record

@@ -1,4 +1,4 @@
-"""The agents' WebSocket: authenticated before it is accepted, bounded in every direction, one message at a time."""
+"""The agents' WebSocket: authenticated before it is accepted, with bounded queues, one message at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello
 from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
 
-#: What may wait for a slow agent before its connection is given up: the largest message, and what is said beside it.
-#: (It takes that much memory once, whoever waits for it: what is told to many are the same bytes.)
+#: Most bytes that may wait for a slow agent before its connection is closed: the largest message, and some small ones.
+#: Messages to many agents share the same bytes, so this memory is needed once, not per agent.
 MAX_QUEUED_BYTES = MAX_WHOLE_BYTES + 16 * MAX_MESSAGE_BYTES
 HELLO_TIMEOUT_S = 10.0
-#: how long the last word (why it was refused) may be on its way
-LAST_WORD_S = 1.0
+#: seconds that the close frame with its reason may take
+CLOSE_FRAME_S = 1.0
 
 _NORMAL = 1000
 _POLICY_VIOLATION = 1008
@@ -34,23 +34,23 @@ _log = logging.getLogger("holdfast.coordinator")
 
 
 class Framer:
-    """Makes frames of messages; what is said to many, one after the other, is made a frame of once."""
+    """Encodes messages as WebSocket frames. Consecutive calls with the same message return the same frame."""
 
     def __init__(self) -> None:
         self._message = self._frame = b""
 
     def __call__(self, message: bytes) -> bytes:
-        """Return the message as a frame of the WebSocket."""
+        """Return the message as a WebSocket frame."""
         if message is not self._message:
             self._message, self._frame = message, Frame(Opcode.BINARY, message).serialize(mask=False)
         return self._frame
 
 
 class AgentConnection:
-    """One connection, by its number: what is said goes out at once, as far as there is room; the rest waits in order.
+    """One connection to an agent. Messages are sent at once while the socket has room, and otherwise wait in order.
 
-    What comes is handled inside the call that read it. Where that takes longer, because something must be written down
-    first, what comes meanwhile waits, and nothing more is read.
+    An inbound message is handled inside the call that read it. If that takes longer, because a record must be written
+    first, later messages wait, and reading pauses.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class AgentConnection:
         self.number = number
         self.closing = False
         self.code, self.why = _NORMAL, ""
-        #: done once the connection is to be closed, or has ended
+        #: done once the connection must be closed, or has ended
         self.closed: asyncio.Future[None] = loop.create_future()
-        #: done once nothing is left to be sent, or can be
+        #: done once all messages are sent, or can no longer be sent
         self.empty: asyncio.Future[None] = loop.create_future()
-        #: whether its first message has come
+        #: whether the first message was received
         self.greeted = False
         self._shell = shell
         self._socket = socket
@@ -82,14 +82,14 @@ class AgentConnection:
         self._max_queued_bytes = max_queued_bytes
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        #: what waits for the message that is being handled
-        self._unheard: deque[bytes | None] = deque()
+        #: received messages that wait for the one that is being handled
+        self._inbound: deque[bytes | None] = deque()
         self._handling: asyncio.Future[None] | None = None
 
-    # ---- what is said ----
+    # outgoing messages
 
     def send(self, message: bytes) -> None:
-        """Send a message, after those that wait; where too many do, the connection is given up."""
+        """Send a message after the waiting ones. If too many bytes wait, abort the connection."""
         if self.closing:
             return
         frame = self._framed(message)
@@ -99,7 +99,8 @@ class AgentConnection:
         self._queued_bytes += len(frame)
         if self._queued_bytes > self._max_queued_bytes:
             _log.warning(
-                "an agent reads too slowly: its connection is closed with %d bytes waiting", self._queued_bytes
+                "an agent reads too slowly, so its connection is closed with %d bytes waiting; it will reconnect",
+                self._queued_bytes,
             )
             self.closing = True
             self._socket.abort()
@@ -107,70 +108,70 @@ class AgentConnection:
         self._queue.append(frame)
 
     def close(self, code: int = _NORMAL, why: str = "") -> None:
-        """Close after what was sent; what comes in from now on is not looked at."""
+        """Close the connection after the sent messages. Later inbound messages are ignored."""
         if not self.closing:
             self.closing = True
             self.code, self.why = code, why
-            _done(self.closed)
+            _set_done(self.closed)
             self.has_room()
 
     def refuse(self, why: str) -> None:
-        """Close the connection for what has come over it, or has not."""
+        """Close the connection because of an invalid message, or a missing one."""
         _log.warning("connection %d is closed: %s", self.number, why)
         self._shell.refused()
         self.close(_POLICY_VIOLATION, why)
 
-    # ---- the socket's side ----
+    # called by the socket
 
     def has_room(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send waiting messages while the socket has room."""
         while self._queue and self._socket.writes:
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
             self._socket.write(frame)
         if self.closing and not self._queue:
-            _done(self.empty)
+            _set_done(self.empty)
 
     def ended(self, code: int) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         if code == _TOO_BIG:
             self.refuse(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
         self._queue.clear()
-        _done(self.closed)
-        _done(self.empty)
+        _set_done(self.closed)
+        _set_done(self.empty)
 
     def received(self, data: bytes | None) -> None:
-        """A message has come."""
+        """Handle a received message, or queue it while another one is being handled."""
         if self._handling is None:
-            self._hear(data)
+            self._process(data)
         elif not self.closing:
-            self._unheard.append(data)
+            self._inbound.append(data)
             self._socket.pause()
 
     async def heard(self) -> None:
-        """Wait until all that came is handled."""
+        """Wait until all received messages are handled."""
         while self._handling is not None:
             await asyncio.wait((self._handling,))
             await asyncio.sleep(0)
 
-    # ---- what is heard ----
+    # inbound messages
 
-    def _hear(self, data: bytes | None) -> None:
-        """Handle a message; what is left to do of it is under way then."""
+    def _process(self, data: bytes | None) -> None:
+        """Handle a message, or start to handle it."""
         message = None if self.closing else self._read(data)
         if message is None:
             return
         try:
-            left = self._handle(message)
+            rest = self._handle(message)
         except HoldfastError:
-            self.close()  # (what broke the shell has told the server)
+            self.close()  # the error that stopped the shell was reported to the server
             return
-        if left is not None:
-            self._handling = left
-            left.add_done_callback(self._go_on)
+        if rest is not None:
+            self._handling = rest
+            rest.add_done_callback(self._on_handled)
 
     def _read(self, data: bytes | None) -> Any:
-        """Return the message in a frame; None where the connection ends for what it holds."""
+        """Return the decoded message, or None if it is invalid and the connection was closed."""
         if data is None:
             self.refuse("a text frame")
             return None
@@ -180,40 +181,41 @@ class AgentConnection:
             self.refuse(f"a malformed message: {error}")
             return None
         if isinstance(message, self._hello) == self.greeted:
-            self.refuse("a second Hello" if self.greeted else "the first message is no Hello")
+            self.refuse("a second Hello" if self.greeted else "the first message is not a Hello")
             return None
         return message
 
     def _handle(self, message: Any) -> asyncio.Future[None] | None:
-        """Return what is under way of it, None where all is done."""
+        """Return the rest of the work as a future, or None if all is done."""
         if isinstance(message, self._hello):
             self.greeted = True
             return asyncio.ensure_future(self._shell.add(self.number, self, message))
-        left = self._shell.heard(self.number, message)
-        if left is None and isinstance(message, AppliedSteps):
-            return asyncio.ensure_future(asyncio.sleep(0))  # more pages may be here: others get their turn between
-        return left
+        rest = self._shell.heard(self.number, message)
+        if rest is None and isinstance(message, AppliedSteps):
+            # more such messages may be waiting: let other connections run in between
+            return asyncio.ensure_future(asyncio.sleep(0))
+        return rest
 
-    def _go_on(self, done: asyncio.Future[None]) -> None:
-        """A message is handled: go on with those that have come meanwhile."""
+    def _on_handled(self, done: asyncio.Future[None]) -> None:
+        """Continue with the waiting messages after one was handled."""
         self._handling = None
         if not done.cancelled() and (error := done.exception()) is not None:
             if not isinstance(error, HoldfastError):
-                _log.error("connection %d broke", self.number, exc_info=error)
+                _log.error("connection %d failed", self.number, exc_info=error)
             self.close()
-        while self._unheard and self._handling is None:
-            self._hear(self._unheard.popleft())
+        while self._inbound and self._handling is None:
+            self._process(self._inbound.popleft())
         if self._handling is None:
             self._socket.resume()
 
 
-def _done(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
 class AgentChannel:
-    """The endpoint of all agents of one server; connection numbers are never used twice."""
+    """The endpoint of all agents of one server. Connection numbers are never reused."""
 
     def __init__(
         self,
@@ -223,7 +225,14 @@ class AgentChannel:
         hello: type = Hello,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
-        """`messages`: what agents say (a union of types); `hello`: what each says first."""
+        """Create the endpoint.
+
+        Args:
+            shell: handles the messages.
+            messages: the union of message types that agents send.
+            hello: the type of the first message.
+            hello_timeout_s: seconds to wait for the first message.
+        """
         self._shell = shell
         self._hello_timeout_s = hello_timeout_s
         self._numbers = itertools.count(1)
@@ -232,12 +241,12 @@ class AgentChannel:
         self._framer = Framer()
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Serve one agent until its connection ends."""
+        """Accept the WebSocket of one agent, and serve it until its connection ends."""
         await websocket.accept()
         await self.attend(websocket, direct_socket(websocket))
 
     async def attend(self, websocket: WebSocket, socket: DirectSocket) -> None:
-        """Serve one agent over a socket that is accepted."""
+        """Serve one agent over an accepted socket."""
         connection = AgentConnection(
             next(self._numbers), self._shell, socket, self._decoder.decode, self._framer, hello=self._hello
         )
@@ -248,20 +257,20 @@ class AgentChannel:
                 connection.refuse("no Hello in time")
             await connection.closed
             if socket.stands:
-                await _part(connection, websocket, socket)
+                await _close_gracefully(connection, websocket, socket)
             await connection.heard()
         finally:
             await self._shell.remove(connection.number)
 
 
-async def _part(connection: AgentConnection, websocket: WebSocket, socket: DirectSocket) -> None:
-    """Close the connection, after the last word where that is read in time."""
-    await asyncio.wait((connection.empty,), timeout=LAST_WORD_S)
+async def _close_gracefully(connection: AgentConnection, websocket: WebSocket, socket: DirectSocket) -> None:
+    """Send the remaining messages and the close frame, or abort the connection if that takes too long."""
+    await asyncio.wait((connection.empty,), timeout=CLOSE_FRAME_S)
     if not connection.empty.done():
         socket.abort()
         return
     try:
-        async with asyncio.timeout(LAST_WORD_S):
+        async with asyncio.timeout(CLOSE_FRAME_S):
             await websocket.close(connection.code, connection.why[:120])
     except (TimeoutError, WebSocketDisconnect):
         socket.abort()

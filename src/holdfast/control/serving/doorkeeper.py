@@ -1,12 +1,12 @@
-"""The coordinator's door: who has not shown the token has few places and little time, and gives way to who comes later.
+"""Connection limits of a server: unauthenticated connections are few and short, and newer ones replace older ones.
 
-The web server would take whoever comes, for as long as they like. So connections are taken here, and handed to it.
-Until a request with the token has come over it, a connection is a stranger's. Strangers have places of their own; where
-none is free, the oldest one of the address that holds most goes. So an agent always gets in, however many strangers
-there are and whatever address they have, and one that shows the token counts as a stranger no more.
+The web server would accept any number of connections for any time. So this module accepts them, and passes them to it.
+A connection is a stranger until a request with a valid token has come over it. Strangers have a limited number of
+slots. If none is free, the oldest one of the host with the most strangers is dropped. So an agent always gets in, even
+if many strangers connect from many addresses. Authenticated connections do not count as strangers.
 
-A crowd that came at once must not go at once, and come back at once, for ever: whoever shares the processor would wait
-for it each time. So strangers are given times of different lengths.
+Strangers get time limits of different lengths. Otherwise a crowd that came at once would be dropped at once and come
+back at once, forever, and each time delay the other work of the processor.
 """
 
 from __future__ import annotations
@@ -22,52 +22,50 @@ from holdfast.control.file_limit import file_limit
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 
-#: descriptors that connections leave to everything else: store, journal, logs, libraries
+#: file descriptors reserved for everything else: store, journal, logs, libraries
 RESERVED_FILES = 64
-#: how often is looked who has left
-_LOOK_S = 0.5
+#: seconds between two checks for closed connections
+_CHECK_S = 0.5
 _NO_FILES_PAUSE_S = 0.1
-#: how long TLS may take to say goodbye
-_GOODBYE_S = 2.0
+#: seconds that a TLS shutdown may take
+_TLS_SHUTDOWN_S = 2.0
 
-#: multiples of it, less whole ones, fill the unit interval evenly, however many they are
+#: fractional parts of its multiples fill the unit interval evenly, for any number of them
 _GOLDEN = (5**0.5 - 1) / 2
 
 Address = tuple[str, int]
-#: connections that agents leave to commands and tools
+#: connections reserved for commands and tools
 _COMMANDS = 16
 
 
 def room_for_connections() -> int:
-    """Return how many connections the limit on open files leaves room for, strangers' included."""
+    """Return how many connections the limit on open files allows, unauthenticated ones included."""
     return max(file_limit() - RESERVED_FILES, 16)
 
 
 def check_room(nodes_to_begin: int, max_nodes: int) -> str:
-    """Return a warning where a job may come to have more nodes than can be connected, "" where it cannot.
+    """Return a warning if a job may get more nodes than can be connected, else "".
 
     Raises:
-        BadInputError: it could not even begin.
+        BadInputError: the nodes at the start are too many already.
     """
     room = max(1, room_for_connections() - _COMMANDS)
-    limit = f"{room} nodes can be connected to this coordinator, for it may open that many files: raise the limit"
+    limit = f"{room} nodes can connect to this coordinator because of its limit on open files: raise it"
     if nodes_to_begin > room:
-        raise BadInputError(f"the job begins with {nodes_to_begin} nodes, and only {limit} (ulimit -n)")
-    return f"the job may come to have {max_nodes} nodes, and only {limit} (ulimit -n)" if max_nodes > room else ""
+        raise BadInputError(f"the job starts with {nodes_to_begin} nodes, and only {limit} (ulimit -n)")
+    return f"the job may get {max_nodes} nodes, and only {limit} (ulimit -n)" if max_nodes > room else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Of strangers.
+    """Limits on unauthenticated connections (strangers)."""
 
-    strangers: how many at the most; fewer where few files may be open. seconds: how long one may take to show the
-    token, at the most; at the least, half of it. a_second: how many may have their places taken by newer ones in a
-    second, so that a crowd costs the processor little, and each keeps its place for a while. The newer ones wait in the
-    kernel meanwhile.
-    """
-
+    #: most strangers at a time; fewer if few files may be open
     strangers: int = 2048
+    #: most seconds that a stranger may take to send the token; each gets between half and all of them
     seconds: float = 5.0
+    #: most strangers per second that newer ones may replace. So a crowd costs little processor time, and each keeps its
+    #: slot for a while. Newer connections wait in the kernel meanwhile.
     a_second: float = 500.0
 
 
@@ -89,11 +87,11 @@ class _Connection:
             self.transport.abort()
             return
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # in the middle of a TLS handshake, which fails by it
+            self.socket.shutdown(socket.SHUT_RDWR)  # during a TLS handshake, which then fails
 
 
 class Doorkeeper:
-    """Takes connections from a listening socket, as long as it is open."""
+    """Accepts connections from a listening socket while it is open."""
 
     def __init__(
         self,
@@ -103,12 +101,14 @@ class Doorkeeper:
         log: CountedLog,
         limits: Limits | None = None,
     ) -> None:
-        """Take nobody yet.
+        """Accept no connection yet.
 
         Args:
-            listener: does not block.
-            protocol: makes what serves one connection, and calls what it is given when that ends.
-            log: gets a line for an address, not for a connection.
+            listener: a non-blocking listening socket.
+            protocol: makes the protocol of one connection, which must call the given callback when the connection ends.
+            tls: the TLS context, or None without TLS.
+            log: gets one line per address, not per connection.
+            limits: limits on unauthenticated connections.
         """
         self._listener = listener
         self._protocol = protocol
@@ -116,19 +116,19 @@ class Doorkeeper:
         self._log = log
         self._limits = limits or Limits()
         self._loop = asyncio.get_running_loop()
-        #: by host and port, the oldest first
+        #: unauthenticated connections by host and port, oldest first
         self._strangers: dict[str, dict[int, _Connection]] = {}
         self._count = 0
-        self._taken = 0
+        self._admitted = 0
         self._known: dict[Address, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
     def opened(self) -> Generator[None]:
-        """Take connections while inside; those that were taken stay."""
+        """Accept connections while inside. Accepted connections stay open afterwards."""
         self._resume()
-        self._look()
+        self._forget_closed()
         try:
             yield
         finally:
@@ -138,24 +138,24 @@ class Doorkeeper:
             self._log.flush(everything=True)
 
     def known(self, client: Address | None) -> None:
-        """Whoever has this address has shown the token: it is a stranger no more."""
+        """Note that the peer with this address has sent a valid token."""
         connection = self._remove(client) if client else None
         if client and connection is not None:
             self._known[client] = connection
 
-    # ---- taking ----
+    # accepting
 
     def _resume(self) -> None:
-        self._loop.add_reader(self._listener, self._take_one)
+        self._loop.add_reader(self._listener, self._accept_next)
 
     def _pause(self, seconds: float) -> None:
-        """Leave those who come now to the kernel for a while."""
+        """Accept no connections for a while. New ones wait in the kernel."""
         self._loop.remove_reader(self._listener)
         self._timers["resume"] = self._loop.call_later(seconds, self._resume)
 
-    def _take_one(self) -> None:
-        """Somebody has come. The others who have wait for the next turn: who was taken gets to speak in between."""
-        wait_s = self._make_room()
+    def _accept_next(self) -> None:
+        """Accept one connection. Others wait for the next call, so that accepted ones can send in between."""
+        wait_s = self._free_slot()
         if wait_s > 0:
             self._pause(wait_s)
             return
@@ -164,23 +164,23 @@ class Doorkeeper:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._log.warn("accept", f"no connection can be taken: {error.strerror}")
+            self._log.warn("accept", f"no connection can be accepted: {error.strerror}")
             if self._count:
-                self._drop(self._oldest(), "the system has nothing left to serve it with")
+                self._drop(self._oldest(), "the system has no file descriptor left")
             self._pause(_NO_FILES_PAUSE_S)
             return
-        self._take(taken, (str(peer[0]), int(peer[1])))
+        self._admit(taken, (str(peer[0]), int(peer[1])))
 
-    def _take(self, taken: socket.socket, address: Address) -> None:
+    def _admit(self, taken: socket.socket, address: Address) -> None:
         if len(self._known) >= room_for_connections():
             taken.close()
             why = f"{len(self._known)} agents and commands are connected, and no more files may be open"
-            self._log.warn("full", f"{address[0]} is turned away: {why}: raise the limit (ulimit -n)")
+            self._log.warn("full", f"{address[0]} is rejected: {why}: raise the limit (ulimit -n)")
             return
         taken.setblocking(False)
-        late = self._loop.call_later(self._time_to_show(), self._late, address)
+        late = self._loop.call_later(self._next_time_limit(), self._on_late, address)
         connection = _Connection(taken, self._loop.time(), late)
-        self._remove(address)  # of a connection that is over
+        self._remove(address)  # an earlier connection from this address has ended
         self._strangers.setdefault(address[0], {})[address[1]] = connection
         self._count += 1
         task = self._loop.create_task(self._serve(connection, address))
@@ -190,30 +190,33 @@ class Doorkeeper:
     async def _serve(self, connection: _Connection, address: Address) -> None:
         tls: dict[str, float] = {}
         if self._tls is not None:
-            tls = {"ssl_handshake_timeout": self._limits.seconds, "ssl_shutdown_timeout": _GOODBYE_S}
+            tls = {"ssl_handshake_timeout": self._limits.seconds, "ssl_shutdown_timeout": _TLS_SHUTDOWN_S}
         try:
             transport, _ = await self._loop.connect_accepted_socket(
-                lambda: self._protocol(lambda: self._left(address, connection)), connection.socket, ssl=self._tls, **tls
+                lambda: self._protocol(lambda: self._on_closed(address, connection)),
+                connection.socket,
+                ssl=self._tls,
+                **tls,
             )
         except OSError as error:
-            if self._left(address, connection):  # else it was dropped, and that was said
+            if self._on_closed(address, connection):  # otherwise it was dropped, which was logged
                 self._log.warn(address[0], f"a connection from {address[0]} ends without TLS: {error}")
             return
         connection.transport = transport
         if connection.dropped:
-            connection.drop()  # it had to go while it was being taken
+            connection.drop()  # it was dropped while it was being accepted
 
-    def _time_to_show(self) -> float:
-        self._taken += 1
-        return self._limits.seconds * (1 + self._taken * _GOLDEN % 1) / 2
+    def _next_time_limit(self) -> float:
+        self._admitted += 1
+        return self._limits.seconds * (1 + self._admitted * _GOLDEN % 1) / 2
 
-    def _late(self, address: Address) -> None:
-        self._drop(address, f"it has not shown it in time, {self._limits.seconds:g} s at the most")
+    def _on_late(self, address: Address) -> None:
+        self._drop(address, f"no token arrived within the limit of {self._limits.seconds:g} s")
 
-    # ---- places ----
+    # slots of strangers
 
-    def _make_room(self) -> float:
-        """See that one more stranger has a place; return the seconds to wait before one can have."""
+    def _free_slot(self) -> float:
+        """Free a slot for one more stranger. Return the seconds to wait first, or 0 if a slot is free now."""
         room = room_for_connections()
         places = max(1, min(self._limits.strangers, room // 2, room - len(self._known)))
         if self._count < places:
@@ -222,11 +225,11 @@ class Doorkeeper:
         wait_s = self._strangers[host][port].since + places / self._limits.a_second - self._loop.time()
         if wait_s > 0:
             return wait_s
-        self._drop((host, port), "others want to come in")
+        self._drop((host, port), "newer connections need its slot")
         return 0.0
 
     def _oldest(self) -> Address:
-        """The oldest stranger of the host that holds most places."""
+        """Return the oldest stranger of the host with the most strangers."""
         host = max(self._strangers, key=lambda host: len(self._strangers[host]))
         return host, next(iter(self._strangers[host]))
 
@@ -236,8 +239,8 @@ class Doorkeeper:
             connection.drop()
             self._log.warn(address[0], f"a connection from {address[0]} without the token is dropped: {why}")
 
-    def _left(self, address: Address, connection: _Connection) -> bool:
-        """A connection has ended; return whether it was a stranger's."""
+    def _on_closed(self, address: Address, connection: _Connection) -> bool:
+        """Handle the end of a connection, and return whether it was still unauthenticated."""
         if self._strangers.get(address[0], {}).get(address[1]) is not connection:
             return False
         self._remove(address)
@@ -254,8 +257,8 @@ class Doorkeeper:
                 del self._strangers[host]
         return connection
 
-    def _look(self) -> None:
-        """Forget who has left."""
-        self._known = {address: one for address, one in self._known.items() if not one.over}
+    def _forget_closed(self) -> None:
+        """Forget connections that have ended."""
+        self._known = {address: connection for address, connection in self._known.items() if not connection.over}
         self._log.flush()
-        self._timers["look"] = self._loop.call_later(_LOOK_S, self._look)
+        self._timers["check"] = self._loop.call_later(_CHECK_S, self._forget_closed)

@@ -1,23 +1,24 @@
-"""What comes over a WebSocket, frame by frame: where each ends, and the short ones read at once.
+"""A fast parser for the WebSocket data that agents send: frame boundaries, and whole short messages.
 
-A general parser takes longer for a heartbeat than all that is done about it, and of thousands of nodes heartbeats are
-most of what comes.
+A general parser takes longer for a heartbeat than all other work on it. With thousands of nodes, heartbeats are most of
+the inbound data.
 """
 
 from __future__ import annotations
 
-#: a whole message, of bytes, with nothing that was agreed upon beside
+#: first byte of a frame with a whole binary message, without extensions
 _WHOLE_BINARY = 0x82
 _MASKED = 0x80
 _SHORT = 125
-#: before the bytes of a short frame: two of the head, four of the mask
+#: bytes before the payload of a short frame: two of the head, four of the mask
 _BEFORE = 6
-#: what is read at once
-LITTLE_BYTES, MUCH_BYTES = 1 << 12, 1 << 18
+#: sizes of the read buffer
+SMALL_BYTES = 1 << 12
+LARGE_BYTES = 1 << 18
 
 
 def short_message(data: bytes) -> bytes | None:
-    """Return the message where these bytes are one short frame of a client, and no more; None for all else."""
+    """Return the message if these bytes are exactly one short frame of a client, else None."""
     size = len(data) - _BEFORE
     if not 0 < size <= _SHORT or data[0] != _WHOLE_BINARY or data[1] != _MASKED | size:
         return None
@@ -26,23 +27,23 @@ def short_message(data: bytes) -> bytes | None:
 
 
 class ReadBuffer:
-    """Where a connection is read into: a little, as most of what comes is; much, while there is more."""
+    """The buffer into which a connection is read: small, because most data is, and large while more data follows."""
 
     def __init__(self) -> None:
-        self.room = memoryview(bytearray(LITTLE_BYTES))
+        self.room = memoryview(bytearray(SMALL_BYTES))
 
     def take(self, count: int) -> bytes:
-        """Return what was read: the first `count` bytes of the room."""
+        """Return the data that was read: the first `count` bytes of the buffer."""
         data, size = bytes(self.room[:count]), len(self.room)
-        if count == size < MUCH_BYTES:
-            self.room = memoryview(bytearray(MUCH_BYTES))
-        elif count < LITTLE_BYTES < size:
-            self.room = memoryview(bytearray(LITTLE_BYTES))
+        if count == size < LARGE_BYTES:
+            self.room = memoryview(bytearray(LARGE_BYTES))
+        elif count < SMALL_BYTES < size:
+            self.room = memoryview(bytearray(SMALL_BYTES))
         return data
 
 
 class FrameEnds:
-    """Follows where frames end, whatever they hold."""
+    """Tracks where frames end, whatever they contain."""
 
     def __init__(self) -> None:
         self._head: bytes = b""
@@ -54,7 +55,7 @@ class FrameEnds:
         return not (self._left or self._head)
 
     def take(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Process received bytes."""
         data, at = bytes(self._head + data), self._left
         while at < len(data):
             size = _size(data, at)
@@ -66,7 +67,7 @@ class FrameEnds:
 
 
 def _size(data: bytes, at: int) -> int | None:
-    """Return how long the frame is that begins there; None where that is not known yet."""
+    """Return the length of the frame that begins at `at`, or None if it is not known yet."""
     have = len(data) - at
     if have < 2:
         return None

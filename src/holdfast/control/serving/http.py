@@ -1,4 +1,4 @@
-"""HTTP as all servers here speak it: who gets in, how bodies are read, what errors are answered with."""
+"""The HTTP rules of all servers: authentication, reading of bodies, and answers to errors."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.names import MALFORMED
 
 T = TypeVar("T")
-#: how long a refusal takes
+#: delay of each refusal, in seconds
 REFUSAL_S = 0.1
 
 
-def _nobody(_: bytes) -> bool:
+def _refuse_all(_: bytes) -> bool:
     return False
 
 
-def _given(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _authorization(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return next((value for name, value in headers if name == b"authorization"), b"")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCheck:
-    """Who gets in. known: told whose connection has shown the token. log: of those who have not.
+    """The tokens that a server accepts."""
 
-    others: tells whether somebody who shows another one gets in as well; what is open to that one others decide.
-    """
-
+    #: the token of this server
     token: str
+    #: called with the address of each connection that has sent a valid token
     known: Callable[[Address | None], None]
+    #: log of requests without a valid token
     log: CountedLog
+    #: whether /metrics needs no token
     open_metrics: bool
-    others: Callable[[bytes], bool] = _nobody
+    #: returns whether another `authorization` header is accepted as well; the handlers restrict its use
+    others: Callable[[bytes], bool] = _refuse_all
 
     def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether a request's headers show a token with which one gets in."""
-        return self.owns(headers) or self.others(_given(headers))
+        """Return whether the headers of a request contain any accepted token."""
+        return self.owns(headers) or self.others(_authorization(headers))
 
     def owns(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether they show this server's own."""
-        return hmac.compare_digest(_given(headers), b"Bearer " + self.token.encode())
+        """Return whether they contain the token of this server."""
+        return hmac.compare_digest(_authorization(headers), b"Bearer " + self.token.encode())
 
 
 class TokenGate:
-    """Lets only requests with the token through, before anything of them is parsed."""
+    """Passes on only requests with an accepted token, before anything of them is parsed."""
 
     def __init__(self, app: ASGIApp, gate: TokenCheck) -> None:
         self._app = app
@@ -70,17 +72,17 @@ class TokenGate:
             await self._app(scope, receive, send)
             return
         if self._gate.open_metrics and scope["type"] == "http" and scope["path"] == "/metrics":
-            await self._app(scope, receive, _closing(send))
+            await self._app(scope, receive, _with_close_header(send))
             return
-        host = scope["client"][0] if scope["client"] else "somebody"
-        self._gate.log.warn(f"{host} token", f"a request from {host} without the right token is refused")
-        # Whoever tries tokens gets as many answers as there are places for strangers, a few times a second.
+        host = scope["client"][0] if scope["client"] else "an unknown address"
+        self._gate.log.warn(f"{host} token", f"a request from {host} without a valid token is refused")
+        # This limits guesses of tokens: the connection limit, divided by this delay, answers per second.
         await asyncio.sleep(REFUSAL_S)
-        await error_answer(401, "the token is missing or wrong")(scope, receive, _closing(send))
+        await error_answer(401, "the token is missing or wrong")(scope, receive, _with_close_header(send))
 
 
-def _closing(send: Send) -> Send:
-    """Say that the connection ends with this answer: a stranger's is not kept for another request."""
+def _with_close_header(send: Send) -> Send:
+    """Add a header that ends the connection with this answer, so that no further request can use it."""
 
     async def closing(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -91,23 +93,23 @@ def _closing(send: Send) -> Send:
 
 
 class CrowdedError(Exception):
-    """Too many requests wait; the message says how many."""
+    """Too many requests wait. The message contains their number."""
 
 
-async def _crowded(request: Request, error: Exception) -> Response:
+async def _on_crowded(request: Request, error: Exception) -> Response:
     return error_answer(503, str(error))
 
 
-async def _nowhere(request: Request, error: Exception) -> Response:
+async def _on_unreachable(request: Request, error: Exception) -> Response:
     return error_answer(404, str(error))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _on_refused(request: Request, error: Exception) -> Response:
     return error_answer(409, str(error))
 
 
-async def _bad_input(request: Request, error: Exception) -> Response:
-    # Of a request that is refused half-read, nothing more is waited for.
+async def _on_bad_input(request: Request, error: Exception) -> Response:
+    # The rest of a request that was refused half-read is not read.
     return error_answer(400, str(error), {"connection": "close"})
 
 
@@ -126,12 +128,16 @@ def number_of(request: Request, name: str, default: float) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e18:
-        raise BadInputError(f"{name} is {text!r}: it must be a number from 0 on")
+        raise BadInputError(f"{name} is {text!r}: it must be a number of at least 0")
     return number
 
 
 async def body_of(request: Request, kind: type[T], limit_s: float) -> T:
-    """Read and check a small JSON body; an empty one is `{}`."""
+    """Read and decode a small JSON body. An empty body counts as `{}`.
+
+    Raises:
+        BadInputError: it is too large, too slow or malformed.
+    """
     data = b""
     try:
         async with asyncio.timeout(limit_s):
@@ -147,10 +153,10 @@ async def body_of(request: Request, kind: type[T], limit_s: float) -> T:
         raise BadInputError(f"the request is malformed: {error}") from None
 
 
-#: what the errors of this house are answered with
+#: the answers to the exceptions of holdfast
 HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
-    BadInputError: _bad_input,
-    UnreachableError: _nowhere,
-    RefusedError: _refused,
-    CrowdedError: _crowded,
+    BadInputError: _on_bad_input,
+    UnreachableError: _on_unreachable,
+    RefusedError: _on_refused,
+    CrowdedError: _on_crowded,
 }

@@ -1,4 +1,4 @@
-"""A server's socket, the URL at which others reach it, and its time."""
+"""A server's listening socket, its URL, and its steady clock."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from holdfast.errors import BadInputError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; nobody else can have the port from here on.
+    """Return a listening socket, which reserves the port from now on.
 
     Raises:
-        BadInputError: the port is in use, or the address is none of this machine's.
+        BadInputError: the port is in use, or the address does not belong to this machine.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:  # (the latter of what can be no host's name)
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         raise BadInputError(
-            f"the address {host} cannot be listened on: {getattr(error, 'strerror', error)}; give --listen another"
+            f"cannot listen on the address {host}: {getattr(error, 'strerror', error)}; give --listen another"
         ) from None
     family, _, _, _, address = found[0]
-    # asyncio sets TCP_NODELAY only on sockets whose protocol number says TCP: without it a Stop waits for an ACK.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit TCP protocol number. Without it, a Stop would wait for
+    # an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,19 +34,22 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadInputError(
-            f"port {port} on {host} cannot be listened on: {error.strerror}; give another, or 0 for a free one"
+            f"cannot listen on port {port} of {host}: {error.strerror}; give another port, or 0 for a free one"
         ) from None
     return listener
 
 
 def steady_time(clock: Clock) -> Callable[[], float]:
-    """Return unix time that follows the monotonic clock: one time for leases and events, which never steps."""
+    """Return a function for unix time that follows the monotonic clock, so that it never steps.
+
+    Leases and events share it.
+    """
     offset = clock.time() - clock.monotonic()
     return lambda: clock.monotonic() + offset
 
 
 def url_of(listener: socket.socket, *, tls: bool) -> str:
-    """Return the URL at which others reach what listens there."""
+    """Return the URL at which other machines reach a listening socket."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

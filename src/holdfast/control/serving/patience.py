@@ -1,7 +1,7 @@
-"""What a shell does while its store is away: it waits with the write that it is at, and says so.
+"""Retries writes while the store is unavailable.
 
-The turn stays under way, so nothing is decided and nobody is told anything; agents and workers need neither to go on.
-The write is made again until it is answered: the store finds out whether an earlier try came through.
+The transaction stays open meanwhile, so nothing is decided and no message is sent. Agents and workers continue without
+either. The write is repeated until it is answered. The store finds out whether an earlier attempt succeeded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from holdfast.control.store.interface import StoreAwayError
 from holdfast.errors import RefusedError
 
-#: seconds between two tries
+#: seconds between two attempts
 AGAIN_S = 0.5
 
 _log = logging.getLogger("holdfast.store")
 
 
 class PatientWriter:
-    """Makes writes of a store, one at a time, and again where the store was away.
+    """Makes writes to a store, one at a time, and repeats them while the store is unavailable.
 
     Args:
-        now: the time, in unix seconds that never step back. on_back: called once it answers again, with the seconds for
-            which it was away.
+        now: the time, in unix seconds that never step back.
+        on_back: called once the store answers again, with the seconds for which it was unavailable.
     """
 
     def __init__(self, now: Callable[[], float], on_back: Callable[[float], None]) -> None:
@@ -35,64 +35,65 @@ class PatientWriter:
         self._given_up = asyncio.Event()
         self._away_since: float | None = None
         self._why = ""
-        #: when the write at hand was begun
+        #: time at which the current write was begun, or None without one
         self._begun: float | None = None
 
     async def make(self, write: Callable[[], None]) -> None:
-        """Make a write in a thread, and return once it is made.
+        """Make a write in a thread, and return once it has succeeded.
 
         Raises:
-            StoreAwayError: the store is away, and nobody waits for it any more.
+            StoreAwayError: the store is unavailable, and `give_up` was called.
             SupersededError, JournalError, StoreError: as the write raises them.
         """
         self._begun = self._now()
         try:
-            await self._make(write)
+            await self._write_until_answered(write)
         finally:
             self._begun = None
 
     @property
     def unanswered_s(self) -> float:
-        """For how long the store has not answered the write at hand, in seconds; 0: none is at hand."""
+        """Seconds for which the store has not answered the current write, or 0 without one."""
         return 0.0 if self._begun is None else self._now() - self._begun
 
-    async def _make(self, write: Callable[[], None]) -> None:
+    async def _write_until_answered(self, write: Callable[[], None]) -> None:
         while True:
             try:
                 await asyncio.to_thread(write)
             except StoreAwayError as error:
-                self._missed(error)
+                self._on_unavailable(error)
                 if self._given_up.is_set():
                     raise
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._given_up.wait(), AGAIN_S)
             else:
-                self._back()
+                self._on_answer()
                 return
 
     def give_up(self) -> None:
-        """Wait for the store no longer: a write that finds it away fails."""
+        """Stop waiting for the store: a write that finds it unavailable fails."""
         self._given_up.set()
 
     def check(self) -> None:
-        """Refuse what would have to wait for the store.
+        """Refuse a request that would have to wait for the store.
 
         Raises:
-            RefusedError: it is away; with since when, and what goes on without it.
+            RefusedError: the store is unavailable; the message says since when, and what goes on without it.
         """
         if self._away_since is not None:
+            away_s = self._now() - self._away_since
             raise RefusedError(
-                f"the store has been away for {self._now() - self._away_since:.0f} s, and nothing is decided until it "
-                f"answers (training goes on): {self._why}"
+                f"the store has been unavailable for {away_s:.0f} s, and nothing is decided until it answers; "
+                f"training goes on: {self._why}"
             )
 
-    def _missed(self, error: StoreAwayError) -> None:
+    def _on_unavailable(self, error: StoreAwayError) -> None:
         self._why = str(error)
         if self._away_since is None:
             self._away_since = self._now()
             _log.warning("nothing is decided until the store answers, training goes on: %s", error)
 
-    def _back(self) -> None:
+    def _on_answer(self) -> None:
         if self._away_since is not None:
             away_s, self._away_since = self._now() - self._away_since, None
             _log.warning("the store answers again, after %.1f s without a decision", away_s)
@@ -100,10 +101,15 @@ class PatientWriter:
 
 
 async def done_while_answered(work: asyncio.Future[Any], unanswered_s: Callable[[], float], limit_s: float) -> bool:
-    """Wait for what waits for writes, its own and those before it, for as long as the store answers.
+    """Wait for work that waits for writes, while the store answers.
+
+    Args:
+        work: the work, which waits for its own writes and for earlier ones.
+        unanswered_s: returns the seconds for which the store has not answered the current write.
+        limit_s: limit on these seconds.
 
     Returns:
-        Whether it is done; False: a write has not been answered for `limit_s`.
+        Whether the work is done. False if a write has not been answered for `limit_s`.
     """
     while not work.done():
         left_s = limit_s - unanswered_s()

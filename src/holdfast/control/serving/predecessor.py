@@ -20,7 +20,7 @@ _ANSWER_S = 2.0
 
 
 class StatusClient(Protocol):
-    """A client whose `status` contains the name of the job or the pool."""
+    """A client with a `status` that contains the name of the job or the pool."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -43,13 +43,13 @@ async def check_predecessor_ended(
     Args:
         make_client: Makes the client for this kind of server.
         name: The name of the job or the pool.
-        url: The address of the server before, "" if it is not known.
+        url: The address of the previous server, or "" if it is not known.
         own: The address and the token of the new server.
-        registry: The folder with the jobs of this machine, whose tokens are known; None for none.
+        registry: The folder with the jobs of this machine and their tokens, or None.
         kind: "job" or "pool".
 
     Raises:
-        BadInputError: It answers.
+        BadInputError: The previous server answers.
     """
     if not url or url == own.url:  # The new server listens there, so the one before does not.
         return

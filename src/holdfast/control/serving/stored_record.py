@@ -1,4 +1,7 @@
-"""A record in the store, replaced as a whole by compare-and-swap: whoever finds another one has been superseded."""
+"""A record in the store, replaced as a whole by compare-and-swap.
+
+A server that finds a changed record is superseded.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,19 @@ _SCHEMA = msgspec.msgpack.Decoder(_Schema)
 
 
 class StoredRecord(Generic[R]):
-    """One record in the store, and the revision of it that we know."""
+    """One record in the store, and its revision as last read or written here."""
 
     def __init__(self, store: Store, key: str, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> None:
-        """Read what is there.
+        """Read the record.
 
         Args:
-            decoder: of the record, which has its schema's number as `schema`. It is made where nobody else decodes for
-                the first time: msgspec learns a type's fields then, and a second thread that comes meanwhile crashes
-                the process. what: it is called in words.
+            store: the store.
+            key: the key of the record.
+            decoder: decoder of the record, which contains its schema number as `schema`. Create it while no other
+                thread decodes for the first time: msgspec then learns the fields of a type, and a second thread
+                meanwhile crashes the process.
+            schema: the schema number that this version reads.
+            what: name of the record in error messages.
 
         Raises:
             BadInputError: it cannot be read, or another version of holdfast wrote it.
@@ -41,13 +48,13 @@ class StoredRecord(Generic[R]):
         self._encoder = msgspec.msgpack.Encoder()
         entry = store.get(key)
         self._revision = entry.revision if entry else 0
-        self.record = _decoded(entry.value, decoder, schema, f"{what} in the store {store.url}") if entry else None
+        self.record = _decode(entry.value, decoder, schema, f"{what} in the store {store.url}") if entry else None
 
     def swap(self, record: R) -> None:
         """Replace the record.
 
         Raises:
-            SupersededError: it is no longer the one that we wrote or read.
+            SupersededError: another server has changed it since it was read or written here.
         """
         revision = self._store.compare_and_swap(self._key, self._encoder.encode(record), self._revision)
         if revision is None:
@@ -59,17 +66,19 @@ def outdated_store(what: str, url: str, newer: str) -> str:
     """Return the message of an `OutdatedStoreError`.
 
     Args:
-        what: "job" or "pool". url: of the store. newer: what shows that the store is older.
+        what: "job" or "pool".
+        url: URL of the store.
+        newer: the evidence that the store is outdated.
     """
     return (
-        f"the store {url} is older than the {what}: {newer}. Nothing was stopped, and workers train on. Put back the "
-        f"store as the {what} wrote it last. If it is lost, end the {what}'s agents, and start the {what} again with "
+        f"the store {url} is older than the {what}: {newer}. Nothing was stopped, and workers train on. Restore "
+        f"the newest copy of the store. If it is lost, end the {what}'s agents, and start the {what} again with "
         "an empty store and another events file: jobs go on from their newest checkpoints"
     )
 
 
-def _decoded(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> R:
-    """Read a record of this version; one of another is refused, for it would be misread."""
+def _decode(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> R:
+    """Decode a record of this version, and refuse one of another version, which would be misread."""
     try:
         found = _SCHEMA.decode(value).schema
         if found == schema:
@@ -78,8 +87,8 @@ def _decoded(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, wha
         raise BadInputError(f"{what} cannot be read: {error}; give another store") from None
     known = f"{what} has schema {found}, this holdfast reads schema {schema}"
     if found > schema:
-        raise BadInputError(f"{known}: a newer one wrote it; upgrade holdfast, or give another store")
+        raise BadInputError(f"{known}: a newer version wrote it; upgrade holdfast, or give another store")
     raise BadInputError(
-        f"{known}: an older one wrote it; end the job with that one, or give another store and events file, "
-        "where the job resumes from its newest checkpoint"
+        f"{known}: an older version wrote it; end the job with that version, or give another store and events file: "
+        "then the job resumes from its newest checkpoint"
     )

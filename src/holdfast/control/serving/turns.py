@@ -1,9 +1,9 @@
-"""The shell of a machine that decides: feeds it what happens, and carries out what it asks for, in order: a turn.
+"""The shell of a state machine: feeds it inputs, and executes its instructions in order, one transaction at a time.
 
-An input is handled to its end before the next one is looked at: the record is swapped, the events are in the journal
-and the messages in their queues when `feed` returns. Only a write to the store takes time. It is made in a thread of
-its own; what the machine wants told after it waits for it, and so do inputs that come meanwhile, in their order
-(docs/protocol.md, Durable before told). Those that wait are handled in one turn, and written down at once.
+An input is handled completely before the next one: when `feed` returns, the record is swapped, the events are in the
+journal and the messages in their queues. Only a write to the store takes time. It is made in a thread. The instructions
+that follow the record, and inputs that arrive meanwhile, wait for it in their order (docs/protocol.md, Durable before
+told). All waiting inputs are then handled in one transaction, with one write.
 """
 
 from __future__ import annotations
@@ -23,101 +23,101 @@ from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages.agent import Part
 from holdfast.protocol.names import MAX_PART_BYTES
 
-#: of those that wait, so many are handled in one turn: until it ends nothing else has the process
+#: most waiting inputs handled in one transaction, because it blocks the event loop
 MOST_AT_ONCE = 64
 
 T = TypeVar("T")
-#: what the machine is fed, what it asks for, and what it has written down
+#: type of the inputs of the machine, of its instructions, and of its record
 I = TypeVar("I")
 O = TypeVar("O")
 R = TypeVar("R")
 
 
 class Connection(Protocol):
-    """An agent's connection, as the shell sees it. Neither method waits or fails."""
+    """An agent's connection, as the shell uses it. Neither method waits or fails."""
 
     def send(self, message: bytes) -> None:
-        """Queue a message; a queue that is full closes the connection."""
+        """Queue a message. A full queue closes the connection."""
         ...
 
     def close(self) -> None:
-        """Close after what was sent."""
+        """Close the connection after the sent messages."""
         ...
 
 
 class Turns:
-    """One at a time, in the order in which they were asked for.
+    """The lock that lets one transaction run at a time, in the order of the requests.
 
-    Used as an asynchronous context manager; one that can begin at once may be taken without waiting.
+    It is an asynchronous context manager. `take` acquires it without waiting if it is free.
     """
 
     def __init__(self) -> None:
-        self._under_way = False
+        self._is_held = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
-        """Begin a turn, where none is under way (nor, then, waited for); return whether it has begun."""
-        if self._under_way:
+        """Acquire the lock if it is free, and return whether it was."""
+        if self._is_held:
             return False
-        self._under_way = True
+        self._is_held = True
         return True
 
     def give(self) -> None:
-        """End the turn: whoever has waited longest has it now."""
+        """Release the lock: the longest waiter gets it."""
         while self._waiting:
             first = self._waiting.popleft()
             if not first.done():
                 first.set_result(None)
                 return
-        self._under_way = False
+        self._is_held = False
 
     async def __aenter__(self) -> None:
         if self.take():
             return
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(begun)
+        acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(acquired)
         try:
-            await begun
+            await acquired
         except asyncio.CancelledError:
-            if not begun.cancelled():
-                self.give()  # it was ours already
+            if not acquired.cancelled():
+                self.give()  # the lock was passed to this waiter already
             raise
 
     async def __aexit__(self, *_: object) -> None:
         self.give()
 
 
-class _Waiting(Generic[I]):
-    """An input that waits for its turn, or for the end of one in which it is handled with others.
+class _QueuedInput(Generic[I]):
+    """An input that waits for its transaction, or for the end of one in which it is handled with others.
 
     Args:
-        come: called once it is handled: does what comes with it, and returns the input; None: there is none any more.
+        admit: called when the input is handled. Does what belongs to it, and returns the input, or None to drop it.
     """
 
-    def __init__(self, come: Callable[[], I | None]) -> None:
-        self.come = come
-        #: whether it was handled
+    def __init__(self, admit: Callable[[], I | None]) -> None:
+        self.admit = admit
+        #: the result: whether it was handled
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def failed(self, error: BaseException) -> None:
-        """Something has broken, or it was refused."""
+    def fail(self, error: BaseException) -> None:
+        """Set an error as the result."""
         if not self.done.done():
             self.done.set_exception(error)
-            self.done.exception()  # (whoever was cancelled does not look)
+            self.done.exception()  # mark it as retrieved, because a cancelled waiter does not retrieve it
 
-    def handled(self, *, handled: bool) -> None:
-        """Its turn is over."""
+    def complete(self, *, handled: bool) -> None:
+        """Set the result."""
         if not self.done.done():
             self.done.set_result(handled)
 
 
 class MachineShell(ABC, Generic[I, O, R]):
-    """Drives one machine: what it is fed, what it asks for and what it has written down are its own.
+    """Drives one state machine. Subclasses define its inputs, its instructions and its record.
 
     Args:
         now: the time, in unix seconds that never step back.
-        on_connected: called with the number of connections whenever that changes.
-        on_failure: called with what broke the shell; from then on it handles nothing.
+        on_connected: called with the number of connections whenever it changes.
+        on_failure: called with the error that stopped the shell. From then on it handles nothing.
     """
 
     def __init__(
@@ -132,259 +132,264 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_connected = on_connected
         self._on_failure = on_failure
         self._stopped = False
-        self._turn = Turns()
-        #: inputs that no turn has begun to handle, in the order in which they wait for theirs
-        self._waiting: deque[_Waiting[I]] = deque()
+        self._lock = Turns()
+        #: inputs that no transaction has handled yet, in order
+        self._waiting: deque[_QueuedInput[I]] = deque()
         self._writer = PatientWriter(now, self._store_back)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # ---- what the machine is ----
+    # the machine, defined by subclasses
 
     @abstractmethod
-    def _ask(self, event: I) -> list[O]:
-        """Have the machine handle an input."""
+    def _handle(self, event: I) -> list[O]:
+        """Pass an input to the machine, and return its instructions."""
 
     @abstractmethod
-    def _at_once(self, answers: list[list[O]]) -> list[O]:
-        """Return what the machine asks for in answer to several inputs, with one record at most."""
+    def _merge_instructions(self, answers: list[list[O]]) -> list[O]:
+        """Merge the instructions for several inputs, so that at most one record is written."""
 
     @abstractmethod
-    def _said(self, number: int, message: Any) -> I:
-        """Return the input that a message on a connection is."""
+    def _input_for_message(self, number: int, message: Any) -> I:
+        """Return the input for a message on a connection."""
 
     @abstractmethod
-    def _gone(self, number: int) -> I:
-        """Return the input that a connection's end is."""
+    def _input_for_disconnect(self, number: int) -> I:
+        """Return the input for the end of a connection."""
 
     @abstractmethod
-    def _answers(self, away_s: float) -> I:
-        """Return the input that the store's answer is, after it was away for some time."""
+    def _input_for_store_back(self, away_s: float) -> I:
+        """Return the input for the first answer of the store, after `away_s` seconds without one."""
 
     @abstractmethod
-    def _carry_out(self, instruction: O) -> R | None:
-        """Do what the machine asks for, at once; return the record where one is to be written instead."""
+    def _execute(self, instruction: O) -> R | None:
+        """Execute an instruction at once. If it is a record to write, return the record instead."""
 
     @abstractmethod
-    def _write(self, record: R) -> None:
-        """Write a record down; called in a thread."""
+    def _write_record(self, record: R) -> None:
+        """Write a record to the store. Called in a thread."""
 
     def refused(self) -> None:
-        """A connection is closed for what has come over it."""
+        """Note that a connection was closed because of an invalid message."""
 
-    # ---- turns ----
+    # transactions
 
-    async def begin(self, ask: Callable[[], list[O]]) -> None:
-        """Let the machine begin: afterwards the store and the journal know whoever leads now.
+    async def begin(self, start: Callable[[], list[O]]) -> None:
+        """Start the machine. Afterwards the store and the journal contain this server as the leader.
 
         Raises:
             SupersededError, JournalError, StoreError: as `feed`.
         """
-        async with self._turn:
-            left = self._up_to_a_record(iter(ask()))
-            if left is not None:
-                await _to_its_end(self._write_and_go_on(*left))
+        async with self._lock:
+            unfinished = self._execute_until_record(iter(start()))
+            if unfinished is not None:
+                await _wait_uninterrupted(self._write_and_continue(*unfinished))
 
     def check_store(self) -> None:
-        """Refuse a user's request that would have to wait until the store answers again.
+        """Refuse a user's request that would have to wait for the store.
 
         Raises:
-            RefusedError: it is away.
+            RefusedError: the store is unavailable.
         """
         self._writer.check()
 
     @property
     def unanswered_s(self) -> float:
-        """For how long the store has not answered the write at hand, in seconds; 0: none is at hand."""
+        """Seconds for which the store has not answered the current write, or 0 without one."""
         return self._writer.unanswered_s
 
     async def feed(self, event: I) -> bool:
-        """Handle one input, after those that came before it, and carry out all that follows; once stopped, nothing.
+        """Handle one input after the earlier ones, and execute all resulting instructions. Do nothing after `stop`.
 
-        Whoever is cancelled while its turn is under way learns of that at the turn's end; one that is handled in
-        another's turn learns of it at once.
+        If the caller is cancelled during its own transaction, the cancellation takes effect at the transaction's end.
+        If its input is handled in another caller's transaction, it takes effect at once.
 
         Returns:
             Whether it was handled.
 
         Raises:
             BadInputError, UnreachableError, RefusedError: the machine refuses a user's request; nothing has happened.
-            SupersededError: another coordinator leads; nothing of this input was said to anybody.
-            JournalError, StoreError: the disk fails us.
+            SupersededError: another server leads; no message about this input was sent.
+            JournalError, StoreError: the disk or the store fails.
         """
-        return await self._in_order(lambda: event)
+        return await self._run_in_order(lambda: event)
 
     def heard(self, number: int, message: Any) -> asyncio.Future[None] | None:
-        """Handle an agent's message as `feed` does, but at once where no turn is under way.
+        """Handle an agent's message as `feed` does, but at once if no transaction is open.
 
         Returns:
-            What is still to be done of it, None where all is done.
+            The rest of the work, or None if all is done.
 
         Raises:
-            JournalError: the disk fails us.
+            JournalError: the disk fails.
         """
-        event = self._said(number, message)
-        if not self._turn.take():
-            return asyncio.ensure_future(self._in_turn(event))
-        left = None
+        event = self._input_for_message(number, message)
+        if not self._lock.take():
+            return asyncio.ensure_future(self._feed(event))
+        rest = None
         try:
-            left = self._begin(event)
+            rest = self._start_transaction(event)
         finally:
-            if left is None:
-                self._turn.give()
-        return None if left is None else asyncio.ensure_future(self._end_turn(*left))
+            if rest is None:
+                self._lock.give()
+        return None if rest is None else asyncio.ensure_future(self._finish_transaction(*rest))
 
     async def add(self, number: int, connection: Connection, hello: Any) -> None:
-        """Take in a connection with its first message."""
+        """Add a connection, and handle its first message."""
 
-        def come() -> I | None:
+        def admit() -> I | None:
             if self._stopped:
                 connection.close()
                 return None
             self.connections[number] = connection
             self._on_connected(len(self.connections))
-            return self._said(number, hello)
+            return self._input_for_message(number, hello)
 
-        await self._in_order(come)
+        await self._run_in_order(admit)
 
     async def remove(self, number: int) -> None:
-        """A connection has ended; one that never said Hello is nobody's business."""
+        """Handle the end of a connection. One that never sent a Hello is ignored."""
 
-        def come() -> I | None:
+        def admit() -> I | None:
             if self.connections.pop(number, None) is None:
                 return None
             self._on_connected(len(self.connections))
-            return self._gone(number)
+            return self._input_for_disconnect(number)
 
-        await self._in_order(come)
+        await self._run_in_order(admit)
 
-    async def between_turns(self, look: Callable[[], T]) -> T:
-        """Look at the machine while all that it says is written down.
+    async def between_turns(self, read: Callable[[], T]) -> T:
+        """Return the result of a function that reads the machine while its whole state is durable.
 
         Raises:
-            RefusedError: the store is away.
+            RefusedError: the store is unavailable.
         """
         self.check_store()
-        async with self._turn:
-            return look()
+        async with self._lock:
+            return read()
 
     async def stop(self) -> None:
-        """Handle nothing from now on; the turn that is under way comes to its end, or fails where the store is away."""
+        """Handle nothing from now on. The open transaction ends, or fails if the store is unavailable."""
         self._stopped = True
         self._writer.give_up()
-        async with self._turn:
+        async with self._lock:
             pass
 
-    async def _in_turn(self, event: I) -> None:
+    async def _feed(self, event: I) -> None:
         await self.feed(event)
 
     def _store_back(self, away_s: float) -> None:
-        """Have the machine hear that the store answers, once the turn is over that has waited for it."""
-        self.feed_later(self._answers(away_s))
+        """Report to the machine that the store answers, after the transaction that has waited for it."""
+        self.feed_later(self._input_for_store_back(away_s))
 
     def feed_later(self, event: I) -> None:
-        """Handle an input after the turn that is under way."""
-        task = asyncio.get_running_loop().create_task(self._in_turn(event))
+        """Handle an input after the open transaction."""
+        task = asyncio.get_running_loop().create_task(self._feed(event))
         self._tasks.add(task)
-        task.add_done_callback(self._heard_of_store)
+        task.add_done_callback(self._on_task_done)
 
-    def _heard_of_store(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # (`_failing` has told of it)
+            task.exception()  # `_stop_on_failure` has reported it
 
-    async def _in_order(self, come: Callable[[], I | None]) -> bool:
-        """Handle an input after those that came before it, and with it those that wait behind it by then."""
-        one = _Waiting(come)
-        self._waiting.append(one)
+    async def _run_in_order(self, admit: Callable[[], I | None]) -> bool:
+        """Handle an input after the earlier ones, together with all inputs that wait behind it by then."""
+        queued = _QueuedInput(admit)
+        self._waiting.append(queued)
         try:
-            async with self._turn:
-                if not one.done.done():
+            async with self._lock:
+                if not queued.done.done():
                     await self._handle_waiting()
         except asyncio.CancelledError:
-            if one in self._waiting:
-                self._waiting.remove(one)
+            if queued in self._waiting:
+                self._waiting.remove(queued)
             raise
-        return one.done.result()
+        return queued.done.result()
 
     async def _handle_waiting(self) -> None:
-        """Handle those that wait, in their order; what they have led to is written down at once."""
-        taken: list[_Waiting[I]] = []
+        """Handle the waiting inputs in their order, with one write."""
+        taken: list[_QueuedInput[I]] = []
         try:
-            with self._failing():
-                left = self._up_to_a_record(iter(self._at_once(self._answers_to_waiting(taken))))
-                if left is not None:
-                    await _to_its_end(self._write_and_go_on(*left))
+            with self._stop_on_failure():
+                unfinished = self._execute_until_record(iter(self._merge_instructions(self._handle_queued(taken))))
+                if unfinished is not None:
+                    await _wait_uninterrupted(self._write_and_continue(*unfinished))
         except asyncio.CancelledError:
-            raise  # (all is done)
-        except BaseException as error:  # (each of those learns of it, and nobody else)
-            for one in taken:
-                one.failed(error)
+            raise  # the transaction is complete
+        except BaseException as error:  # reported to the callers of these inputs only
+            for queued in taken:
+                queued.fail(error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            for one in taken:
-                one.handled(handled=True)
+            for queued in taken:
+                queued.complete(handled=True)
 
-    def _answers_to_waiting(self, taken: list[_Waiting[I]]) -> list[list[O]]:
-        """Have the machine handle those that wait; `taken`: is added to by these."""
+    def _handle_queued(self, taken: list[_QueuedInput[I]]) -> list[list[O]]:
+        """Pass the waiting inputs to the machine, add them to `taken`, and return the instructions for each."""
         answers: list[list[O]] = []
         while self._waiting and len(taken) < MOST_AT_ONCE:
-            one = self._waiting.popleft()
-            taken.append(one)
-            stopped, event = self._stopped, one.come()
+            queued = self._waiting.popleft()
+            taken.append(queued)
+            stopped, event = self._stopped, queued.admit()
             if stopped or event is None:
-                one.handled(handled=not stopped)
+                queued.complete(handled=not stopped)
                 continue
             try:
-                answers.append(self._ask(event))
+                answers.append(self._handle(event))
             except (BadInputError, UnreachableError, RefusedError) as error:
-                one.failed(error)
+                queued.fail(error)
         return answers
 
-    def _begin(self, event: I) -> tuple[R, Iterator[O]] | None:
-        """Handle an input up to the first record that is to be written; return that, and what comes after it."""
+    def _start_transaction(self, event: I) -> tuple[R, Iterator[O]] | None:
+        """Handle an input up to the first record to write. Return the record and the later instructions, or None."""
         if self._stopped:
             return None
         try:
-            return self._up_to_a_record(iter(self._ask(event)))
-        except BaseException as error:  # (a context manager would take as long as all else of a heartbeat's turn)
-            self._note_failure(error)
+            return self._execute_until_record(iter(self._handle(event)))
+        # a context manager would take as long as the rest of the transaction of a heartbeat
+        except BaseException as error:
+            self._on_error(error)
             raise
 
-    async def _end_turn(self, record: R, rest: Iterator[O]) -> None:
+    async def _finish_transaction(self, record: R, rest: Iterator[O]) -> None:
         try:
-            with self._failing():
-                await _to_its_end(self._write_and_go_on(record, rest))
+            with self._stop_on_failure():
+                await _wait_uninterrupted(self._write_and_continue(record, rest))
         finally:
-            self._turn.give()
+            self._lock.give()
 
     @contextlib.contextmanager
-    def _failing(self) -> Generator[None]:
-        """Handle nothing any more once something inside has failed."""
+    def _stop_on_failure(self) -> Generator[None]:
+        """Stop the shell if the code inside fails."""
         try:
             yield
         except BaseException as error:
-            self._note_failure(error)
+            self._on_error(error)
             raise
 
-    def _note_failure(self, error: BaseException) -> None:
-        """Handle nothing any more, unless it is a user's request that is refused, or somebody who does not wait."""
+    def _on_error(self, error: BaseException) -> None:
+        """Stop the shell, unless the error is a refused request of a user or a cancellation."""
         if isinstance(error, BadInputError | UnreachableError | RefusedError | asyncio.CancelledError):
             return
-        # Whatever it was, the machine may now believe what nobody was told: another coordinator must begin anew.
+        # The state of the machine may contain decisions that were never announced. Another server must start from the
+        # record.
         self._stopped = True
         self._on_failure(error)
 
-    async def _write_and_go_on(self, record: R, rest: Iterator[O]) -> None:
-        left: tuple[R, Iterator[O]] | None = record, rest
-        while left is not None:
-            await self._writer.make(partial(self._write, left[0]))
-            left = self._up_to_a_record(rest)
+    async def _write_and_continue(self, record: R, rest: Iterator[O]) -> None:
+        unfinished: tuple[R, Iterator[O]] | None = record, rest
+        while unfinished is not None:
+            await self._writer.make(partial(self._write_record, unfinished[0]))
+            unfinished = self._execute_until_record(rest)
 
-    def _up_to_a_record(self, instructions: Iterator[O]) -> tuple[R, Iterator[O]] | None:
-        """Carry out instructions; return the next record to write and what follows it, None where all is done."""
+    def _execute_until_record(self, instructions: Iterator[O]) -> tuple[R, Iterator[O]] | None:
+        """Execute instructions up to a record to write.
+
+        Return it and the later instructions, or None if all are done.
+        """
         for instruction in instructions:
-            record = self._carry_out(instruction)
+            record = self._execute(instruction)
             if record is not None:
                 return record, instructions
         return None
@@ -396,20 +401,20 @@ class MachineShell(ABC, Generic[I, O, R]):
 
 
 def in_parts(data: bytes) -> list[bytes]:
-    """Return an encoded message, in parts where it is large.
+    """Return an encoded message, split into parts if it is large.
 
-    One that goes to a thousand agents waits as the same bytes for all, but for what the sockets have not taken yet: a
-    part for each.
+    A message to a thousand agents waits as the same bytes for all, except for the part that each socket has not yet
+    accepted. Parts keep that small.
     """
     if len(data) <= MAX_PART_BYTES:
         return [data]
-    size = MAX_PART_BYTES - 64  # (what is around a part)
+    size = MAX_PART_BYTES - 64  # room for the envelope of a part
     parts = [data[at : at + size] for at in range(0, len(data), size)]
     return [msgspec.msgpack.encode(Part(data=part, left=len(parts) - 1 - n)) for n, part in enumerate(parts)]
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that must not be broken off half-way: a cancellation takes effect once it has ended."""
+async def _wait_uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must not be interrupted. A cancellation takes effect once it has ended."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:

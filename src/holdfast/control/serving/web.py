@@ -1,4 +1,4 @@
-"""The coordinator's web server: uvicorn behind a doorkeeper, and the WebSockets that agents have to it."""
+"""The coordinator's web server: uvicorn behind connection limits, and the WebSockets of agents."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
 TokenTest = Callable[[Iterable[tuple[bytes, bytes]]], bool]
 
-#: whose warnings a stranger can cause
+#: libraries that log warnings which unauthenticated clients can cause
 _LIBRARIES = ("uvicorn.error", "asyncio")
 _SOCKET = "direct_socket"
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: ending the job is the coordinator's business."""
+    """uvicorn without its signal handlers, because the coordinator decides when the job ends."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -41,7 +41,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _CancelFilter(logging.Filter):
-    """Drops uvicorn's errors about connections that the server closes as it ends: they only waited for more events."""
+    """Drops uvicorn's errors about connections that the server closes at its end."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
@@ -49,7 +49,7 @@ class _CancelFilter(logging.Filter):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's side of a connection; nobody gets as far as a WebSocket without the token."""
+    """uvicorn's side of a connection. A request can become a WebSocket only with a valid token."""
 
     def __init__(
         self, config: uvicorn.Config, state: ServerState, shown: TokenTest, on_lost: Callable[[], object]
@@ -63,46 +63,45 @@ class _Protocol(H11Protocol):
         self._on_lost()
 
     def _should_upgrade(self) -> bool:
-        # Without the token it is answered like any other request, and frames that follow it are not looked at.
+        # Without a token it is answered like any other request, and the frames after it are ignored.
         return self._get_upgrade() == b"websocket" and self._shown(self.headers)
 
 
 class SocketUser(Protocol):
-    """Whoever has taken a WebSocket over."""
+    """The code that has taken a WebSocket over."""
 
     def received(self, data: bytes | None) -> None:
-        """A message has come; None: one of text."""
+        """Handle a received message, or None for a text message."""
         ...
 
     def has_room(self) -> None:
-        """What was written is on its way, and more can be."""
+        """Handle that the written data is out, so that the socket has room again."""
         ...
 
     def ended(self, code: int) -> None:
-        """Nothing will come any more; may be said twice."""
+        """Handle the end of the connection. May be called twice."""
         ...
 
 
 class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
-    """uvicorn's WebSocket, which an application may take over: what comes is handed on inside the call that reads it.
+    """uvicorn's WebSocket, which an application can take over to get messages inside the call that reads them.
 
-    By ASGI, each message is a task's wake-up, and reading is stopped and begun again around it. Of an agent's word that
-    is most of what it costs, and of thousands of agents most of what a coordinator does. Accepting and closing stay the
-    application's, by ASGI.
+    With ASGI, each message wakes a task, and stops and resumes reading. That is most of the cost of an agent's message,
+    and with thousands of agents most of a coordinator's load. Accepting and closing stay with ASGI.
 
-    It is read into a buffer of its own: the loop would take 256 KiB of memory for each read, and give it back, which
-    costs more than all else of a heartbeat.
+    It has its own read buffer: the event loop would allocate and free 256 KiB for each read, which costs more than the
+    rest of a heartbeat.
     """
 
     _user: SocketUser | None = None
     _read: ReadBuffer | None = None
-    #: of what came after the request by which it was opened
+    #: frame boundaries of the data after the request that opened it
     _ends: FrameEnds | None = None
 
-    # ---- the application's side ----
+    # called by the application
 
     def take_over(self, user: SocketUser) -> None:
-        """Hand what comes to `user` from now on, and what has come since it was accepted."""
+        """Pass all messages to `user` from now on, and the ones that were received since the accept."""
         self._user = user
         while not self.queue.empty():
             event = cast(Mapping[str, Any], self.queue.get_nowait())
@@ -114,7 +113,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     @property
     def writes(self) -> bool:
-        """Whether it takes frames now."""
+        """Whether it accepts frames now."""
         return self.writable.is_set()
 
     @property
@@ -123,7 +122,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         return not (self.disconnected or self.close_sent or self.transport.is_closing())
 
     def write(self, frame: bytes) -> None:
-        """Send a whole frame; one to a connection that has ended is dropped."""
+        """Send a whole frame. It is dropped if the connection has ended."""
         if self.stands:
             self.transport.write(frame)
 
@@ -132,18 +131,18 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self.transport.abort()
 
     def pause(self) -> None:
-        """Read nothing more for now: what was read may still come."""
+        """Stop reading. Data that was read already may still arrive."""
         if not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Go on reading."""
+        """Resume reading."""
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
 
-    # ---- the loop's side ----
+    # called by the event loop
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._read is None:
@@ -154,15 +153,15 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         assert self._read is not None
         self.data_received(self._read.take(nbytes))
 
-    # ---- uvicorn's side ----
+    # called by uvicorn
 
     def data_received(self, data: bytes) -> None:
         if self._ends is None:
-            self._ends = FrameEnds()  # (this is the request, and no more)
+            self._ends = FrameEnds()  # these bytes are the request, and nothing else
         elif not self._ends.between:
             self._ends.take(data)
         else:
-            # (between the parts of a message only its next part may come: the parser sees to that)
+            # Between the parts of a message, only its next part is valid, and the parser checks that.
             if self._user is not None and not self.frames and self.conn.state is State.OPEN:
                 message = short_message(data)
                 if message is not None:
@@ -175,7 +174,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self.scope.setdefault("state", {})[_SOCKET] = self  # (its task has not begun yet)
+            self.scope.setdefault("state", {})[_SOCKET] = self  # the task of the connection has not started yet
 
     def send_receive_event_to_app(self) -> None:
         if self._user is None:
@@ -219,7 +218,15 @@ class WebServer:
         tls_key: Path | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Take the socket to listen on; `serve` begins. `log`, `limits`: of and for strangers."""
+        """Create the server. `serve` starts it.
+
+        Args:
+            listener: the listening socket.
+            log: counts warnings about unauthenticated connections.
+            tls_cert: certificate chain, or None without TLS.
+            tls_key: private key of the certificate.
+            limits: limits on unauthenticated connections.
+        """
         self._listener = listener
         self._tls = (tls_cert, tls_key)
         self._log = log
@@ -229,7 +236,7 @@ class WebServer:
         self._stopped = False
 
     def known(self, client: Address | None) -> None:
-        """The other side of a connection has shown the token."""
+        """Note that the peer of a connection has sent a valid token."""
         if self._doorkeeper is not None:
             self._doorkeeper.known(client)
 
@@ -237,7 +244,8 @@ class WebServer:
         """Serve until `stop`.
 
         Args:
-            shown: tells whether a request's headers show the token.
+            app: the application.
+            shown: returns whether the headers of a request contain a valid token.
         """
         config = self._config(app)
         config.load()
@@ -250,7 +258,7 @@ class WebServer:
         self._doorkeeper = Doorkeeper(self._listener, protocol, config.ssl, self._log, self._limits)
         with self._libraries_counted(), self._doorkeeper.opened():
             await server.serve(sockets=[])
-            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # those that were cancelled
+            await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # wait for the cancelled tasks
 
     def stop(self) -> None:
         """End `serve`."""
@@ -263,13 +271,13 @@ class WebServer:
         """Count repeated log records of libraries about bad connections, instead of printing each."""
         filters = (_CancelFilter(), CountedRecords(self._log))
         loggers = [logging.getLogger(name) for name in _LIBRARIES]
-        for logger, one in itertools.product(loggers, filters):
-            logger.addFilter(one)
+        for logger, log_filter in itertools.product(loggers, filters):
+            logger.addFilter(log_filter)
         try:
             yield
         finally:
-            for logger, one in itertools.product(loggers, filters):
-                logger.removeFilter(one)
+            for logger, log_filter in itertools.product(loggers, filters):
+                logger.removeFilter(log_filter)
 
     def _config(self, app: ASGIApp) -> uvicorn.Config:
         cert, key = self._tls
@@ -278,7 +286,7 @@ class WebServer:
             http=H11Protocol,
             ws=DirectSocket,
             ws_max_size=MAX_MESSAGE_BYTES,
-            # The leases say who lives; pings would only add wake-ups, compression only latency.
+            # Leases detect dead agents. Pings would only wake processes, and compression would only add latency.
             ws_ping_interval=None,
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
