@@ -209,9 +209,7 @@ def test_a_job_of_more_nodes_than_can_be_connected_is_told_so_before_it_begins()
         assert check_room(4, 1024) == ""
         warning = check_room(4, 1025)
         assert warning.startswith("the job may get 1025 nodes, and only 1024 nodes can connect")
-        with pytest.raises(
-            BadInputError, match=r"starts with 1025 nodes, and only 1024 .* raise it \(ulimit -n\)"
-        ):
+        with pytest.raises(BadInputError, match=r"starts with 1025 nodes, and only 1024 .* raise it \(ulimit -n\)"):
             check_room(1025, 2000)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

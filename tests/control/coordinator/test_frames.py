@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.frames import SMALL_BYTES, LARGE_BYTES, FrameEnds, ReadBuffer, short_message
+from holdfast.control.serving.frames import LARGE_BYTES, SMALL_BYTES, FrameEnds, ReadBuffer, short_message
 
 SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
 LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))

@@ -466,7 +466,7 @@ def test_a_shell_that_stops_does_not_wait_for_a_store_that_is_away(bench: Bench)
     assert [type(error) for error in bench.failed] == [StoreAwayError]
 
 
-@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older version wrote it"), (SCHEMA + 1, "a newer version")])
+@pytest.mark.parametrize(("schema", "whose"), [(SCHEMA - 1, "an older version wrote"), (SCHEMA + 1, "a newer version")])
 def test_a_record_of_another_schema_is_refused(schema: int, whose: str) -> None:
     store = MemoryStore()
     other = msgspec.structs.replace(_record(1), schema=schema)

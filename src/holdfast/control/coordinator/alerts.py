@@ -1,6 +1,7 @@
-"""Alerts: what needs a person is handed to the user's program or webhook. It may fail or hang; the job never waits.
+"""Alerts: events that need a person go to the user's program or webhook. They may fail or hang; the job never waits.
 
-One at a time, in order, each with a limit; nothing goes through a shell, and none of our secrets goes along.
+They are sent one at a time, in order, each with a time limit. Nothing goes through a shell, and a program does not get
+holdfast's secrets.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from holdfast.control.programs import ProgramError, check_program, run_program
 from holdfast.errors import BadInputError
 from holdfast.protocol.events import ActionRequested
 
-#: how long one may take: a person is slower
+#: seconds that an alert may take; a person is slower
 LONGEST_S = 30.0
-#: that wait for their turn; of more, the oldest go
+#: the most waiting alerts; beyond that, the oldest are dropped
 MOST_WAITING = 64
 
 _log = logging.getLogger("holdfast.coordinator")
 
 
 class AlertError(Exception):
-    """An alert did not get through; the message says why."""
+    """An alert could not be sent. The message says why."""
 
 
 def is_webhook(alert: str) -> bool:
-    """Tell whether an alert is sent somewhere; else it is a program and its arguments."""
+    """Return whether an alert is a URL. Otherwise it is a program and its arguments."""
     return alert.lower().startswith(("http://", "https://"))
 
 
 def check_alert(option: str, alert: str) -> None:
-    """Refuse what could never be run or sent to.
+    """Check that an alert can be run or sent.
 
     Raises:
-        BadInputError: naming the option or key, and the value.
+        BadInputError: it cannot. The message names the option or key, and the value.
     """
     if not alert:
         return
@@ -46,63 +47,68 @@ def check_alert(option: str, alert: str) -> None:
         with contextlib.suppress(ValueError):
             if urlsplit(alert).hostname and (urlsplit(alert).port or 1):
                 return
-        raise BadInputError(f"{option} is {alert!r}: it is no URL; write https://HOST/PATH, or a program")
+        raise BadInputError(f"{option} is {alert!r}: it is not a URL; write https://HOST/PATH, or a program")
     check_program(option, alert, instead=", or a URL")
 
 
 class Alerts:
-    """Hands on what `tell` is told; for one asyncio loop."""
+    """Sends alerts in the background. For one asyncio loop."""
 
     def __init__(self, alert: str, longest_s: float = LONGEST_S) -> None:
-        """`alert`: a program and its arguments, or a URL; "" for neither. `longest_s`: how long one may take."""
+        """Create the queue.
+
+        Args:
+            alert: a program and its arguments, or a URL, or "" for neither.
+            longest_s: seconds that an alert may take.
+        """
         self._alert = alert
         self._longest_s = longest_s
         self._waiting: deque[ActionRequested] = deque(maxlen=MOST_WAITING)
         self._work: asyncio.Task[None] | None = None
 
     def tell(self, event: ActionRequested) -> None:
-        """Hand an event on, soon."""
+        """Queue an alert about an event."""
         if not self._alert:
             return
         if len(self._waiting) == MOST_WAITING:
-            _log.warning("an alert about event %d is left out: too many wait", self._waiting[0].about_seq)
+            _log.warning("an alert about event %d is dropped, because too many wait", self._waiting[0].about_seq)
         self._waiting.append(event)
         if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._hand_on())
+            self._work = asyncio.get_running_loop().create_task(self._send_queued())
 
     async def close(self, patience_s: float) -> None:
-        """Let those that are left be handed on, but for no longer than this."""
+        """Wait for the queued alerts, at most `patience_s`."""
         if self._work is None:
             return
         done, _ = await asyncio.wait((self._work,), timeout=patience_s)
         if not done:
-            _log.warning("alerts that have not got through by the job's end are given up")
+            _log.warning("alerts that were not sent by the end of the job are dropped")
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    async def _hand_on(self) -> None:
+    async def _send_queued(self) -> None:
         while self._waiting:
             event = self._waiting.popleft()
             try:
                 async with asyncio.timeout(self._longest_s):
-                    await self._hand(event)
+                    await self._send(event)
             except TimeoutError:
                 _log.warning("the alert about event %d took longer than %g s", event.about_seq, self._longest_s)
             except (AlertError, ProgramError, OSError) as error:
                 _log.warning("the alert about event %d failed: %s", event.about_seq, error)
         self._work = None
 
-    async def _hand(self, event: ActionRequested) -> None:
+    async def _send(self, event: ActionRequested) -> None:
         if is_webhook(self._alert):
             await self._post(event)
         else:
             await run_program(self._alert, msgspec.json.encode(event) + b"\n")
 
     async def _post(self, event: ActionRequested) -> None:
-        import httpx  # a tenth of a second that few coordinators need
+        import httpx  # the import takes a tenth of a second, and few coordinators need it
 
         headers = {"content-type": "application/json"}
-        host = urlsplit(self._alert).hostname  # (the rest of the URL may be a secret)
+        host = urlsplit(self._alert).hostname  # the rest of the URL may be a secret
         try:
             async with httpx.AsyncClient(timeout=self._longest_s) as client:
                 answer = await client.post(self._alert, content=msgspec.json.encode(event), headers=headers)

@@ -1,4 +1,4 @@
-"""What people and tools ask the coordinator over HTTP, on the agents' port."""
+"""The coordinator's HTTP API for people and tools, on the port of the agents."""
 
 from __future__ import annotations
 
@@ -33,16 +33,20 @@ from holdfast.observability.metrics import CONTENT_TYPE
 from holdfast.protocol.messages.forecast import MoveForecast
 
 T = TypeVar("T")
-#: requests that wait for events or wishes at a time
+#: the most requests that may wait for events or node requests at a time
 MAX_WAITING = 256
 _JSON_LINES = "application/x-ndjson"
 
 
 class NodeRequests:
-    """Wishes for more nodes, for the launcher that starts them; their numbers grow across coordinators."""
+    """Requests for more nodes, for the launcher that starts them. Their numbers keep growing across coordinators."""
 
     def __init__(self, *, launched: bool) -> None:
-        """Begin without wishes. `launched`: a launcher is known to be there; else one is as soon as it asks."""
+        """Start without requests.
+
+        Args:
+            launched: whether a launcher is known to exist. Otherwise one exists as soon as it asks for requests.
+        """
         self.launcher_seen = launched
         self._requests: list[dict[str, int | str]] = []
         self._last = 0
@@ -50,14 +54,14 @@ class NodeRequests:
         self._closed = False
 
     def add(self, count: int, node: str = "") -> int:
-        """Add a wish for `count` nodes, or for one of this name; return its number."""
+        """Add a request for `count` nodes, or for the node with this name, and return its number."""
         self._last = max(self._last + 1, time.time_ns() // 1000)
         self._requests.append({"id": self._last, "count": count, "node": node})
         self._new.set()
         return self._last
 
     async def after(self, number: int, wait_s: float) -> list[dict[str, int | str]]:
-        """Return the wishes above `number`; wait up to `wait_s` for one."""
+        """Return the requests above `number`, after waiting up to `wait_s` for one."""
         self.launcher_seen = True
         found = self._above(number)
         if not found and wait_s > 0 and not self._closed:
@@ -69,7 +73,7 @@ class NodeRequests:
         return found
 
     def wake(self) -> None:
-        """Let nobody wait any longer: the server ends."""
+        """End all waits, because the server ends."""
         self._closed = True
         self._new.set()
 
@@ -78,7 +82,15 @@ class NodeRequests:
 
 
 class HttpApi:
-    """The routes; `status` gives what /status answers, `body_s` is how long a request's body may take."""
+    """The routes of a job's coordinator.
+
+    Args:
+        shell: the shell of the job's machine.
+        status: returns the answer to /status.
+        foresee: returns the forecast for a drain or a move.
+        requests: the requests for more nodes.
+        body_s: seconds that the body of a request may take.
+    """
 
     def __init__(
         self,
@@ -94,9 +106,9 @@ class HttpApi:
         self._requests = requests
         self._body_s = body_s
         self._waiting = 0
-        #: set once somebody has read the events to the last
+        #: set once a client has read the last event
         self.read_to_the_end = asyncio.Event()
-        #: this coordinator has failed, and the job is not over: others may add events
+        #: whether this coordinator has failed before the end of the job, so that another one may add events
         self.failed = False
 
     def routes(self) -> list[Route]:
@@ -116,22 +128,22 @@ class HttpApi:
         ]
 
     async def status(self, request: Request) -> Response:
-        """Who is there and where the job stands."""
+        """Return the job's status."""
         return json_answer(await self._status())
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return Response(self._shell.metrics.exposition(self._shell.now()), media_type=CONTENT_TYPE)
 
     async def events(self, request: Request) -> Response:
-        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one.
+        """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it.
 
-        With `stream=1` the answer goes on with those that follow, for `wait` seconds more.
+        With `stream=1` the answer continues with later events for `wait` seconds.
         """
         after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
         stream = number_of(request, "stream", 0) > 0
         journal = self._shell.journal
-        with self._patience(wait_s):
+        with self._count_waiting(wait_s):
             await journal.wait_beyond(after, wait_s)
         lines = journal.read(after)
         ended = journal.closed and not self.failed and (not lines or _last_seq(lines) == journal.last_seq)
@@ -143,10 +155,10 @@ class HttpApi:
         return Response(b"".join(lines), media_type=_JSON_LINES, headers=headers)
 
     async def _stream(self, after: int, seconds: float) -> AsyncIterator[bytes]:
-        """Yield the events above `after` as they come, for a time; less where none can follow."""
+        """Yield the events above `after` as they come, for a time, or until no more can follow."""
         loop, journal = asyncio.get_running_loop(), self._shell.journal
         until = loop.time() + seconds
-        with self._patience():
+        with self._count_waiting():
             while True:
                 lines = journal.read(after)
                 if lines:
@@ -159,63 +171,66 @@ class HttpApi:
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
         body = await body_of(request, InjectRequest, self._body_s)
-        return await self._fed(InjectFault(**msgspec.structs.asdict(body)))
+        return await self._feed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def drain(self, request: Request) -> Response:
-        """Have nodes leave in good order."""
+        """Drain nodes."""
         body = await body_of(request, DrainRequest, self._body_s)
-        asked = Drain(nodes=body.nodes)
-        return json_answer({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
+        order = Drain(nodes=body.nodes)
+        return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
     async def move(self, request: Request) -> Response:
-        """Have nodes give their places to standbys."""
+        """Move nodes: their ranks go to standbys."""
         body = await body_of(request, MoveRequest, self._body_s)
-        asked = MoveNodes(nodes=body.nodes, to=body.to)
-        return json_answer({"forecast": await self._foresee(asked)}) if body.dry_run else await self._fed(asked)
+        order = MoveNodes(nodes=body.nodes, to=body.to)
+        return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
     async def undrain(self, request: Request) -> Response:
-        """Let a node come back that is quarantined or drained; whoever has started the job starts its agent again."""
+        """Allow a quarantined or drained node to rejoin.
+
+        If a launcher runs, it is asked to start the agent of the node again.
+        """
         body = await body_of(request, UndrainRequest, self._body_s)
-        answer = await self._fed(Undrain(node=body.node))
+        answer = await self._feed(Undrain(node=body.node))
         if answer.status_code == 200 and self._requests.launcher_seen:
             self._requests.add(1, body.node)
             return json_answer({"started": True})
         return answer
 
     async def checkpoint(self, request: Request) -> Response:
-        """Have a checkpoint saved."""
-        return await self._fed(SaveState())
+        """Save a checkpoint."""
+        return await self._feed(SaveState())
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
         body = await body_of(request, ShutdownRequest, self._body_s)
-        return await self._fed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
+        return await self._feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
-    async def _fed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
+    async def _feed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
         self._shell.check_store()
         if not await self._shell.feed(event):
-            return error_answer(503, "this coordinator does not lead the job any more: ask again")
+            return error_answer(503, "this coordinator no longer leads the job: repeat the request")
         return json_answer({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:
         """Ask the launcher for more nodes."""
         body = await body_of(request, NodesRequest, self._body_s)
         if not self._requests.launcher_seen:
-            return error_answer(409, "no `holdfast run` starts nodes for this job: start one with `holdfast agent`")
+            return error_answer(409, "no `holdfast run` starts nodes for this job: start a node with `holdfast agent`")
         return json_answer({"id": self._requests.add(body.count)})
 
     async def node_requests(self, request: Request) -> Response:
-        """The launcher's side of POST /nodes: wishes above `after`, waiting up to `wait` seconds for one."""
+        """Return the requests for nodes above `after`, after waiting up to `wait` seconds for one. For the launcher."""
         after, wait_s = number_of(request, "after", 0), number_of(request, "wait", 0.0)
-        with self._patience(wait_s):
+        with self._count_waiting(wait_s):
             return json_answer({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
 
     @contextlib.contextmanager
-    def _patience(self, wait_s: float = 0.0) -> Generator[None]:
-        """Take a place among those who wait.
+    def _count_waiting(self, wait_s: float = 0.0) -> Generator[None]:
+        """Count a waiting request.
 
         Raises:
-            CrowdedError: none is left for one who is to wait.
+            CrowdedError: too many requests wait already.
         """
         if wait_s > 0 and self._waiting >= MAX_WAITING:
             raise CrowdedError(f"{MAX_WAITING} requests wait already: ask again later, or without waiting")
@@ -227,7 +242,7 @@ class HttpApi:
 
 
 def build_app(api: HttpApi, agents: AgentChannel) -> ASGIApp:
-    """Return the whole application of a coordinator, behind no gate."""
+    """Return the whole application of a coordinator, without authentication."""
     return Starlette(routes=[*api.routes(), WebSocketRoute("/agent", agents.serve)], exception_handlers=HANDLERS)
 
 

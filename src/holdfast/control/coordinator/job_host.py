@@ -1,4 +1,4 @@
-"""One job's coordinator in a process: its machine, shell and books, without the port at which it is reached."""
+"""One job's coordinator in a process: its machine, its shell, and its journal, without the port that serves it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.pool.sharing import JobState
 
-#: How long agents may take to leave once the job is over.
+#: Seconds that agents may take to leave once the job is over.
 FAREWELL_S = 3.0
 _FAREWELL_POLL_S = 0.02
 
@@ -41,7 +41,10 @@ _log = logging.getLogger("holdfast.coordinator")
 
 
 class JobHost:
-    """The parts of one coordinator, put together; `over` is done once the job is, or what broke the shell is known."""
+    """The assembled parts of one coordinator.
+
+    `over` gets the exit code once the job is over, or the error that stopped the shell.
+    """
 
     def __init__(
         self,
@@ -54,11 +57,16 @@ class JobHost:
         on_stand: Callable[[JobState], None] = lambda _: None,
         on_event: Callable[[AnyEvent], None] = lambda _: None,
     ) -> None:
-        """Put them together; `begin` takes over the job.
+        """Assemble the parts. `begin` takes over the job.
 
         Args:
-            books: the journal, and the metrics that go on from its events. now: unix time that never steps back. url:
-                at which it is reached. token: that agents show. on_stand: called with what the job's pool is to hear.
+            settings: of the coordinator.
+            keeper: keeps the job's record.
+            books: the journal, and the metrics that continue from its events.
+            now: unix time that never steps back.
+            url: the URL of this coordinator.
+            token: the token of the agents.
+            on_stand: called with each state that the job reports to its pool.
             on_event: called with each new event.
         """
         self._settings = settings
@@ -75,7 +83,7 @@ class JobHost:
         self._coordinator = Coordinator(config, journal.position, record, ended)
         self._metrics.slowness = partial(slowness_of, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
-        self._searcher = searcher(lambda planned: self._soon(self._shell.feed(planned)))
+        self._searcher = searcher(lambda planned: self._start_task(self._shell.feed(planned)))
         self._shell = Shell(
             self._coordinator,
             keeper,
@@ -84,8 +92,8 @@ class JobHost:
             now=self._now,
             on_request=self._alerts.tell,
             on_plan=self._searcher.begin,
-            on_end=self._ended,
-            on_failure=self._failed,
+            on_end=self._on_end,
+            on_failure=self._on_failure,
             on_stand=on_stand,
             on_event=on_event,
         )
@@ -94,71 +102,87 @@ class JobHost:
         self._api = HttpApi(self._shell, self._status, self._foresee, self._requests, settings.body_s)
 
     def app(self) -> ASGIApp:
-        """Return what it answers, to whoever has shown a token."""
+        """Return the application, without authentication."""
         return build_app(self._api, AgentChannel(self._shell))
 
     async def begin(self) -> None:
         """Take over the job.
 
         Raises:
-            SupersededError, JournalError, StoreError: it cannot be.
+            SupersededError, JournalError, StoreError: as `Shell.start`.
         """
         await self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
 
     async def tick(self) -> None:
-        """Tell the machine that time passes, for ever."""
+        """Feed the passing time to the machine, forever."""
         while True:
             await asyncio.sleep(until_mark(self._now(), self._settings.config.tick_s))
             await self._shell.feed(Tick())
 
-    def hear(self, said: PoolSaid) -> None:
-        """Hand on what the job's pool says."""
-        self._soon(self._shell.feed(said))
+    def hear(self, message: PoolSaid) -> None:
+        """Pass on a message of the job's pool."""
+        self._start_task(self._shell.feed(message))
 
     def end(self, exit_code: int, why: str, *, save: bool) -> None:
-        """End the job; `save`: once what it has led to is saved, where it keeps that."""
+        """End the job.
+
+        Args:
+            exit_code: of the job.
+            why: the reason, for the log.
+            save: whether to save a checkpoint first, if the job saves checkpoints.
+        """
         if save and self._coordinator.record.saves:
-            _log.info("job %s is saved, then it ends; another signal ends it at once", self._settings.job)
-        self._soon(self._shell.feed(Shutdown(exit_code, why, save)))
+            _log.info("job %s saves a checkpoint, then it ends; another signal ends it at once", self._settings.job)
+        self._start_task(self._shell.feed(Shutdown(exit_code, why, save)))
 
     @property
     def ended_well(self) -> bool:
-        """Whether the job is over, and this coordinator is whole."""
+        """Whether the job is over, and this coordinator has not failed."""
         return self.over.done() and self.over.exception() is None
 
     async def farewell(self, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Let the agents leave; their last words still count. Where the job had ended before, they come first."""
+        """Wait until the agents have left, at most `FAREWELL_S`. Their last messages still count.
+
+        If the job had ended before this coordinator started, the agents first connect.
+
+        Args:
+            cut_short: returns True to stop waiting.
+        """
         deadline, absences = self._now() + FAREWELL_S, self._coordinator.parts.absences
         while (self._shell.connections or absences.promised) and self._now() < deadline and not cut_short():
             await asyncio.sleep(_FAREWELL_POLL_S)
 
     async def close(self, served: Callable[[], bool] = lambda: False) -> None:
-        """Let go of everything; where it is `served`, the last events are read before."""
+        """Close everything.
+
+        Args:
+            served: whether the web server still runs. If so, wait until a launcher has read the last events.
+        """
         await self._shell.stop()
         await self._searcher.close()
         await self._alerts.close(FAREWELL_S)
         self._journal.close()
         self._requests.wake()
         if self._settings.launched and not self._api.failed and served():
-            await self._last_events_read()
+            await self._wait_for_last_read()
 
-    async def _last_events_read(self) -> None:
-        """Stay until the follower knows how the job ended: it may be between two polls, or not yet have begun."""
-        _log.info("job %s is over: waiting until its events are read to the last", self._settings.job)
+    async def _wait_for_last_read(self) -> None:
+        """Wait until the launcher has read the last event. It may be between two polls, or not have started yet."""
+        _log.info("job %s is over: waiting until its last events are read", self._settings.job)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
 
-    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something beside all else."""
+    def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, exit_code: int) -> None:
+    def _on_end(self, exit_code: int) -> None:
         if not self.over.done():
             self.over.set_result(exit_code)
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         self._api.failed = not self.over.done()
         if self.over.done():
             _log.error("the coordinator failed while the job was ending", exc_info=error)
@@ -169,9 +193,9 @@ class JobHost:
         job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._metrics.ledger, self._now()))
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
 
-    async def _foresee(self, asked: Drain | MoveNodes) -> list[MoveForecast]:
-        """Say what would come of asking nodes to leave, or to move."""
+    async def _foresee(self, order: Drain | MoveNodes) -> list[MoveForecast]:
+        """Return the forecast for a drain, or for a move."""
         parts = self._coordinator.parts
-        if isinstance(asked, Drain):
-            return await self._shell.between_turns(lambda: foresee(parts, asked.nodes))
-        return await self._shell.between_turns(lambda: foresee(parts, asked.nodes, asked.to, stays=True))
+        if isinstance(order, Drain):
+            return await self._shell.between_turns(lambda: foresee(parts, order.nodes))
+        return await self._shell.between_turns(lambda: foresee(parts, order.nodes, order.to, stays=True))

@@ -1,4 +1,4 @@
-"""The identity of a job, which tells jobs of one name apart, and the lock of its checkpoint directory."""
+"""The identity of a job, which distinguishes jobs of the same name, and the lock of its checkpoint directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a job's journal, and checks it against the record in the store."""
+"""Opens the journal of a job, and checks it against the record in the store."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journa
     """Open the journal, and check it against the record.
 
     Returns:
-        The journal, and the metrics that go on from its events.
+        The journal, and the metrics that continue from its events.
 
     Raises:
-        BadInputError, OutdatedStoreError: the file cannot be used, or as `check_journal`.
+        BadInputError: the file cannot be used, or as `check_journal`.
+        OutdatedStoreError: as `check_journal`.
     """
     path, metrics = settings.journal_path, Metrics(settings.job)
     if path is None:
@@ -35,13 +36,13 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journa
 
 
 def check_journal(journal: FileJournal, record: Record | None, settings: ServerSettings) -> None:
-    """Check that the events are those of the job in the store.
+    """Check that the events are from the job in the store.
 
-    The journal may be ahead of the record by steps, and by other events that the record does not hold. It is never
-    ahead by an event that the record must hold, because the record is written first.
+    The journal may be ahead of the record by steps, and by other events that the record does not contain. It is never
+    ahead by an event that the record must contain, because the record is written first.
 
     Raises:
-        BadInputError: the events are those of another job, or of a job that the store does not know.
+        BadInputError: the events belong to another job, or to a job that the store does not know.
         OutdatedStoreError: the store is older than the job.
     """
     path, newest = settings.journal_path, journal.recorded
@@ -67,11 +68,14 @@ def check_journal(journal: FileJournal, record: Record | None, settings: ServerS
 
 
 def lags_behind(record: Record | None, journal: Journal) -> bool:
-    """Return whether the record lacks an event of the journal that it must hold."""
+    """Return whether the record lacks an event of the journal that it must contain."""
     newest = journal.recorded
     if record is None:
         return journal.last_seq > 0
     if newest is None:
         return False
-    known = record.newest_event, record.term, record.generation
-    return any(there > here for there, here in zip((newest.seq, newest.term, newest.generation), known, strict=True))
+    in_record = record.newest_event, record.term, record.generation
+    return any(
+        in_journal > in_record
+        for in_journal, in_record in zip((newest.seq, newest.term, newest.generation), known, strict=True)
+    )

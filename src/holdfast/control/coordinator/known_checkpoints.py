@@ -1,4 +1,4 @@
-"""Which checkpoints of an earlier run a coordinator begins with."""
+"""The checkpoints of an earlier run with which a coordinator starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from holdfast.storage import error_text, storage_at
 
 
 def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
-    """Return the intact checkpoints of a directory, oldest first; each that is not is said, with the reason.
+    """Return the intact checkpoints of a directory, oldest first, and report the damaged ones.
 
     Args:
-        directory: a path or a URL; "", or one that need not exist, holds none.
+        directory: a path or a URL. "", and a directory that does not exist, contain none.
+        say: called with a line about each damaged checkpoint.
 
     Raises:
         BadInputError: it is a URL that cannot be used, or it cannot be read.

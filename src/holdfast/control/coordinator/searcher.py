@@ -1,4 +1,4 @@
-"""Searches for placements, in a process of their own: they may take all of a core, and the coordinator none of it."""
+"""Searches for placements in a separate process: a search may use a whole core, but not the coordinator's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.coordination.inputs import Planned
 
 
 def searcher(answer: Callable[[Planned], None]) -> Aside[PlacementSearch, PlacementAnswer]:
-    """Return who makes one search at a time.
+    """Return a runner that makes one search at a time.
 
     Args:
-        answer: called with what comes of a search, unless another one was begun meanwhile.
+        answer: called with the result of a search, unless another search was started meanwhile.
     """
     return Aside(
         __name__,
@@ -27,5 +27,5 @@ def searcher(answer: Callable[[Planned], None]) -> Aside[PlacementSearch, Placem
 
 
 def main() -> None:
-    """Make the search on standard input, in a process of its own."""
+    """Make the search on standard input, as a separate process."""
     answer_in_this_process(PlacementSearch, PlacementSearch.solve)

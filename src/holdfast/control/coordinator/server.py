@@ -1,7 +1,7 @@
-"""The coordinator's process: one port, one loop, one machine.
+"""The process of a coordinator: one port, one event loop, one machine.
 
-Everything that can be wrong is found out before anything is touched: settings, port, store, journal, in this order.
-Then the record is taken over by compare-and-swap, and only then does anybody hear of this coordinator.
+It checks everything before it touches anything: settings, port, store, journal, in this order. Then it takes over the
+record by compare-and-swap, and only then announces itself.
 """
 
 from __future__ import annotations
@@ -56,14 +56,16 @@ def run_coordinator(
     on_ready: Callable[[JobEntry], None] | None = None,
     on_event: Callable[[AnyEvent], None] = lambda _: None,
 ) -> int:
-    """Run a coordinator until its job is over; return the exit code.
+    """Run a coordinator until its job is over, and return the exit code.
 
     Args:
-        on_ready, on_event: as of `serve`.
+        settings: of the coordinator.
+        on_ready: as of `serve`.
+        on_event: as of `serve`.
 
     Raises:
         BadInputError: the settings, the port, the store or the events file cannot be used; nothing was touched.
-        HoldfastError: it cannot go on: superseded, or its disk fails.
+        HoldfastError: it cannot continue: superseded, or its disk fails.
     """
     raise_file_limit()
     return asyncio.run(serve(settings, on_ready=on_ready, on_event=on_event))
@@ -76,10 +78,12 @@ async def serve(
     on_ready: Callable[[JobEntry], None] | None = None,
     on_event: Callable[[AnyEvent], None] = lambda _: None,
 ) -> int:
-    """Run a coordinator in this loop until its job is over; return the exit code.
+    """Run a coordinator in this event loop until its job is over, and return the exit code.
 
     Args:
-        on_ready: called once agents and commands can connect, with what they need for it.
+        settings: of the coordinator.
+        clock: the clock, or None for the system's.
+        on_ready: called with the address and token once agents and commands can connect.
         on_event: called with each new event.
 
     Raises:
@@ -95,7 +99,7 @@ async def serve(
         keeper = RecordKeeper(store, settings.job)
         journal, metrics = open_journal(settings, keeper)
         stack.enter_context(contextlib.closing(journal))
-        if not settings.launched:  # (a launcher holds the lock, and outlives its coordinators)
+        if not settings.launched:  # a launcher holds the lock, and outlives its coordinators
             settings = with_identity(settings, keeper.record)
             running = is_running(keeper.record) and not lags_behind(keeper.record, journal)
             lock = checkpoint_lock(settings, running=running)
@@ -110,11 +114,11 @@ async def serve(
 
 
 def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open_store) -> Store:
-    """Open the job's store.
+    """Open the store of the job.
 
     Raises:
         BadInputError: it cannot be used, or not now.
-        StoreError: not now, and this coordinator follows one that died: another one tries again.
+        StoreError: not now, and this coordinator replaces a dead one: a later one tries again.
     """
     try:
         return opener(settings.store)
@@ -125,7 +129,7 @@ def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open
 
 
 class _Server:
-    """A coordinator's process: its job, behind a web server of its own."""
+    """The process of a coordinator: its job behind its own web server."""
 
     def __init__(
         self,
@@ -137,13 +141,13 @@ class _Server:
         on_event: Callable[[AnyEvent], None],
     ) -> None:
         self._settings = settings
-        self._strangers = CountedLog(_log, clock.monotonic)
-        self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        self._stranger_log = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._token = settings.token or secrets.token_urlsafe(32)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
         self._signals = 0
-        #: the address of the coordinator before this one, "" for none
-        self._before = keeper.record.url if keeper.record is not None else ""
+        #: URL of the previous coordinator, or "" without one
+        self._predecessor_url = keeper.record.url if keeper.record is not None else ""
         cert = settings.tls_cert
         self._entry = JobEntry(
             url=self._url,
@@ -155,28 +159,30 @@ class _Server:
         self._job = JobHost(settings, keeper, books, steady_time(clock), self._url, self._token, on_event=on_event)
 
     async def check_predecessor_ended(self) -> None:
-        """Raise BadInputError if the coordinator before this one still serves."""
+        """Raise BadInputError if the previous coordinator still serves."""
         settings = self._settings
-        await check_predecessor_ended(CoordinatorClient, settings.job, self._before, self._entry, settings.registry)
+        await check_predecessor_ended(
+            CoordinatorClient, settings.job, self._predecessor_url, self._entry, settings.registry
+        )
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
-        """Be listed for the commands of this machine, and take over the job."""
+        """List the job for the commands of this machine, and take over the job."""
         directory, entry = self._settings.registry, self._entry
         with contextlib.ExitStack() as stack:
-            # First the list: it may be refused, and then the store must not have changed.
+            # The listing comes first: if it fails, the store must not have changed.
             if directory is not None:
                 stack.callback(unregister, register(directory, entry))
             await self._job.begin()
             yield entry
 
     async def run(self) -> int:
-        """Serve until the job is over or this coordinator cannot go on."""
+        """Serve until the job is over, or this coordinator cannot continue."""
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._job.tick())
         _log.info("job %s: the coordinator listens on %s", self._settings.job, self._url)
         try:
-            with self._signals_handled():
+            with self._handle_signals():
                 await asyncio.wait((self._job.over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
                 if self._job.ended_well:
                     before = self._signals
@@ -198,23 +204,26 @@ class _Server:
         for task in (serving, ticking):
             if not task.cancelled():
                 task.result()
-        raise HoldfastError("the coordinator's web server ended by itself")
+        raise HoldfastError("the coordinator's web server ended unexpectedly")
 
     @contextlib.contextmanager
-    def _signals_handled(self) -> Generator[None]:
+    def _handle_signals(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
         numbers = tuple(ending_signals()) if main else ()
         for number in numbers:
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _signalled(self, number: signal.Signals) -> None:
-        """End the job, saved at the first signal; a launcher has had it saved by the time it ends its coordinator."""
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Handle a signal: end the job, after a save at the first signal.
+
+        A launcher has already had the job saved when it ends its coordinator.
+        """
         self._signals += 1
         save = self._signals == 1 and not self._settings.launched
         self._job.end(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save=save)
@@ -222,6 +231,6 @@ class _Server:
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
         gate = TokenCheck(
-            token=self._token, known=self._web.known, log=self._strangers, open_metrics=self._settings.loopback
+            token=self._token, known=self._web.known, log=self._stranger_log, open_metrics=self._settings.loopback
         )
         await self._web.serve(TokenGate(self._job.app(), gate), gate.shown)

@@ -1,4 +1,4 @@
-"""What a coordinator's process is told, and what of it is refused before anything is touched."""
+"""The settings of a coordinator process, and their checks before anything is touched."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from holdfast.protocol.record import KnownCheckpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """One coordinator.
+    """The settings of one coordinator."""
 
-    config: of the machine, with the job. host: the address to listen on. port: 0 for a free one.
-    token: what agents and commands must show; None for a fresh random one, on loopback only. store: `sqlite:PATH` or
-    `memory:`. tls_cert, tls_key: serve TLS. registry: where the job is listed for the commands of this machine; None
-    for nowhere. checkpoints: intact ones that lie there already.
-    launched: whoever started this coordinator reads its events, must not miss the last ones, and starts further nodes.
-    body_s: how long a request's body may take.
-    alone: whoever starts this coordinator has made sure that nothing of an earlier run of the job lives. kept: the
-    store lies next to the checkpoints: a job that is over begins again from its newest checkpoint.
-    """
-
+    #: configuration of the job's machine
     config: CoordinatorConfig
+    #: address to listen on
     host: str = "127.0.0.1"
+    #: port to listen on, or 0 for a free one
     port: int = 0
+    #: the token that agents and commands must send, or None for a random one, on loopback only
     token: str | None = None
+    #: `sqlite:PATH` or `memory:`
     store: str = "memory:"
+    #: certificate chain to serve TLS, or None without TLS
     tls_cert: Path | None = None
+    #: private key of the certificate
     tls_key: Path | None = None
+    #: folder in which the job is listed for the commands of this machine, or None
     registry: Path | None = None
+    #: intact checkpoints that exist already
     checkpoints: tuple[KnownCheckpoint, ...] = ()
+    #: whether a launcher starts this coordinator: it reads the events, must not miss the last ones, and starts further
+    #: nodes
     launched: bool = False
+    #: seconds that the body of a request may take
     body_s: float = 10.0
+    #: whether the starter has made sure that no process of an earlier run of the job lives
     alone: bool = False
+    #: whether the store is next to the checkpoints, so that a finished job starts again from its newest checkpoint
     kept: bool = False
 
     @property
@@ -49,8 +53,11 @@ class ServerSettings:
 
     @property
     def journal_path(self) -> Path | None:
-        """Where the journal lies, None for in memory: in the events file that the job names, else beside a SQLite store
-        (PATH.events.jsonl), so that a coordinator that is restarted knows where it stopped."""
+        """Path of the journal, or None for one in memory.
+
+        It is the events file of the job, or else next to a SQLite store (PATH.events.jsonl). So a restarted coordinator
+        knows where its predecessor stopped.
+        """
         if self.config.spec.output.events:
             return Path(self.config.spec.output.events)
         kind, _, path = self.store.partition(":")
@@ -62,7 +69,7 @@ class ServerSettings:
         return is_loopback(self.host)
 
     def check(self) -> None:
-        """Refuse what cannot be served.
+        """Check that these settings can be served.
 
         Raises:
             BadInputError: the name or the token cannot be sent, the port is out of range, the address needs a token, or
@@ -73,14 +80,14 @@ class ServerSettings:
 
 
 def check_listening(host: str, port: int, token: str | None, tls_cert: Path | None, tls_key: Path | None) -> None:
-    """Refuse a place to listen at that cannot be served.
+    """Check that a server can listen with these settings.
 
     Raises:
         BadInputError: the token cannot be sent, the port is out of range, the address needs a token, or the certificate
             or its key is missing or broken.
     """
     if not 0 <= port <= 65535:
-        raise BadInputError(f"the port is {port}: it must lie between 0 (a free one) and 65535")
+        raise BadInputError(f"the port is {port}: it must be between 0 (a free one) and 65535")
     if token is not None:
         check_token(token)
     elif not is_loopback(host):
@@ -98,7 +105,7 @@ def check_listening(host: str, port: int, token: str | None, tls_cert: Path | No
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

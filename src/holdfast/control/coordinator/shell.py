@@ -1,4 +1,4 @@
-"""The coordinator's shell: what its machine is fed, and how what it asks for is carried out."""
+"""The coordinator's shell: feeds inputs to the job's machine, and executes its instructions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RECORD = msgspec.msgpack.Decoder(Record)
 
 
 class Machine(Protocol):
-    """What the shell drives: `holdfast.coordination.job.coordinator.Coordinator`, or a fake."""
+    """The machine that the shell drives: `holdfast.coordination.job.coordinator.Coordinator`, or a fake."""
 
     def start(
         self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()
@@ -49,7 +49,7 @@ class Machine(Protocol):
 
 
 def record_key(job: str) -> str:
-    """Return under which key of a store the record of a job lies."""
+    """Return the key of a job's record in the store."""
     return f"jobs/{job}/record"
 
 
@@ -60,20 +60,20 @@ class RecordKeeper(StoredRecord[Record]):
         super().__init__(store, record_key(job), _RECORD, SCHEMA, "the job's record")
 
 
-def _to_nobody(_: object) -> None:
-    """A job outside of pools tells none."""
+def _ignore(_: object) -> None:
+    """Do nothing."""
 
 
 class Shell(MachineShell[Input, Instruction, Record]):
-    """Drives a job's machine.
+    """Drives the machine of a job.
 
     Args:
         now: the time, in unix seconds that never step back.
         on_request: called with each new event that asks a person for something, once it is in the journal.
-        on_plan: called with a search to make elsewhere; what comes of it is to be fed.
-        on_end: called with the exit code once the machine says that the job is over.
-        on_failure: called with what broke the shell; from then on it handles nothing.
-        on_stand: called with what the job's pool is to hear.
+        on_plan: called with a search to make in another process. Its result must be fed.
+        on_end: called with the exit code when the machine ends the job.
+        on_failure: called with the error that stopped the shell. From then on it handles nothing.
+        on_stand: called with each state that the job reports to its pool.
         on_event: called with each new event, once it is in the journal.
     """
 
@@ -89,8 +89,8 @@ class Shell(MachineShell[Input, Instruction, Record]):
         on_plan: Callable[[PlacementSearch], None],
         on_end: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
-        on_stand: Callable[[JobState], None] = _to_nobody,
-        on_event: Callable[[AnyEvent], None] = _to_nobody,
+        on_stand: Callable[[JobState], None] = _ignore,
+        on_event: Callable[[AnyEvent], None] = _ignore,
     ) -> None:
         super().__init__(now=now, on_connected=metrics.connected, on_failure=on_failure)
         self.machine = machine
@@ -104,12 +104,12 @@ class Shell(MachineShell[Input, Instruction, Record]):
         self._on_stand = on_stand
         self._on_event = on_event
         self._encoder = msgspec.msgpack.Encoder()
-        #: what was told last, and as which bytes: one thing may be told to many, one after the other
-        self._told: CoordinatorMessage | None = None
-        self._frames: list[bytes] = []
+        #: the last message and its encoded parts: consecutive sends of the same message reuse them
+        self._last_message: CoordinatorMessage | None = None
+        self._last_parts: list[bytes] = []
 
     async def start(self, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> None:
-        """Let the machine begin: afterwards the store and the journal know this coordinator.
+        """Start the machine. Afterwards the store and the journal contain this coordinator as the leader.
 
         Raises:
             SupersededError, JournalError, StoreError: as `feed`.
@@ -117,7 +117,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         await self.begin(lambda: self.machine.start(self.now(), url, pid, checkpoints))
 
     def _on_journal_lost(self, file: str, why: str) -> None:
-        """Have the machine report it, once the turn that found it is over."""
+        """Feed the failure of the events file, after the open transaction."""
         self.feed_later(FileFailed(file, why))
 
     def refused(self) -> None:
@@ -139,7 +139,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         return StoreBack(away_s)
 
     def _write_record(self, record: Record) -> None:
-        # What the record has counted must not be missing before it.
+        # The journal must contain all events that the record counts, before the record is written.
         self.journal.sync()
         self._keeper.swap(record)
 
@@ -175,9 +175,9 @@ class Shell(MachineShell[Input, Instruction, Record]):
                 self._on_request(event)
 
     def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
-        here = [self.connections[number] for number in numbers if number in self.connections]
-        if message is not self._told:
-            self._told, self._frames = message, in_parts(self._encoder.encode(message))
-        for frame in self._frames:
-            for connection in here:
-                connection.send(frame)
+        recipients = [self.connections[number] for number in numbers if number in self.connections]
+        if message is not self._last_message:
+            self._last_message, self._last_parts = message, in_parts(self._encoder.encode(message))
+        for part in self._last_parts:
+            for connection in recipients:
+                connection.send(part)

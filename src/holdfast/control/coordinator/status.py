@@ -1,4 +1,4 @@
-"""What /status answers: where the job stands and who is there."""
+"""The answer to /status: the state of the job, and its nodes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from holdfast.protocol.layouts.several import describe_layout, describe_layouts
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.protocol.record import Departure, Record
 
-#: who holds a job up, told by name
+#: the most workers and nodes that are listed as awaited
 MOST_AWAITED = 64
+#: the most worker paces and link paces that are listed
 MOST_PACES = 16
 
 
 def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
-    """Return the job's status as plain data; `state` as `Coordinator.state` has it, `time` from its ledger.
+    """Return the job's status as plain data.
 
-    `awaited`: who holds the job up, as far as is known, at most `MOST_AWAITED`; `paces`: how long members compute a
-    micro-batch, and `links`: how fast their data goes out, against the others' median, the slowest `MOST_PACES`;
-    `clock`: the coordinator's.
+    `awaited` lists the processes known to hold up the job, at most `MOST_AWAITED`. `paces` lists how long members
+    compute a micro-batch, and `links` how fast their data goes out, both relative to the others' median, the slowest
+    `MOST_PACES`. `clock` is the coordinator's time.
     """
     record, progress = coordinator.record, coordinator.parts.progress
     plan = record.plan
@@ -49,9 +50,9 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         "loss": progress.loss if step else None,
         "waiting_for": f"{need.nodes} nodes, {need.expert_slots} expert slots ({need.why})" if need is not None else "",
         "nodes": [_node(coordinator, node, now) for node in coordinator.members.nodes.values()],
-        "leaving": [_leaving(coordinator, one) for one in record.leaving],
-        "drained": [msgspec.to_builtins(one) for one in record.drained],
-        "quarantined": [msgspec.to_builtins(one) for one in record.quarantined],
+        "leaving": [_leaving(coordinator, entry) for entry in record.leaving],
+        "drained": [msgspec.to_builtins(entry) for entry in record.drained],
+        "quarantined": [msgspec.to_builtins(entry) for entry in record.quarantined],
         "experts": _experts(record),
         "log_dir": coordinator.config.spec.output.log_dir,
         "checkpoints": [{"step": known.step, "name": known.name} for known in record.checkpoints],
@@ -75,7 +76,7 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
 
 
 def _layout(record: Record) -> dict[str, str]:
-    """Return which layout is in force, and which is on its way, where the job has any."""
+    """Return the layout in force and the one that comes next, if the job has layouts."""
     if record.layout == WHOLE and not record.layouts:
         return {}
     change, listed = record.change, f"of {describe_layouts(record.layouts)}" if record.layouts else ""
@@ -84,19 +85,19 @@ def _layout(record: Record) -> dict[str, str]:
 
 
 def paces_of(coordinator: Coordinator) -> list[WorkerPace]:
-    """Return how fast the members compute, the slowest first."""
+    """Return the pace of each member, slowest first."""
     plan = coordinator.record.plan
     return coordinator.parts.inquiry.stragglers.paces(plan.workers if plan else ())
 
 
 def links_of(coordinator: Coordinator) -> list[LinkPace]:
-    """Return how fast the members' data goes out, the slowest first."""
+    """Return the rate at which the data of each member goes out, slowest first."""
     plan = coordinator.record.plan
     return coordinator.parts.inquiry.stragglers.links(plan.workers if plan else ())
 
 
 def slowness_of(coordinator: Coordinator) -> Slowness:
-    """Return the slowest members' scores, and how often something took longer than usual, by what it was."""
+    """Return the scores of the slowest members, and how often each activity took longer than usual."""
     paces, links = paces_of(coordinator), links_of(coordinator)
     return Slowness(
         worker=paces[0].score if paces else None,
@@ -106,7 +107,7 @@ def slowness_of(coordinator: Coordinator) -> Slowness:
 
 
 def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
-    """Return how often the job is saved, and by what that was chosen; None where it is not."""
+    """Return the save interval and its origin, or None if the job does not save."""
     record = coordinator.record
     if not record.saves:
         return None
@@ -118,13 +119,13 @@ def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
 
 
 def _snapshot(coordinator: Coordinator) -> dict[str, int] | None:
-    """Return which snapshot would serve, and on how many nodes each of its parts lies at least; None: none would."""
+    """Return the newest usable snapshot, and the lowest number of nodes that have one of its parts, or None."""
     newest = coordinator.parts.snapshots.newest(coordinator.parts.ledger.committed)
     return {"step": newest[0], "copies": newest[1]} if newest is not None else None
 
 
 def _experts(record: Record) -> dict[str, Any] | None:
-    """Return where each expert lives: per MoE layer, each node's experts, one entry per replica; None without any."""
+    """Return the experts per MoE layer and node, one entry per replica, or None without experts."""
     plan, shape = record.plan, record.expert_shape
     if plan is None or plan.expert_plan is None or shape is None:
         return None
@@ -135,14 +136,14 @@ def _experts(record: Record) -> dict[str, Any] | None:
     return {"fault_threshold": {"asked": plan.expert_plan.asked, "given": plan.expert_plan.given}, "layers": layers}
 
 
-def _leaving(coordinator: Coordinator, one: Departure) -> dict[str, Any]:
-    """Return who is about to go, or to give its place away, and what for it waits."""
+def _leaving(coordinator: Coordinator, departure: Departure) -> dict[str, Any]:
+    """Return a draining or moving node, and the reason why it has not left yet."""
     return {
-        "node": one.node,
-        "since": one.since,
-        "stays": one.stays,
-        "to": one.to,
-        "waits_for": waits_for(coordinator.parts, one),
+        "node": departure.node,
+        "since": departure.since,
+        "stays": departure.stays,
+        "to": departure.to,
+        "waits_for": waits_for(coordinator.parts, departure),
     }
 
 
@@ -165,7 +166,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
         "rack": node.rack,
         "zone": node.zone,
         "standby": ("warm" if coordinator.parts.standbys.ready(node.name) else "cold") if node.standby else "",
-        "leaving": any(one.node == node.name for one in coordinator.record.leaving),
+        "leaving": any(departure.node == node.name for departure in coordinator.record.leaving),
         "failure_rate": coordinator.members.failure_rate(node.name),
         "agent_pid": node.agent_pid,
         "seen_s_ago": seen,
