@@ -196,7 +196,7 @@ def busy_port() -> Iterator[int]:
         (["coordinator", "--expert-placement", "random"], "--expert-placement is 'random'"),
         (["agent", "--expert-slots", "0", "--", "SCRIPT"], "--expert-slots is 0"),
         (["run", "--alert", "no-such-mailer x", "SCRIPT"], "there is no program 'no-such-mailer'"),
-        (["coordinator", "--alert", "https://"], "--alert is 'https://': it is no URL"),
+        (["coordinator", "--alert", "https://"], "--alert is 'https://': it is not a URL"),
         (["run", "--flop-per-sample", "-1", "SCRIPT"], "--flop-per-sample is -1"),
         (["run", "--events", "TMP/no/such/folder/e.jsonl", "SCRIPT"], "there is no folder"),
         (["run", "--events", "TMP", "SCRIPT"], "is a folder"),

@@ -116,9 +116,9 @@ def test_telling_never_waits_and_keeps_a_few(caplog: pytest.LogCaptureFixture) -
         handed_on("sleep 600", *(request(number) for number in range(MOST_WAITING + 2)), patience_s=0.1)
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "an alert about event 0 is left out: too many wait",
-        "an alert about event 1 is left out: too many wait",
-        "alerts that have not got through by the job's end are given up",
+        "an alert about event 0 is dropped, because too many wait",
+        "an alert about event 1 is dropped, because too many wait",
+        "alerts that were not sent by the end of the job are dropped",
     ]
 
 
@@ -168,8 +168,8 @@ def test_a_webhook_gets_each_event(hook: str, caplog: pytest.LogCaptureFixture) 
         ("no-such-mailer --now", "there is no program 'no-such-mailer'"),
         ("mail 'unfinished", "No closing quotation"),
         ("   ", "there is no program ''"),
-        ("https://", "it is no URL"),
-        ("http://host:port/", "it is no URL"),
+        ("https://", "it is not a URL"),
+        ("http://host:port/", "it is not a URL"),
     ],
 )
 def test_what_could_never_work_is_refused(alert: str, complaint: str) -> None:

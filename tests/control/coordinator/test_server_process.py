@@ -315,7 +315,7 @@ def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
     """A job may be over before its launcher has asked for the first event."""
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
-        coordinator.until_log("read to the last")
+        coordinator.until_log("its last events are read")
         assert [name_of(event) for event in client.events()] == ["job_started", "job_finished"]
         assert coordinator.wait() == 7
 

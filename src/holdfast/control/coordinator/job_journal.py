@@ -74,7 +74,7 @@ def lags_behind(record: Record | None, journal: Journal) -> bool:
         return journal.last_seq > 0
     if newest is None:
         return False
-    in_record = record.newest_event, record.term, record.generation
+    known = record.newest_event, record.term, record.generation
     return any(
         in_journal > in_record
         for in_journal, in_record in zip((newest.seq, newest.term, newest.generation), known, strict=True)
