@@ -30,7 +30,7 @@ FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> None:
     again = ("pool", "--local", "1", "--store", f"sqlite:{pool.folder}/p.db")
-    assert "is another pool's, which runs on this machine" in pool.call(*again, code=2)
+    assert "is in use by another pool on this machine" in pool.call(*again, code=2)
     pool.submit("dense", "1:4", TINY, *FOREVER)
     pool.wait(pool.has("dense", NODES), "all nodes")
     pool.goes_on("dense")

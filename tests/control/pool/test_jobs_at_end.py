@@ -67,7 +67,7 @@ class FakePool(contextlib.nullcontext[Any]):
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_at_end, "_LOOK_S", 0.0)
+    monkeypatch.setattr(jobs_at_end, "_POLL_S", 0.0)
 
 
 def ended(pool: FakePool) -> list[str]:
@@ -126,7 +126,7 @@ def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> Non
     pool.before = stopped
     said = ended(pool)
     assert pool.states == {"a": "queued", "b": "stopped", "c": "queued"}
-    assert said == ["holdfast: what was queued (a, b, c) is not so again yet: job b is over"]
+    assert said == ["holdfast: queued jobs (a, b, c) could not be queued again yet: job b is over"]
 
 
 def test_what_was_suspended_before_stays_so_and_a_name_that_is_anothers_by_now_is_left_alone() -> None:

@@ -97,7 +97,7 @@ def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp
                     msgspec.convert(a_job("one"), JobSpec)
                 )  # (it learns of that once it has something to write)
             assert pool.wait(PATIENCE_S) == EXIT_FAILED
-            assert "another server leads this pool by now" in (tmp_path / "log").read_text()
+            assert "another server has taken over this pool" in (tmp_path / "log").read_text()
             other.check_serves()
     finally:
         pool.kill()

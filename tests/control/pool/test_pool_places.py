@@ -138,7 +138,7 @@ def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp
 
     def until_said(pool: PoolProcess) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while "job one trains on without a coordinator, until one can begin" not in pool.log:
+        while "job one trains on without a coordinator until one can start" not in pool.log:
             assert time.monotonic() < deadline, pool.log
             time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Work that may take any time, in a thread of its own: nobody else waits for it, and neither does the process's end."""
+"""Blocking work of any duration in its own thread. Neither other work nor the end of the process waits for it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ T = TypeVar("T")
 
 
 async def in_a_thread(work: Callable[[], T]) -> T:
-    """Do blocking work, and return what comes of it; whoever is cancelled leaves it to itself.
+    """Run blocking work in a new thread, and return its result. If the caller is cancelled, the work runs on alone.
 
-    asyncio's own threads are few, writes of the store need them, and a process ends only once each has come to its end.
+    asyncio's own threads are few, the store needs them for its writes, and a process ends only once they all have
+    ended.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(put: Callable[[], None]) -> None:
+    def finish(put: Callable[[], None]) -> None:
         if not done.done():
             put()
 
     def run() -> None:
         try:
             put = partial(done.set_result, work())
-        except BaseException as error:  # noqa: BLE001 (whoever waits for it raises it)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
             put = partial(done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # (nobody is there any more)
-            loop.call_soon_threadsafe(settle, put)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(finish, put)
 
     threading.Thread(target=run, daemon=True).start()
     return await done

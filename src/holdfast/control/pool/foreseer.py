@@ -1,4 +1,4 @@
-"""A pool's plans for what can happen next, in a process of their own: the server decides and tells meanwhile."""
+"""Computes a pool's plans for possible next events in a separate process, so that the server stays responsive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.coordination.pool.share.next_plans import WITHIN_S, NextPlansQuest
 
 
 def foreseer(answer: Callable[[NextPlansSolved], None]) -> Aside[NextPlansQuestion, list[Division]]:
-    """Return who answers one question at a time.
+    """Return a runner that answers one question at a time.
 
     Args:
-        answer: called with what comes of one, unless another was asked meanwhile.
+        answer: called with the result of a question, unless another one was asked meanwhile.
     """
     return Aside(
         __name__,
@@ -28,5 +28,5 @@ def foreseer(answer: Callable[[NextPlansSolved], None]) -> Aside[NextPlansQuesti
 
 
 def main() -> None:
-    """Answer the question on standard input, in a process of its own."""
+    """Answer the question on standard input, as a separate process."""
     answer_in_this_process(NextPlansQuestion, NextPlansQuestion.solve)

@@ -1,4 +1,4 @@
-"""What is refused of a job that a client hands in, whoever that is: our own commands hand in nothing of the kind."""
+"""Checks jobs that clients submit. The own commands of holdfast never submit an invalid one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _PATHS = tuple(name.split(".") for name, key in keys_of(JobSpec).items() if key.
 
 
 def check_handed_in(spec: JobSpec) -> None:
-    """Refuse a job that no node could start as it is.
+    """Check that a node can start a job as submitted.
 
     Raises:
-        BadInputError: it has no name or script, a path that counts from somebody's folder, or a text that no system
-            call takes.
+        BadInputError: the job has no name or script, a relative path, or a text that no system call accepts.
     """
     if not spec.name:
         raise BadInputError('name is "": a job of a pool needs one')
@@ -32,17 +31,17 @@ def check_handed_in(spec: JobSpec) -> None:
             value = getattr(value, part)
         if value and not is_url(value) and not os.path.isabs(value):
             raise BadInputError(
-                f"{'.'.join(parts)} is {shorten(value)}: nodes have other folders than you; give it from / on"
+                f"{'.'.join(parts)} is {shorten(value)}: nodes have other folders than you; give an absolute path"
             )
     _check_text("", msgspec.to_builtins(spec))
 
 
 def _check_text(name: str, value: object) -> None:
     if isinstance(value, str) and "\0" in value:
-        raise BadInputError(f"{name} is {shorten(value)}: it must hold no NUL")
+        raise BadInputError(f"{name} is {shorten(value)}: it must not contain NUL")
     if isinstance(value, dict):
-        for key, one in value.items():  # pyright: ignore[reportUnknownVariableType]
-            _check_text(f"{name}.{key}".lstrip("."), one)  # pyright: ignore[reportUnknownArgumentType]
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            _check_text(f"{name}.{key}".lstrip("."), item)  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(value, (list, tuple)):
-        for one in value:  # pyright: ignore[reportUnknownVariableType]
-            _check_text(name, one)  # pyright: ignore[reportUnknownArgumentType]
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            _check_text(name, item)  # pyright: ignore[reportUnknownArgumentType]

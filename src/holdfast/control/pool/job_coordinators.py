@@ -1,4 +1,4 @@
-"""The coordinators of a pool's jobs, each as it would be alone: one that fails is begun again, and no other notices."""
+"""The coordinators of a pool's jobs, each independent: a failed one is restarted, and the others do not notice."""
 
 from __future__ import annotations
 
@@ -33,53 +33,62 @@ from holdfast.protocol.failures import FailureRule
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobShares, JobStanding, JobState
 
-#: before a coordinator that has failed is begun again: at first, and at the most
+#: seconds before a failed coordinator is restarted, at first and at most
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 5.0
 
-#: What is decoded of several jobs at once. msgspec learns a type's fields where it meets it first, as here: a second
-#: thread that came meanwhile would crash the process.
-_LEARNT = tuple(msgspec.json.Decoder(kind) for kind in (StoredFile, FailureRule))
+#: Types that several threads decode. msgspec learns the fields of a type at its first use, and a second thread that
+#: decodes it meanwhile would crash the process. So they are first used here.
+_WARM_DECODERS = tuple(msgspec.json.Decoder(kind) for kind in (StoredFile, FailureRule))
 
 _log = logging.getLogger("holdfast.pool")
 
 
 class _EndedFirstError(Exception):
-    """A job was to end before it had begun."""
+    """The end of a job was requested before it had started."""
 
 
 @dataclass(slots=True)
 class _Hosted:
-    """A job that is to have a coordinator.
-
-    host: while there is one. shares: what it was told last. trains: an earlier one has begun the job, and it goes on;
-    None where that is not known yet. ended: somebody has asked for its end.
-    """
+    """A job that needs a coordinator."""
 
     job: PooledJob
+    #: token of the job's nodes
     token: str
+    #: the task that keeps the coordinator running
     task: asyncio.Task[None] | None = None
+    #: the coordinator, while one runs
     host: JobHost | None = None
+    #: the coordinator's application, while one runs
     app: ASGIApp | None = None
+    #: the last message from the pool
     shares: JobShares | None = None
+    #: whether the job still needs a coordinator
     wanted: bool = True
+    #: whether an earlier coordinator has started the job, and it has not ended; None if that is not known yet
     trains: bool | None = None
+    #: set when the coordinator must end or retry
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    #: set when the end of the job was requested
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_to_end(self) -> bool:
-        """Whether somebody has asked for that."""
+        """Whether the end of the job was requested."""
         return self.shares is not None and self.shares.wish in ("stop", "stop_now")
 
 
 class JobCoordinators:
-    """All of them, by their jobs' names.
+    """The coordinators of all jobs of a pool, by job name.
 
     Args:
-        store: the pool's own, where each job has a record of its own. url: the pool's. on_linked: called with the job
-            whose coordinator can be told something; on_stand: with the job, and what its coordinator says to the pool.
-        nodes: returns how many the pool has.
+        settings: of the pool.
+        store: the pool's store, in which each job has its own record.
+        now: unix time that never steps back.
+        url: URL of the pool.
+        on_linked: called with the job when its coordinator can receive messages.
+        on_stand: called with the job, and each state that its coordinator reports to the pool.
+        nodes: returns the number of nodes of the pool.
     """
 
     def __init__(
@@ -101,15 +110,16 @@ class JobCoordinators:
         self._on_stand = on_stand
         self._nodes = nodes
         self._hosted: dict[str, _Hosted] = {}
-        #: the SHA-256 of what their nodes show -> their names (looked up so, no time tells how much of it was right)
+        #: SHA-256 of the authorization header of a job's nodes -> name of the job. A lookup by digest leaks no timing
+        #: information about the token.
         self._by_token: dict[bytes, str] = {}
-        #: those that are about to end, by where their records lie
+        #: tasks of coordinators that are about to end -> keys of their records
         self._closing: dict[asyncio.Task[None], str] = {}
 
-    # ---- what the pool's machine asks for ----
+    # instructions of the pool's machine
 
     def begin(self, job: PooledJob) -> None:
-        """Have a coordinator for a job, if there is none."""
+        """Start a coordinator for a job, unless it has one."""
         known = self._hosted.get(job.name)
         if known is not None and known.job.submission == job.submission:
             known.job = job
@@ -117,10 +127,10 @@ class JobCoordinators:
         hosted = self._hosted[job.name] = _Hosted(job, self.token(job.name, job.submission))
         self._by_token[_digest(hosted.token)] = job.name
         before = known.task if known is not None else None
-        hosted.task = asyncio.get_running_loop().create_task(self._keep(hosted, before))
+        hosted.task = asyncio.get_running_loop().create_task(self._keep_running(hosted, before))
 
     def tell(self, job: str, shares: JobShares) -> None:
-        """Tell a job's coordinator; where there is none it is told once there is."""
+        """Send the pool's decision to a job's coordinator, now or once it runs."""
         hosted = self._hosted.get(job)
         if hosted is not None and hosted.job.submission == shares.submission:
             hosted.shares = shares
@@ -130,7 +140,7 @@ class JobCoordinators:
                 hosted.host.hear(PoolSaid(shares))
 
     def close(self, job: str, submission: int) -> None:
-        """A job needs no coordinator any more; what it has to say still to its nodes it says."""
+        """Close the coordinator of a job after its last messages to its nodes."""
         hosted = self._hosted.get(job)
         if hosted is None or hosted.job.submission != submission:
             return
@@ -142,68 +152,71 @@ class JobCoordinators:
             self._closing[hosted.task] = job_key(job, submission)
             hosted.task.add_done_callback(self._closing.pop)
 
-    # ---- who asks for what ----
+    # queries
 
     def token(self, job: str, submission: int) -> str:
-        """Return what a job's nodes show its coordinator."""
+        """Return the token with which a job's nodes authenticate to its coordinator."""
         return self._settings.token_of(job, submission)
 
     def shows(self, header: bytes) -> str | None:
-        """Return the job whose token has this SHA-256, as a request's header shows it; None where none has."""
+        """Return the job with nodes that send an authorization header with this SHA-256, or None."""
         return self._by_token.get(header)
 
     def hosted(self, job: str) -> PooledJob | None:
-        """Return a job that has, or is to have, a coordinator."""
+        """Return a job that has, or needs, a coordinator."""
         known = self._hosted.get(job)
         return known.job if known is not None else None
 
     def used(self) -> set[str]:
-        """Return where the records lie that a coordinator may write to."""
-        hosted = {job_key(name, one.job.submission) for name, one in self._hosted.items()}
+        """Return the keys of the records that a coordinator may write to."""
+        hosted = {job_key(name, entry.job.submission) for name, entry in self._hosted.items()}
         return hosted | {*self._closing.values()}
 
     def app(self, job: str) -> ASGIApp | None:
-        """Return what a job's coordinator answers, None while there is none."""
+        """Return the application of a job's coordinator, or None while none runs."""
         known = self._hosted.get(job)
         return known.app if known is not None else None
 
     async def stop(self) -> None:
-        """Let go of all of them; the jobs train on."""
-        tasks = [*self._closing, *(one.task for one in self._hosted.values() if one.task is not None)]
+        """Close all coordinators. The jobs train on."""
+        tasks = [*self._closing, *(entry.task for entry in self._hosted.values() if entry.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- one of them ----
+    # one coordinator
 
-    async def _keep(self, hosted: _Hosted, before: asyncio.Task[None] | None) -> None:
-        """Have a coordinator for a job as long as it is wanted, whatever becomes of it."""
-        if before is not None:
-            await asyncio.wait((before,))
+    async def _keep_running(self, hosted: _Hosted, previous: asyncio.Task[None] | None) -> None:
+        """Run a coordinator for a job while one is wanted, and restart it after failures."""
+        if previous is not None:
+            await asyncio.wait((previous,))
         pause_s = _FIRST_PAUSE_S
         while hosted.wanted:
             began = self._now()
-            error = await self._broke(hosted)
+            error = await self._run_until_failure(hosted)
             if isinstance(error, _EndedFirstError):
-                self._over(hosted, "stopped", "")
+                self._report_end(hosted, "stopped", "")
                 return
             if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_to_end):
-                self._over(hosted, "failed", str(error))
+                self._report_end(hosted, "failed", str(error))
                 return
             if isinstance(error, SupersededError):
-                _log.error("job %s: another pool leads it: %s", hosted.job.name, error)
+                _log.error("job %s: another pool has taken it over: %s", hosted.job.name, error)
                 return
             if isinstance(error, BadInputError | OutdatedStoreError):
-                # (what could be used when it was begun: a disk that is away may be back soon, and it trains on)
-                _log.error("job %s trains on without a coordinator, until one can begin: %s", hosted.job.name, error)
+                # its resources worked when it was started: a missing disk may be back soon, and the job trains on
+                _log.error("job %s trains on without a coordinator until one can start: %s", hosted.job.name, error)
             elif error is not None:
-                _log.error("job %s: its coordinator failed, and is begun again", hosted.job.name, exc_info=error)
+                _log.error("job %s: its coordinator failed, and is restarted", hosted.job.name, exc_info=error)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S) if self._now() - began < _LAST_PAUSE_S else _FIRST_PAUSE_S
             if hosted.wanted:
                 await asyncio.wait((asyncio.ensure_future(hosted.woken.wait()),), timeout=pause_s)
 
-    async def _broke(self, hosted: _Hosted) -> BaseException | None:
-        """Be a job's coordinator; return what has broken it: whatever it was, this job alone has met it."""
+    async def _run_until_failure(self, hosted: _Hosted) -> BaseException | None:
+        """Run the coordinator of a job.
+
+        Return the error that stopped it, whatever it was, because it affects this job only.
+        """
         running = asyncio.create_task(self._run(hosted))
         try:
             await asyncio.wait((running,))
@@ -213,13 +226,13 @@ class JobCoordinators:
             hosted.host = hosted.app = None
         return None if running.cancelled() else running.exception()
 
-    def _over(self, hosted: _Hosted, standing: JobStanding, why: str) -> None:
-        """A job is over without having begun."""
+    def _report_end(self, hosted: _Hosted, standing: JobStanding, why: str) -> None:
+        """Report that a job has ended without having started."""
         job = hosted.job
         self._on_stand(job.name, JobState(submission=job.submission, heard=0, standing=standing, why=why[:1000]))
 
     async def _run(self, hosted: _Hosted) -> None:
-        """Be a job's coordinator until it is not wanted, and the job's nodes have heard its last word."""
+        """Run the coordinator of a job until it is not wanted, and the nodes have received its last message."""
         job = hosted.job
         make_host, lock = await self._open(hosted)
         host: JobHost | None = None
@@ -249,16 +262,21 @@ class JobCoordinators:
             await in_a_thread(lock.close)
 
     async def _open(self, hosted: _Hosted) -> tuple[Callable[[], JobHost], ExitStack]:
-        """Read what there is of a job; return what puts its coordinator together, and what holds its directory.
+        """Read the persistent state of a job.
 
-        Its checkpoints are read to the last byte, and may lie where nobody answers: a job that is to end meanwhile, and
-        that no coordinator has begun, is over.
+        Return a function that creates its coordinator, and the lock of its directory.
+
+        Its checkpoints are read completely, perhaps from a storage that does not answer. If the end of the job is
+        requested meanwhile, and no coordinator has started it, the job is over.
+
+        Raises:
+            _EndedFirstError: the end of the job was requested.
         """
         job, nodes = hosted.job, self._nodes()
         keeper = await in_a_thread(lambda: RecordKeeper(self._store, f"{job.name}/{job.submission}"))
         held = keeper.record.held if keeper.record is not None else None
         hosted.trains = held is not None and held.standing == "going"
-        opening = asyncio.ensure_future(in_a_thread(lambda: self._opened(hosted, keeper, nodes)))
+        opening = asyncio.ensure_future(in_a_thread(lambda: self._open_blocking(hosted, keeper, nodes)))
         ended = asyncio.ensure_future(hosted.ended.wait())
         try:
             await asyncio.wait((opening,) if hosted.trains else (opening, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -270,12 +288,14 @@ class JobCoordinators:
             ended.cancel()
 
     def log_folder(self, job: PooledJob) -> str:
-        """Return the folder with the output of a job's workers, "" if they print into no files."""
+        """Return the folder with the output of a job's workers, or "" if they do not print to files."""
         logs = self._settings.logs
         return job.spec.output.log_dir or (os.path.join(logs, job.name) if logs else "")
 
-    def _opened(self, hosted: _Hosted, keeper: RecordKeeper, nodes: int) -> tuple[Callable[[], JobHost], ExitStack]:
-        """Read the rest, in a thread."""
+    def _open_blocking(
+        self, hosted: _Hosted, keeper: RecordKeeper, nodes: int
+    ) -> tuple[Callable[[], JobHost], ExitStack]:
+        """Read the remaining state, in a thread."""
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
         held = keeper.record.held if keeper.record is not None else None
         if not spec.output.events:
@@ -284,8 +304,10 @@ class JobCoordinators:
         spec = replace(spec, output=replace(spec.output, log_dir=self.log_folder(job)))
         classes = spec.recovery.failure_classes
         if os.path.exists(classes) and not os.path.isfile(classes):
-            # (a pipe that nobody writes to would be waited for)
-            raise BadInputError(f"recovery.failure_classes is {classes!r}: that is no file; give one, or none")
+            # opening a named pipe without a writer would block
+            raise BadInputError(
+                f"recovery.failure_classes is {classes!r}, which is not a file: give a file, or remove the key"
+            )
         config = CoordinatorConfig(
             spec=spec,
             rules=read_rules(spec.recovery.failure_classes),
@@ -304,13 +326,13 @@ class JobCoordinators:
             books[0].close()
             raise
         if hosted.ended.is_set() and not hosted.trains:
-            lock.close()  # nobody waits for this any more
+            lock.close()  # the caller was cancelled
 
-        def told(stands: JobState) -> None:
+        def report(stands: JobState) -> None:
             self._on_stand(job.name, stands)
 
         url = f"{self._url}/jobs/{job.name}/job"
-        return lambda: JobHost(settings, keeper, books, self._now, url, token, told), lock
+        return lambda: JobHost(settings, keeper, books, self._now, url, token, report), lock
 
 
 def _digest(token: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What becomes of the jobs of a pool that a person ends: saved, stopped, or in the queue of the next one of its store.
+"""Saves, stops or queues the jobs of a pool that a person ends.
 
-It may take a while, and the server may be started again meanwhile, or have its store away: so it is asked until done.
+That may take long, and the server may restart meanwhile, or wait for its store. So the requests are repeated.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from holdfast.errors import HoldfastError, RefusedError
 
-#: how long it may take to save the jobs, and to queue those again that were queued; how often is looked
+#: seconds that saving all jobs may take, and queueing them again; seconds between two attempts
 _SAVE_S = 60.0
 _QUEUE_S = 60.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _QUEUED = ("queued", "waiting")
 _LEAVING = ("suspending", "stopping")
 _SUSPENDED = ("suspended", "suspending")
@@ -25,14 +25,14 @@ _log = logging.getLogger("holdfast.pool")
 
 
 class Asked(Protocol):
-    """What is asked of the pool; `PoolClient`'s, and as there."""
+    """The methods of `PoolClient` that are used here."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return its nodes and jobs."""
+        """Return the nodes and jobs of the pool."""
         ...
 
     def suspend(self, name: str, *, force: bool = False) -> None:
-        """Have a job saved, and leave its nodes; `force`: one that keeps no checkpoints, too."""
+        """Save a job, and release its nodes. With `force` also a job that keeps no checkpoints."""
         ...
 
     def stop(self, name: str, *, now: bool = False, why: str = "") -> None:
@@ -40,15 +40,17 @@ class Asked(Protocol):
         ...
 
     def resume(self, name: str) -> None:
-        """Let a suspended job go on."""
+        """Resume a suspended job."""
         ...
 
 
 class JobsAtEnd:
-    """Asks for the jobs' ends, in a thread of its own.
+    """Ends the jobs of a pool, in a separate thread.
 
     Args:
-        client: speaks with the pool. hurried: whether nobody wants to wait any longer. say: prints a line for the user.
+        client: connects to the pool.
+        hurried: returns whether to stop waiting.
+        say: prints a line for the user.
     """
 
     def __init__(
@@ -60,62 +62,62 @@ class JobsAtEnd:
         self._client = client
         self._hurried = hurried
         self._say = say
-        #: jobs that were queued when the pool was told to end, by their submission's number
+        #: jobs that were queued when the end of the pool was requested, by submission number
         self._queued: dict[int, str] = {}
 
     def end(self) -> None:
-        """Suspend the jobs that keep checkpoints, and stop the others that run; those that are queued do not begin."""
-        self._until(self._all_end, _SAVE_S, lambda why: self._say(f"holdfast: jobs cannot be saved yet: {why}"))
+        """Suspend the jobs that keep checkpoints, and stop the other running ones. Queued jobs do not start."""
+        self._repeat_until(self._end_all, _SAVE_S, lambda why: self._say(f"holdfast: jobs cannot be saved yet: {why}"))
 
     def queue_again(self) -> None:
-        """Once there is no node any more, those that were queued are so again: for the next pool of this store."""
+        """After the nodes have ended, queue the queued jobs again, for the next pool of this store."""
         if self._queued:
             names = ", ".join(self._queued.values())
-            said = f"holdfast: what was queued ({names}) is not so again yet: "
-            self._until(self._all_queued, _QUEUE_S, lambda why: self._say(f"{said}{why}"))
+            prefix = f"holdfast: queued jobs ({names}) could not be queued again yet: "
+            self._repeat_until(self._queue_all, _QUEUE_S, lambda why: self._say(f"{prefix}{why}"))
 
-    def _until(self, done: Callable[[Asked], bool], within_s: float, say: Callable[[str], None]) -> None:
-        """Ask until it is done, for so long at the most; the first reason why it is not yet is said."""
-        until, said = time.monotonic() + within_s, ""
+    def _repeat_until(self, done: Callable[[Asked], bool], within_s: float, say: Callable[[str], None]) -> None:
+        """Repeat a request until it is done, for at most `within_s`. Print the first reason for a failure."""
+        until, reported = time.monotonic() + within_s, ""
         with self._client() as client:
             while time.monotonic() < until and not self._hurried():
                 try:
                     if done(client):
                         return
                 except HoldfastError as error:
-                    if not said:
+                    if not reported:
                         say(str(error))
-                    elif said != str(error):
+                    elif reported != str(error):
                         _log.warning("the pool's jobs: %s", error)
-                    said = str(error)
-                time.sleep(_LOOK_S)
+                    reported = str(error)
+                time.sleep(_POLL_S)
 
-    def _all_end(self, client: Asked) -> bool:
-        """Ask for the end of what has not been asked yet; return whether there is nothing left to wait for."""
+    def _end_all(self, client: Asked) -> bool:
+        """Request the end of the remaining jobs, and return whether all have ended."""
         jobs = client.status()["jobs"]
         waiting = [job for job in jobs if job["state"] in _QUEUED]
-        for job in waiting:  # (before anybody leaves a node: they would begin on it)
-            self._queued[job["submission"]] = job["job"]  # (what is not answered in time may be done all the same)
+        for job in waiting:  # first, because otherwise they would start on the freed nodes
+            self._queued[job["submission"]] = job["job"]  # a request without an answer in time may still take effect
             client.suspend(job["job"], force=True)
         admitted = [job for job in jobs if job["state"] == "admitted"]
         for job in admitted:
-            if job["submission"] in self._queued:  # it has begun just then: what little it has done is begun anew
+            if job["submission"] in self._queued:  # it has just started, so little work is lost
                 client.suspend(job["job"], force=True)
             else:
                 self._end_job(client, job["job"], saves=job["saves"])
         return not (waiting or admitted or any(job["state"] in _LEAVING for job in jobs))
 
     def _end_job(self, client: Asked, name: str, *, saves: bool) -> None:
-        with contextlib.suppress(RefusedError):  # (it has just ended by itself)
+        with contextlib.suppress(RefusedError):  # the job has just ended
             if saves:
                 client.suspend(name)
-                self._say(f"holdfast: job {name} is being saved; `holdfast resume -j {name}` takes it up")
+                self._say(f"holdfast: job {name} is being saved; `holdfast resume -j {name}` continues it")
             else:
                 client.stop(name, now=True, why="its pool was ended, and it keeps no checkpoints")
                 self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
 
-    def _all_queued(self, client: Asked) -> bool:
-        """Queue what is suspended by now of what was queued; what somebody has stopped meanwhile keeps nobody out."""
+    def _queue_all(self, client: Asked) -> bool:
+        """Queue the suspended jobs that were queued before. Jobs that were stopped meanwhile are left out."""
         for job in client.status()["jobs"]:
             if job["submission"] in self._queued and job["state"] in _SUSPENDED:
                 client.resume(job["job"])

@@ -1,7 +1,7 @@
-"""What jobs leave in the pool's store: the record of one that the pool knows no more is removed.
+"""Removes the records of jobs that the pool no longer knows from its store.
 
-The pool keeps the newest jobs that are over, of each name the last one (`coordination/pool/state.py`: `KEPT_JOBS`), and
-so many records lie beside those of the jobs that go on. Events are files, and are left to their owner.
+The pool keeps the newest finished jobs and the last job of each name (`coordination/pool/state.py`: `KEPT_JOBS`). Their
+records stay next to those of the running jobs. Events files belong to the user, and are never removed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from holdfast.control.coordinator.shell import record_key
 from holdfast.control.pool.beside import in_a_thread
 from holdfast.control.store.interface import Store, StoreError
 
-#: how often it is looked whether the pool has forgotten a job
+#: seconds between two sweeps
 SWEEP_S = 5.0
-#: a job of a pool: NAME/SUBMISSION (others may keep their records in the same store)
+#: key of the record of a pool's job: NAME/SUBMISSION. Other servers may keep their records in the same store.
 _OF_A_POOL = re.compile(re.escape(record_key("NAME/1")).replace("NAME", "[^/]+").replace("1", "[0-9]+"))
 
 _log = logging.getLogger("holdfast.pool")
 
 
 def job_key(name: str, submission: int) -> str:
-    """Return under which key the record of a pool's job lies."""
+    """Return the key of the record of a pool's job."""
     return record_key(f"{name}/{submission}")
 
 
 class Leftovers:
-    """Of one pool.
+    """Removes the leftover records of one pool.
 
     Args:
-        known: returns the keys of the jobs that the pool knows. used: those that a coordinator may still write to.
+        store: of the pool.
+        known: returns the keys of the jobs that the pool knows.
+        used: returns the keys that a coordinator may still write to.
     """
 
     def __init__(
@@ -41,33 +43,33 @@ class Leftovers:
         self._store = store
         self._known = known
         self._used = used
-        #: what may have to be removed; None: nobody has looked yet what there is
-        self._there: set[str] | None = None
+        #: keys in the store that may have to be removed, or None before the first sweep
+        self._present: set[str] | None = None
 
     async def tidy(self) -> None:
-        """Remove what is left of jobs, now and whenever the pool has forgotten one, for ever."""
+        """Remove leftover records now and whenever the pool has forgotten a job, forever."""
         while True:
             try:
                 await self.sweep()
             except StoreError as error:
-                _log.info("what is left of jobs that are over is removed later: %s", error)
+                _log.info("the records of finished jobs will be removed later: %s", error)
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Remove what is left now.
+        """Remove the leftover records now.
 
         Raises:
-            StoreError: the store does not answer; what was not removed is next time.
+            StoreError: the store does not answer. The next sweep removes the remaining records.
         """
-        if self._there is None:
-            self._there = set(await in_a_thread(lambda: self._store.list("jobs/").entries))
-        # (only now: whatever lies there belongs to a job that the pool knew before)
+        if self._present is None:
+            self._present = set(await in_a_thread(lambda: self._store.list("jobs/").entries))
+        # read only after the listing, so that every listed job was known to the pool before
         known = set(self._known())
-        gone = {key for key in self._there - known if _OF_A_POOL.fullmatch(key)} - set(self._used())
-        self._there |= known
-        for key in sorted(gone):
+        leftover = {key for key in self._present - known if _OF_A_POOL.fullmatch(key)} - set(self._used())
+        self._present |= known
+        for key in sorted(leftover):
             await in_a_thread(lambda key=key: self._remove(key))
-            self._there.discard(key)
+            self._present.discard(key)
 
     def _remove(self, key: str) -> None:
         entry = self._store.get(key)

@@ -1,4 +1,4 @@
-"""A pool on one machine: its server, and nodes, as processes of their own; whoever of them dies is started again."""
+"""A pool on one machine: its server and its nodes as processes. A process that dies is restarted."""
 
 from __future__ import annotations
 
@@ -51,33 +51,35 @@ from holdfast.errors import (
     SupersededError,
 )
 
-#: bytes of a socket's path in the pool's folder: its node, its grant, and its own name
+#: bytes of a socket's path within the pool's folder: its node, its grant, and its own name
 _SOCKET_NAME = 40
-#: how long nodes may take to end in good order
+#: seconds that nodes may take to end in order
 _END_S = 15.0
-#: a server that ends while the pool is about to is started again after so long
+#: seconds before a server that dies during the end of the pool is restarted
 _AGAIN_S = 0.1
-#: what ends sooner after its start than this is not started again at once
+#: seconds: a process that ends sooner after its start is restarted with a delay
 _BRIEF_S = 5.0
-#: what a server ends with that another one has followed: it is not started again, which would only take the pool back
-_FOLLOWED = EXIT_REFUSED
-#: who ends so is not started again; but a server that has served finds its store well again some time (there is room on
-#: its disk, etcd is back), and the jobs train on until then
+#: exit code of a server that another server has superseded; restarting it would only take the pool back
+_SUPERSEDED = EXIT_REFUSED
+#: exit codes after which a process is not restarted. A server that has served before is restarted even then: its store
+#: may work again later (space on the disk, etcd), and the jobs train on until then
 _HOPELESS = (EXIT_BAD_INPUT, EXIT_OUR_FAULT)
 
 _log = logging.getLogger("holdfast.pool")
 
 
 class ServerOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this pool's server, and end with the process `parent`; once it serves it makes the file `served`."""
+    """Run the server of this pool."""
 
     settings: PoolSettings
+    #: pid of the process with which it ends
     parent: int
+    #: path of a file that it creates once it serves
     served: str
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Be this node (its settings name the parent)."""
+    """Run this node. Its settings name the parent."""
 
     settings: PoolNodeSettings
 
@@ -85,14 +87,17 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 def run_local_pool(
     settings: PoolSettings, nodes: int, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Run a pool with its nodes until Ctrl-C; return the exit code.
+    """Run a pool with its nodes until Ctrl-C, and return the exit code.
 
     Args:
-        nodes: how many, called node-0 on. environment: of the workers.
+        settings: of the pool.
+        nodes: number of nodes, called node-0, node-1, ...
+        environment: of the workers.
+        say: prints a line for the user.
 
     Raises:
-        BadInputError: the settings or the port cannot be used, or another local pool has the store.
-        OSError: the kernel does not let it be the parent of its processes' orphans.
+        BadInputError: the settings or the port cannot be used, or another local pool uses the store.
+        OSError: the kernel does not let this process adopt its orphaned descendants.
     """
     settings.check()
 
@@ -100,16 +105,16 @@ def run_local_pool(
         adopt_orphans()
         return await _LocalPool(settings, nodes, environment, say, folder).run()
 
-    with _held(settings.store), owned_folder("pool", _SOCKET_NAME) as folder:
+    with _lock_store(settings.store), owned_folder("pool", _SOCKET_NAME) as folder:
         return asyncio.run(run())
 
 
 @contextlib.contextmanager
-def _held(store: str) -> Generator[None]:
-    """Have a store's file for this pool alone: another one on it would take its jobs away, and never give them nodes.
+def _lock_store(store: str) -> Generator[None]:
+    """Lock the file of a store for this pool. A second pool would take over its jobs, and never give them nodes.
 
     Raises:
-        BadInputError: another has it.
+        BadInputError: another pool has it.
     """
     kind, _, path = store.partition(":")
     if kind != "sqlite":
@@ -124,7 +129,7 @@ def _held(store: str) -> Generator[None]:
         yield
     except BlockingIOError:
         raise BadInputError(
-            f"the store {path} is another pool's, which runs on this machine: hand jobs to that one, end it first "
+            f"the store {path} is in use by another pool on this machine: submit jobs to that pool, end it first "
             "(Ctrl-C), or give another --store"
         ) from None
     finally:
@@ -141,12 +146,12 @@ class _LocalPool:
         folder: str,
     ) -> None:
         if not settings.port:
-            # the server is to come back where its nodes look for it
+            # a restarted server must get the same port, at which its nodes look for it
             with bind(settings.host, 0) as free:
                 settings = replace(settings, port=free.getsockname()[1])
         self._folder = folder
         if settings.store == "memory:":
-            # (what lies in the server's memory would end with it)
+            # the server's memory would be lost with it
             store = f"sqlite:{self._folder}/pool.db"
             settings = replace(settings, store=store, folder=settings.folder or Path(self._folder))
         logs = str(settings.folder.absolute() / "logs") if settings.folder else ""
@@ -155,52 +160,56 @@ class _LocalPool:
         self._environment = dict(environment)
         self._say = say
         self._children: dict[str, ChildProcess] = {}
-        #: it is to end, and its server is needed for that
-        self._saving = False
-        #: is there once a server has served
+        #: whether jobs are being saved before the end, for which the server is needed
+        self._is_saving = False
+        #: exists once a server has served
         self._served = Path(self._folder, "served")
-        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._again = asyncio.Event()
+        self._exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> int:
-        """Keep everything running until told to end."""
+        """Keep all processes running until a signal arrives."""
         loop = asyncio.get_running_loop()
         for number, code in ending_signals().items():
-            loop.add_signal_handler(number, partial(self._told, code))
+            loop.add_signal_handler(number, partial(self._on_signal, code))
         names = ["server", *(f"node-{index}" for index in range(self._nodes))]
-        mine = self._settings.registry
-        # (its commands find it while its server is being started again, too)
-        listed = register(mine, self._entry()) if mine is not None else None
-        server, *nodes = [asyncio.create_task(self._keep(name)) for name in names]
+        registry = self._settings.registry
+        # commands also find it while the server restarts
+        listed = register(registry, self._entry()) if registry is not None else None
+        server, *nodes = [asyncio.create_task(self._keep_running(name)) for name in names]
         try:
-            return await self._over
+            return await self._exit_code
         finally:
-            await _cancelled(*nodes)
+            await _cancel(*nodes)
             await self._end(server)
             if listed is not None:
                 unregister(listed)
 
-    def _told(self, code: int) -> None:
-        if self._over.done():
-            self._again.set()
+    def _on_signal(self, code: int) -> None:
+        if self._exit_code.done():
+            self._hurry.set()
         else:
             self._say(
-                "holdfast: jobs that keep checkpoints are saved, the others end; then the pool does. Another signal "
-                "ends all at once"
+                "holdfast: jobs with checkpoints are saved, the others are stopped; then the pool ends. Another signal "
+                "ends everything at once"
             )
-            self._saving = True
-            self._over.set_result(code)
+            self._is_saving = True
+            self._exit_code.set_result(code)
 
     async def _end(self, keeping: asyncio.Task[None]) -> None:
-        """Have the jobs saved, end the nodes, then the server, which hears of it; `keeping`: that one."""
-        again = asyncio.ensure_future(self._again.wait())
+        """Save the jobs, then end the nodes, and then the server, which learns from it.
+
+        Args:
+            keeping: the task that keeps the server running.
+        """
+        again = asyncio.ensure_future(self._hurry.wait())
 
         def hurried() -> bool:
-            # (where no server is started again there is nobody to ask)
-            return self._again.is_set() or keeping.done()
+            # without a server there is nothing to wait for
+            return self._hurry.is_set() or keeping.done()
 
         jobs = JobsAtEnd(lambda: PoolClient(self._entry()), hurried, self._say)
-        if self._saving:
+        if self._is_saving:
             saving = asyncio.ensure_future(asyncio.to_thread(jobs.end))
             await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
         nodes = [child for name, child in self._children.items() if name != "server"]
@@ -212,18 +221,20 @@ class _LocalPool:
                 child.send_signal(signal.SIGKILL)
         await ending
         await asyncio.to_thread(jobs.queue_again)
-        self._saving = False
-        await _cancelled(keeping)
+        self._is_saving = False
+        await _cancel(keeping)
         server = self._children.pop("server", None)
         if server is not None:
             await end_all([server], grace_s=_END_S)
-        with contextlib.suppress(TimeoutError):  # (what the kernel does not end now)
+        with contextlib.suppress(TimeoutError):  # some processes may not end until later
             await asyncio.wait_for(self._end_orphans(), _END_S)
 
     def _entry(self) -> JobEntry:
-        mine = self._settings
-        assert mine.token is not None
-        return JobEntry(url=self._url, token=mine.token, job="", pid=os.getpid(), tls_ca=self._tls_ca, pool=mine.name)
+        settings = self._settings
+        assert settings.token is not None
+        return JobEntry(
+            url=self._url, token=settings.token, job="", pid=os.getpid(), tls_ca=self._tls_ca, pool=settings.name
+        )
 
     @property
     def _url(self) -> str:
@@ -233,8 +244,8 @@ class _LocalPool:
     def _tls_ca(self) -> str:
         return str(self._settings.tls_cert.absolute()) if self._settings.tls_cert else ""
 
-    async def _keep(self, name: str) -> None:
-        """Start a process, and again whenever it dies."""
+    async def _keep_running(self, name: str) -> None:
+        """Start a process, and restart it whenever it dies."""
         loop = asyncio.get_running_loop()
         while self._is_wanted(name):
             began = loop.time()
@@ -245,44 +256,44 @@ class _LocalPool:
             if name != "server":
                 await self._end_orphans()
             hopeless = code in _HOPELESS and not (name == "server" and self._served.exists())
-            if self._over.done():
-                if code == _FOLLOWED or hopeless:
+            if self._exit_code.done():
+                if code == _SUPERSEDED or hopeless:
                     return
-                await asyncio.sleep(_AGAIN_S)  # (it is to end, but not before its jobs are saved)
+                await asyncio.sleep(_AGAIN_S)  # the pool ends, but only after its jobs are saved
                 continue
             if hopeless:
-                self._over.set_result(code)
+                self._exit_code.set_result(code)
                 return
-            if name == "server" and code == _FOLLOWED:
-                self._say("holdfast: another server leads this pool by now: this one ends, with its nodes")
-                self._over.set_result(EXIT_FAILED)
+            if name == "server" and code == _SUPERSEDED:
+                self._say("holdfast: another server has taken over this pool, so this one ends with its nodes")
+                self._exit_code.set_result(EXIT_FAILED)
                 return
-            _log.warning("%s has ended: %s; it is started again", name, describe_exit(code))
+            _log.warning("%s has ended: %s; it is restarted", name, describe_exit(code))
             if loop.time() - began < _BRIEF_S:
                 await asyncio.sleep(1.0)
 
     async def _end_orphans(self) -> None:
-        """End what processes of ours that were killed have left, and return once all of that is gone.
+        """End the descendants that killed processes of the pool have left, and return once all are gone.
 
-        What a job's script has put into the background does not end by itself with the node's agent, and is to be over
-        before the node is given to anybody.
+        Background processes of a job's script survive the agent of their node. They must end before the node is granted
+        again.
         """
         known = self._children.values
         await end_all_below(lambda: [child.pid for child in known()], trees=True)
 
     def _is_wanted(self, name: str) -> bool:
-        return not self._over.done() or (name == "server" and self._saving)
+        return not self._exit_code.done() or (name == "server" and self._is_saving)
 
     def _start(self, name: str) -> ChildProcess:
         order: ServerOrder | NodeOrder
         if name == "server":
-            mine = replace(self._settings, registry=None)
-            order = ServerOrder(settings=mine, parent=os.getpid(), served=str(self._served))
+            settings = replace(self._settings, registry=None)
+            order = ServerOrder(settings=settings, parent=os.getpid(), served=str(self._served))
         else:
             folder = os.path.join(self._folder, name)
             shutil.rmtree(folder, ignore_errors=True)
             os.makedirs(folder, mode=0o700)
-            order = NodeOrder(settings=self._node(name, folder))
+            order = NodeOrder(settings=self._node_settings(name, folder))
         command = [sys.executable, "-P", "-m", "holdfast.control.pool.local_pool", name]
         with blocked_sigint():
             child = ChildProcess(command, stdin=subprocess.PIPE)
@@ -291,33 +302,33 @@ class _LocalPool:
             child.stdin.write(msgspec.json.encode(order, enc_hook=str))
             child.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once: its exit says so
+            pass  # it died at once, and its exit code shows why
         return child
 
-    def _node(self, name: str, folder: str) -> PoolNodeSettings:
-        mine = self._settings
-        assert mine.token is not None
+    def _node_settings(self, name: str, folder: str) -> PoolNodeSettings:
+        settings = self._settings
+        assert settings.token is not None
         return PoolNodeSettings(
             pool=self._url,
-            token=mine.token,
+            token=settings.token,
             node=name,
             folder=folder,
             tls_ca=self._tls_ca,
             environment=self._environment,
-            log_folder=mine.logs,
+            log_folder=settings.logs,
             shows=False,
             parent=os.getpid(),
         )
 
 
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _carry_out(order: ServerOrder | NodeOrder) -> int:
-    # Imported only here: each kind needs what the other does not.
+def _execute(order: ServerOrder | NodeOrder) -> int:
+    # Imported only here, because a server and a node need different modules.
     if isinstance(order, NodeOrder):
         from holdfast.control.pool_node.pool_agent import run_pool_agent
 
@@ -331,11 +342,11 @@ def _carry_out(order: ServerOrder | NodeOrder) -> int:
 def _to_path(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value)
-    raise NotImplementedError(f"{kind} is not for sending")
+    raise NotImplementedError(f"{kind} cannot be sent")
 
 
 def main() -> int:
-    """Read an order from stdin and carry it out."""
+    """Read an order from stdin, and execute it."""
     try:
         with handled_sigint():
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)
@@ -346,12 +357,12 @@ def main() -> int:
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            return _carry_out(order)
+            return _execute(order)
     except HoldfastError as error:
         print_error(f"holdfast: {error}")
-        return _FOLLOWED if isinstance(error, SupersededError) else error.exit_code
+        return _SUPERSEDED if isinstance(error, SupersededError) else error.exit_code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say
+        return EXIT_INTERRUPTED  # interrupted before it had started, so there is nothing to report
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise

@@ -1,4 +1,4 @@
-"""What people and tools ask a pool over HTTP, on its nodes' port."""
+"""The HTTP API of a pool for people and tools, on the port of its nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from holdfast.protocol.pool.record import PooledJob
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: a write of the store that takes longer is not waited for: it is away
+#: seconds after which a write to the store counts as unanswered
 WRITE_S = 3.0
 _JSON_LINES = "application/x-ndjson"
 
@@ -78,7 +78,7 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /whatif: one of these."""
+    """Body of POST /whatif: exactly one of these."""
 
     lose: Annotated[str, Meta(max_length=64)] = ""
     add: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
@@ -86,17 +86,17 @@ class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def change(self) -> Change:
-        """What is asked about.
+        """The requested change.
 
         Raises:
-            BadInputError: nothing, or several things at once.
+            BadInputError: none, or several at once.
         """
-        asked: list[Change] = [LoseNode(self.lose)] if self.lose else []
-        asked += [AddNodes(self.add)] if self.add else []
-        asked += [AddJob(self.submit)] if self.submit is not None else []
-        if len(asked) != 1:
+        changes: list[Change] = [LoseNode(self.lose)] if self.lose else []
+        changes += [AddNodes(self.add)] if self.add else []
+        changes += [AddJob(self.submit)] if self.submit is not None else []
+        if len(changes) != 1:
             raise BadInputError("give one of lose, add and submit")
-        return asked[0]
+        return changes[0]
 
 
 class PoolApi:
@@ -109,9 +109,9 @@ class PoolApi:
         self._jobs = jobs
         self._metrics = metrics
         self._body_s = body_s
-        self._feeding: set[asyncio.Future[bool]] = set()
-        #: what is reckoned beside the server takes memory, and a core: one at a time
-        self._reckoning = asyncio.Lock()
+        self._requests: set[asyncio.Future[bool]] = set()
+        #: background computations need memory and a core, so one runs at a time
+        self._compute_lock = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         """Return all HTTP routes."""
@@ -135,47 +135,47 @@ class PoolApi:
         ]
 
     async def pool(self, request: Request) -> Response:
-        """Who is there, and whose each node is."""
+        """Return the state of the pool."""
         return json_answer(await self._shell.between_turns(lambda: pool_status(self._shell)))
 
     async def events(self, request: Request) -> Response:
-        """Events above `after`, as JSON lines; where there are none yet, wait up to `wait` seconds for one."""
+        """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it."""
         after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
         await self._shell.journal.wait_beyond(after, wait_s)
         lines = self._shell.journal.read(after)
         return Response(b"".join(lines), media_type=_JSON_LINES, headers={END_HEADER: "0"})
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return Response(await self._shell.between_turns(self._metrics), media_type="text/plain; version=0.0.4")
 
     async def jobs(self, request: Request) -> Response:
-        """All jobs, those that are over last."""
+        """Return all jobs, finished ones last."""
         return json_answer({"jobs": (await self._shell.between_turns(lambda: pool_status(self._shell)))["jobs"]})
 
     async def job(self, request: Request) -> Response:
-        """One job, and what would let it begin."""
+        """Return one job, and the conditions under which it would start."""
         name = request.path_params["name"]
-        told = await self._shell.between_turns(lambda: self._told(name))
-        return json_answer(told)
+        status = await self._shell.between_turns(lambda: self._explain(name))
+        return json_answer(status)
 
-    def _told(self, name: str) -> dict[str, Any]:
+    def _explain(self, name: str) -> dict[str, Any]:
         machine = self._shell.machine
-        kept_back = {"nodes": machine.state.reserve, "why": machine.reserve_reason}
-        told = {"would": machine.explain(name), "reserve": kept_back, "now": machine.state.now}
+        reserve = {"nodes": machine.state.reserve, "why": machine.reserve_reason}
+        details = {"would": machine.explain(name), "reserve": reserve, "now": machine.state.now}
         job = self._known(name)
-        return {**_job(self._shell, job), **told, "log_dir": self._jobs.log_folder(job)}
+        return {**_job(self._shell, job), **details, "log_dir": self._jobs.log_folder(job)}
 
     async def submit(self, request: Request) -> Response:
-        """Hand in a job; the answer is its number."""
+        """Submit a job, and return its number."""
         spec = await body_of(request, JobSpec, self._body_s)
         check_handed_in(spec)
-        if answer := await self._fed(SubmitJob(spec)):
+        if answer := await self._feed(SubmitJob(spec)):
             return answer
         return json_answer({"submission": self._known(spec.name).submission})
 
     async def launch(self, request: Request) -> Response:
-        """What a node needs to start what belongs to a grant of this job."""
+        """Return the data with which a node starts the processes of a grant of this job."""
         job = self._jobs.hosted(request.path_params["name"])
         if job is None:
             raise UnreachableError(f"job {request.path_params['name']} has no nodes now")
@@ -187,80 +187,81 @@ class PoolApi:
         """End a job."""
         body = await body_of(request, StopRequest, self._body_s)
         why = {"why": body.why} if body.why else {}
-        return await self._done(StopPooled(request.path_params["name"], body.now, **why))
+        return await self._request(StopPooled(request.path_params["name"], body.now, **why))
 
     async def suspend(self, request: Request) -> Response:
-        """Have a job saved, and leave its nodes."""
+        """Suspend a job: it is saved, and leaves its nodes."""
         body = await body_of(request, SuspendRequest, self._body_s)
-        return await self._done(SuspendJob(request.path_params["name"], body.force))
+        return await self._request(SuspendJob(request.path_params["name"], body.force))
 
     async def resume(self, request: Request) -> Response:
-        """Let a suspended job go on."""
-        return await self._done(ResumeJob(request.path_params["name"]))
+        """Resume a suspended job."""
+        return await self._request(ResumeJob(request.path_params["name"]))
 
     async def update(self, request: Request) -> Response:
-        """Change what a job asks for."""
+        """Change the requirements of a job."""
         body = await body_of(request, UpdateRequest, self._body_s)
-        return await self._done(UpdateJob(request.path_params["name"], body.changes))
+        return await self._request(UpdateJob(request.path_params["name"], body.changes))
 
     async def compact(self, request: Request) -> Response:
-        """Move jobs together, where that is worth its cost; the answer is what moves."""
+        """Move jobs closer together if that is worth its cost, and return the moves."""
         body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
         at = await self._shell.between_turns(lambda: build_occupancy(state))
-        found = await self._reckoned(compact, at, body.worth_s)
-        if not body.dry_run and (answer := await self._fed(MoveJobs(found.moves))):
+        found = await self._compute(compact, at, body.worth_s)
+        if not body.dry_run and (answer := await self._feed(MoveJobs(found.moves))):
             return answer
         return json_answer(found)
 
     async def what_if(self, request: Request) -> Response:
-        """The plan that would follow a change."""
+        """Return the plan that would follow a change."""
         change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
         now, then = await self._shell.between_turns(lambda: machine.preview_change(change))
         policy = machine.config.policy
-        found = await self._reckoned(compute_what_if, policy, now, then)
+        found = await self._compute(compute_what_if, policy, now, then)
         return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
-        """Nodes are looked after; or what would come of that."""
+        """Drain nodes for maintenance, or return the forecast for that."""
         body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
             now = await self._shell.between_turns(state.copy)
-            return json_answer({"forecast": await self._reckoned(forecast_drain, now, body.nodes)})
-        return await self._done(DrainNodes(body.nodes))
+            return json_answer({"forecast": await self._compute(forecast_drain, now, body.nodes)})
+        return await self._request(DrainNodes(body.nodes))
 
     async def undrain(self, request: Request) -> Response:
-        """Nodes may be given to jobs again."""
-        return await self._done(UndrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+        """Allow jobs to use drained nodes again."""
+        return await self._request(UndrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
 
     async def forget(self, request: Request) -> Response:
-        """A node does not come back."""
-        return await self._done(ForgetNode(request.path_params["name"]))
+        """Remove a node that will not return."""
+        return await self._request(ForgetNode(request.path_params["name"]))
 
-    async def _reckoned(self, reckon: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Reckon something in a thread, after what others have asked for: nodes and jobs are heard meanwhile."""
-        async with self._reckoning:
-            return await asyncio.to_thread(reckon, *args, **kwargs)
+    async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Compute something in a thread, after earlier requests. The server handles nodes and jobs meanwhile."""
+        async with self._compute_lock:
+            return await asyncio.to_thread(work, *args, **kwargs)
 
-    async def _done(self, asked: PoolRequest) -> Response:
-        return await self._fed(asked) or json_answer({"ok": True})
+    async def _request(self, order: PoolRequest) -> Response:
+        """Feed an order to the machine, and return the answer."""
+        return await self._feed(order) or json_answer({"ok": True})
 
-    async def _fed(self, asked: PoolRequest) -> Response | None:
-        """Have the machine do it; return the answer where it cannot."""
+    async def _feed(self, order: PoolRequest) -> Response | None:
+        """Feed an order to the machine. Return the answer if it failed, else None."""
         self._shell.check_store()
-        feeding = asyncio.ensure_future(self._shell.feed(asked))
-        self._feeding.add(feeding)
-        feeding.add_done_callback(self._feeding.discard)
-        # (where a thousand nodes come at once, many others' are written down before it)
+        feeding = asyncio.ensure_future(self._shell.feed(order))
+        self._requests.add(feeding)
+        feeding.add_done_callback(self._requests.discard)
+        # if a thousand nodes connect at once, many of their inputs are written before this one
         if not await done_while_answered(feeding, lambda: self._shell.unanswered_s, WRITE_S):
-            # (whoever asks first finds out that the store is away: it is not in our hands any more what becomes of it)
-            feeding.add_done_callback(_heard_of)
+            # the first request finds out that the store is unavailable, and its result is not known yet
+            feeding.add_done_callback(_retrieve_error)
             raise RefusedError(
                 f"the store has not answered for {WRITE_S:g} s, and nothing is decided until it does (training goes "
-                "on): what you have asked for is done then; look once it is there"
+                "on): the request takes effect then; check the status once the store answers"
             )
         if feeding.result():
             return None
-        return error_answer(503, "this server does not lead the pool any more: ask again")
+        return error_answer(503, "this server no longer leads the pool: repeat the request")
 
     def _known(self, name: str) -> PooledJob:
         job = self._shell.machine.state.jobs.get(name)
@@ -270,14 +271,14 @@ class PoolApi:
         return job
 
 
-def _heard_of(feeding: asyncio.Future[bool]) -> None:
-    """Nobody waits for a request any more; what breaks the shell it has told itself."""
+def _retrieve_error(feeding: asyncio.Future[bool]) -> None:
+    """Mark the error of an abandoned request as retrieved. The shell has reported its own failures."""
     if not feeding.cancelled():
         feeding.exception()
 
 
 def pool_status(shell: PoolShell) -> dict[str, Any]:
-    """Return what users are told of a pool: names carry units (`_s`)."""
+    """Return the status of a pool for users. Names contain units (`_s`)."""
     state = shell.machine.state
     nodes = [
         {
@@ -335,7 +336,7 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
 
 
 def _pace(job: PooledJob) -> dict[str, Any] | None:
-    """Return how long a job's steps take, by its number of nodes, as far as that is known."""
+    """Return the known step times of a job by its number of nodes."""
     pace = job.pace
     if pace is None:
         return None

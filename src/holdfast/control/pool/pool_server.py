@@ -1,4 +1,4 @@
-"""The pool's process: one port, one store; the pool's machine, and one coordinator for each job beside it."""
+"""The process of a pool server: one port, one store, the machine of the pool, and one coordinator for each job."""
 
 from __future__ import annotations
 
@@ -51,21 +51,23 @@ from holdfast.protocol.messages.pool import FromNode, PoolHello
 from holdfast.protocol.pool.record import PoolRecord
 from holdfast.protocol.pool.sharing import JobState
 
-#: how often the pool's machine is told that time passes
+#: seconds between two ticks of the machine
 TICK_S = 0.2
 
 _log = logging.getLogger("holdfast.pool")
 
 
 def run_pool(settings: PoolSettings, on_ready: Callable[[JobEntry], None] | None = None) -> int:
-    """Run a pool's server until it is told to end; return the exit code. Its jobs train on.
+    """Run a pool server until a signal ends it, and return the exit code. Its jobs train on.
 
     Args:
+        settings: of the pool.
         on_ready: as of `serve_pool`.
 
     Raises:
         BadInputError: the settings, the port, the store or a journal cannot be used; nothing was touched.
-        SupersededError: another server leads this pool. HoldfastError: it cannot go on, as when its disk fails.
+        SupersededError: another server leads this pool.
+        HoldfastError: it cannot continue, for example because its disk fails.
     """
     raise_file_limit()
     return asyncio.run(serve_pool(settings, on_ready=on_ready))
@@ -74,10 +76,12 @@ def run_pool(settings: PoolSettings, on_ready: Callable[[JobEntry], None] | None
 async def serve_pool(
     settings: PoolSettings, *, clock: Clock | None = None, on_ready: Callable[[JobEntry], None] | None = None
 ) -> int:
-    """Run a pool's server in this loop; return the exit code.
+    """Run a pool server in this event loop, and return the exit code.
 
     Args:
-        on_ready: called once nodes and commands can connect, with what they need for it.
+        settings: of the pool.
+        clock: the clock, or None for the system's.
+        on_ready: called with the address and token once nodes and commands can connect.
 
     Raises:
         BadInputError, SupersededError, HoldfastError: as `run_pool`.
@@ -88,7 +92,7 @@ async def serve_pool(
         listener = stack.enter_context(bind(settings.host, settings.port))
         store = stack.enter_context(contextlib.closing(SharedStore(open_store(settings.store))))
         keeper = PoolRecordKeeper(store)
-        journal = stack.enter_context(contextlib.closing(_journal(settings, keeper.record)))
+        journal = stack.enter_context(contextlib.closing(_open_journal(settings, keeper.record)))
         server = _PoolServer(settings, listener, store, keeper, journal, clock or SystemClock())
         await server.check_predecessor_ended()
         async with server.registered() as entry:
@@ -97,11 +101,11 @@ async def serve_pool(
             return await server.run()
 
 
-def _journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
-    """Open the pool's journal, which must fit its record.
+def _open_journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
+    """Open the journal of the pool, and check it against the record.
 
     Raises:
-        BadInputError: the folder cannot be used, or holds events of another pool.
+        BadInputError: the folder cannot be used, or contains events of another pool.
         OutdatedStoreError: the store is older than the pool.
     """
     if settings.folder is None:
@@ -127,7 +131,7 @@ def _journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
 
 
 class _PoolServer:
-    """The parts of one pool's server, put together."""
+    """The assembled parts of one pool server."""
 
     def __init__(
         self,
@@ -141,11 +145,11 @@ class _PoolServer:
         assert settings.token is not None
         self._settings = settings
         self._token = settings.token
-        self._strangers = CountedLog(_log, clock.monotonic)
-        self._web = WebServer(listener, self._strangers, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        self._stranger_log = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._url = url_of(listener, tls=settings.tls_cert is not None)
-        #: the address of the server before this one, "" for none
-        self._before = keeper.record.url if keeper.record is not None else ""
+        #: URL of the previous server, or "" without one
+        self._predecessor_url = keeper.record.url if keeper.record is not None else ""
         self._entry = JobEntry(
             url=self._url,
             token=self._token,
@@ -155,37 +159,39 @@ class _PoolServer:
             tls_ca=str(settings.tls_cert.absolute()) if settings.tls_cert else "",
         )
         now = steady_time(clock)
-        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[object]] = set()
         self._jobs = JobCoordinators(
             settings,
             store,
             now,
             self._url,
-            on_linked=self._linked,
-            on_stand=self._stands,
+            on_linked=self._on_linked,
+            on_stand=self._on_job_state,
             nodes=lambda: len(self._shell.machine.state.nodes),
         )
         config = replace(settings.config, identity=secrets.token_hex(8))
         pool = Pool(config, keeper.record, journal.last_seq)
-        self._foreseer = foreseer(lambda found: self._soon(self._shell.feed(found)))
+        self._foreseer = foreseer(lambda found: self._start_task(self._shell.feed(found)))
         self._shell = PoolShell(
-            pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._fail
+            pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._on_failure
         )
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
-        self._leftovers = Leftovers(store, known=self._records, used=self._jobs.used)
+        self._leftovers = Leftovers(store, known=self._record_keys, used=self._jobs.used)
 
     async def check_predecessor_ended(self) -> None:
-        """Raise BadInputError if the server before this one still serves."""
+        """Raise BadInputError if the previous server still serves."""
         settings = self._settings
-        await check_predecessor_ended(PoolClient, settings.name, self._before, self._entry, settings.registry, "pool")
+        await check_predecessor_ended(
+            PoolClient, settings.name, self._predecessor_url, self._entry, settings.registry, "pool"
+        )
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
-        """Be listed for the commands of this machine, and take over the pool."""
+        """List the pool for the commands of this machine, and take it over."""
         settings, entry = self._settings, self._entry
         with contextlib.ExitStack() as stack:
-            # First the list: it may be refused, and then the store must not have changed.
+            # The listing comes first: if it fails, the store must not have changed.
             if settings.registry is not None:
                 stack.callback(unregister, register(settings.registry, entry))
             pool = self._shell.machine
@@ -193,14 +199,14 @@ class _PoolServer:
             yield entry
 
     async def run(self) -> int:
-        """Serve until told to end, or this server cannot go on."""
+        """Serve until a signal ends this server, or it cannot continue."""
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
         tidying = asyncio.create_task(self._leftovers.tidy())
         _log.info("the pool listens on %s (its name: %s)", self._url, self._settings.name)
         try:
-            with self._signals_handled():
-                await asyncio.wait((self._over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
+            with self._handle_signals():
+                await asyncio.wait((self._exit_code, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self._foreseer.close()
             await self._shell.stop()
@@ -213,32 +219,32 @@ class _PoolServer:
         return self._outcome(serving, ticking)
 
     def _outcome(self, *tasks: asyncio.Task[None]) -> int:
-        if self._over.done():
-            return self._over.result()
+        if self._exit_code.done():
+            return self._exit_code.result()
         for task in tasks:
             if not task.cancelled():
                 task.result()
-        raise HoldfastError("the pool's web server ended by itself")
+        raise HoldfastError("the pool's web server ended unexpectedly")
 
-    # ---- what happens ----
+    # events
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(until_mark(self._shell.now(), TICK_S))
             await self._shell.feed(Tick())
 
-    def _records(self) -> list[str]:
-        """Return where the records lie of the jobs that the pool knows."""
+    def _record_keys(self) -> list[str]:
+        """Return the keys of the records of all jobs that the pool knows."""
         return [job_key(job.name, job.submission) for job in self._shell.machine.state.jobs.values()]
 
-    def _linked(self, job: str) -> None:
-        self._soon(self._shell.feed(JobConnected(job)))
+    def _on_linked(self, job: str) -> None:
+        self._start_task(self._shell.feed(JobConnected(job)))
 
-    def _stands(self, job: str, stands: JobState) -> None:
-        self._soon(self._shell.feed(JobMessage(job, stands)))
+    def _on_job_state(self, job: str, stands: JobState) -> None:
+        self._start_task(self._shell.feed(JobMessage(job, stands)))
 
-    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something beside all else, in its turn; what breaks the shell has told `_fail`."""
+    def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine in the background. Failures of the shell are reported to `_on_failure`."""
 
         async def done() -> None:
             with contextlib.suppress(HoldfastError):
@@ -248,28 +254,28 @@ class _PoolServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _fail(self, error: BaseException) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
+    def _on_failure(self, error: BaseException) -> None:
+        if not self._exit_code.done():
+            self._exit_code.set_exception(error)
 
     @contextlib.contextmanager
-    def _signals_handled(self) -> Generator[None]:
+    def _handle_signals(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
         codes = ending_signals() if main else {}
         for number, code in codes.items():
-            loop.add_signal_handler(number, self._end, code)
+            loop.add_signal_handler(number, self._on_signal, code)
         try:
             yield
         finally:
             for number in codes:
                 loop.remove_signal_handler(number)
 
-    def _end(self, code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(code)
+    def _on_signal(self, code: int) -> None:
+        if not self._exit_code.done():
+            self._exit_code.set_result(code)
 
-    # ---- what it answers ----
+    # requests
 
     async def _serve(self) -> None:
         channel = AgentChannel(self._shell, messages=FromNode, hello=PoolHello)
@@ -279,15 +285,15 @@ class _PoolServer:
         gate = TokenCheck(
             token=self._token,
             known=self._web.known,
-            log=self._strangers,
+            log=self._stranger_log,
             open_metrics=is_loopback(self._settings.host),
-            others=self._job_of,
+            others=self._is_job_token,
         )
-        await self._web.serve(TokenGate(_ByPath(own, self._jobs, gate), gate), gate.shown)
+        await self._web.serve(TokenGate(_Router(own, self._jobs, gate), gate), gate.shown)
 
-    def _job_of(self, shown: bytes) -> bool:
-        """Tell whether this is what the nodes of a job show, or could: of which, `_ByPath` sees."""
-        return self._jobs.shows(hashlib.sha256(shown).digest()) is not None
+    def _is_job_token(self, header: bytes) -> bool:
+        """Return whether this authorization header belongs to any job. `_Router` checks to which."""
+        return self._jobs.shows(hashlib.sha256(header).digest()) is not None
 
     def _metrics(self) -> bytes:
         state, registry = self._shell.machine.state, CollectorRegistry()
@@ -296,7 +302,7 @@ class _PoolServer:
         )
         jobs = Gauge("holdfast_pool_jobs", "Jobs of the pool, by state.", ["state"], registry=registry)
         for name, count in Counter(
-            _state_of(name in state.connected, name in state.grants) for name in state.nodes
+            _node_state(name in state.connected, name in state.grants) for name in state.nodes
         ).items():
             nodes.labels(name).set(count)
         for name, count in Counter(job.state for job in state.jobs.values()).items():
@@ -304,14 +310,17 @@ class _PoolServer:
         return generate_latest(registry)
 
 
-def _state_of(here: bool, granted: bool) -> str:
+def _node_state(here: bool, granted: bool) -> str:
     if not here:
         return "away"
     return "granted" if granted else "free"
 
 
-class _ByPath:
-    """Hands what lies below /jobs/NAME/job to that job's coordinator, to whoever shows its token or the pool's."""
+class _Router:
+    """Routes requests below /jobs/NAME/job to that job's coordinator.
+
+    It accepts the token of the job, or of the pool.
+    """
 
     def __init__(self, own: ASGIApp, jobs: JobCoordinators, gate: TokenCheck) -> None:
         self._own = own
@@ -321,17 +330,17 @@ class _ByPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
         parts = path.split("/", 4)
-        job = self._jobs.shows(hashlib.sha256(_shown(scope["headers"])).digest())
+        job = self._jobs.shows(hashlib.sha256(_authorization(scope["headers"])).digest())
         if len(parts) > 4 and parts[1] == "jobs" and parts[3] == "job":
             if job in (None, parts[2]) or self._gate.owns(scope["headers"]):
-                await self._to_job(parts[2], "/" + parts[4], scope, receive, send)
+                await self._forward(parts[2], "/" + parts[4], scope, receive, send)
                 return
         elif self._gate.owns(scope["headers"]) or (path == "/metrics" and job is None):
             await self._own(scope, receive, send)
             return
         await _refuse(403, "this token opens another job", scope, receive, send)
 
-    async def _to_job(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._jobs.app(name)
         if app is None:
             await _refuse(404, f"job {name} has no coordinator now", scope, receive, send)
@@ -340,10 +349,10 @@ class _ByPath:
 
 
 async def _refuse(status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-    # (A socket that is closed before it is accepted is answered with 403, whatever is wrong: an agent takes that for a
-    # wrong token, and ends.)
+    # A WebSocket that is closed before the accept always gets the answer 403, whatever is wrong. An agent takes that
+    # for a wrong token, and ends.
     await error_answer(status, why)(scope, receive, send)
 
 
-def _shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _authorization(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return next((value for name, value in headers if name == b"authorization"), b"")

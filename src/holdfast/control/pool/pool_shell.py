@@ -1,4 +1,4 @@
-"""The pool's shell: what its machine is fed, and how what it asks for is carried out."""
+"""The pool's shell: feeds inputs to its machine, and executes its instructions."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class PoolRecordKeeper(StoredRecord[PoolRecord]):
 
 
 class JobsOfPool(Protocol):
-    """The coordinators of a pool's jobs; nothing of this waits or fails."""
+    """The coordinators of a pool's jobs. No method waits or fails."""
 
     def begin(self, job: PooledJob) -> None:
-        """Have a coordinator for a job, if there is none."""
+        """Start a coordinator for a job, unless it has one."""
         ...
 
     def tell(self, job: str, shares: JobShares) -> None:
-        """Tell a job's coordinator; where there is none it hears it once there is."""
+        """Send the pool's decision to a job's coordinator, now or once it runs."""
         ...
 
     def close(self, job: str, submission: int) -> None:
-        """A job needs no coordinator any more."""
+        """Close the coordinator of a job."""
         ...
 
 
@@ -62,7 +62,13 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
     """Drives a pool's machine.
 
     Args:
-        jobs: its coordinators. on_question: called with what is to be foreseen. now, on_failure: as of `MachineShell`.
+        machine: the pool's state machine.
+        keeper: keeps the pool's record.
+        journal: of the pool.
+        jobs: the coordinators of its jobs.
+        on_question: called with each question about possible next events.
+        now: as of `MachineShell`.
+        on_failure: as of `MachineShell`.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         return StoreBack(away_s)
 
     def _write_record(self, record: PoolRecord) -> None:
-        # What the record has counted must not be missing before it.
+        # The journal must contain all events that the record counts, before the record is written.
         self.journal.sync()
         self._keeper.swap(record)
 

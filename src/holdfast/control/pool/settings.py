@@ -1,4 +1,4 @@
-"""What a pool's process is told."""
+"""The settings of a pool process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings:
-    """One pool.
+    """The settings of one pool. `host` to `registry` are as in `ServerSettings`."""
 
-    name: its own. policy: how nodes are shared out; allow_starving: a job that was begun may be left with none.
-    reserve ("auto": the pool says how many), expected: as of `PoolConfig`. host, port, token, store, tls_cert, tls_key,
-    registry: as of `ServerSettings`. folder: where journals lie, the pool's and its jobs'; None: in
-    memory, and gone with the process. logs: where the pool's own nodes keep what jobs print, "" where it has none.
-    """
-
+    #: name of the pool
     name: str = "pool"
+    #: policy that divides the nodes among the jobs
     policy: str = "equal"
+    #: number of nodes in reserve, or "auto": the pool chooses it; see `PoolConfig`
     reserve: int | Literal["auto"] = 0
+    #: whether a started job may be left without nodes
     allow_starving: bool = False
+    #: as in `PoolConfig`
     expected: int = 0
     host: str = "127.0.0.1"
     port: int = 0
@@ -38,13 +37,15 @@ class PoolSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     registry: Path | None = None
+    #: folder of the journals of the pool and its jobs, or None for journals in memory, which are lost with the process
     folder: Path | None = None
+    #: folder in which the pool's own nodes keep the output of jobs, or "" without own nodes
     logs: str = ""
 
     @property
     def config(self) -> PoolConfig:
-        """Return what the pool's machine is told."""
-        # NumPy, with which policies reckon, takes longer to load than most commands take
+        """The configuration of the pool's machine."""
+        # The policies import NumPy, which takes longer to load than most commands run.
         from holdfast.coordination.pool.share.achieving import Waf
         from holdfast.coordination.pool.share.policies import POLICIES
         from holdfast.coordination.pool.state import PoolConfig
@@ -59,12 +60,15 @@ class PoolSettings:
         )
 
     def token_of(self, job: str, submission: int) -> str:
-        """Return what a job's nodes show its coordinator: the same from each of the pool's servers."""
+        """Return the token with which a job's nodes authenticate to its coordinator.
+
+        It is the same after a restart of the server.
+        """
         assert self.token is not None
         return hmac.new(self.token.encode(), f"job {job}/{submission}".encode(), "sha256").hexdigest()
 
     def check(self) -> None:
-        """Refuse what cannot be served.
+        """Check that these settings can be served.
 
         Raises:
             BadInputError: as `check_listening`.
@@ -73,21 +77,21 @@ class PoolSettings:
         check_listening(self.host, self.port, self.token, self.tls_cert, self.tls_key)
 
     def journal_of(self, job: str, submission: int) -> str:
-        """Return where a job's events go that has named no file, "" for nowhere."""
+        """Return the path of the events file of a job without one of its own, or "" for none."""
         return str(self.folder / f"{job}.{submission}.events.jsonl") if self.folder else ""
 
 
 def default_folder(store: str) -> Path | None:
-    """Return where journals lie beside a SQLite store, None where the pool keeps none."""
+    """Return the folder of the journals next to a SQLite store, or None for another store."""
     kind, _, path = store.partition(":")
     return Path(f"{path}.journals") if kind == "sqlite" and path else None
 
 
 def check_policy(policy: str) -> None:
-    """Refuse a policy that there is not.
+    """Check that a policy exists.
 
     Raises:
-        BadInputError: with those that there are.
+        BadInputError: it does not. The message lists the existing ones.
     """
     if policy not in POLICY_NAMES:
         raise BadInputError(f"--policy is {policy!r}: it must be {', '.join(POLICY_NAMES)}")
