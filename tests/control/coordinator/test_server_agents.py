@@ -113,7 +113,7 @@ def test_without_the_token_nobody_gets_in(shared: CoordinatorProcess, token: str
         (b"\x91" * 100_000, "malformed"),
         (b"\xdd\xff\xff\xff\xff", "malformed"),
         ("text", "text frame"),
-        (msgspec.msgpack.encode(Heartbeat()), "no Hello"),
+        (msgspec.msgpack.encode(Heartbeat()), "not a Hello"),
         (msgspec.msgpack.encode({"type": "Hello"}), "malformed"),
         (msgspec.msgpack.encode(hello("n0")).replace(b"n0", b"n/"), "malformed"),
         (msgspec.msgpack.encode(hello("n0")).replace(b"n0", b"n\xb5"), "malformed"),

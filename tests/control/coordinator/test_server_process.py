@@ -73,7 +73,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path, place: Path) -> None:
         line = _refused(
             tmp_path, port=port, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry"
         )
-    assert f"port {port} on 127.0.0.1" in line
+    assert f"port {port} of 127.0.0.1" in line
     assert not (tmp_path / "registry").exists()
 
 
