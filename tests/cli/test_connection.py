@@ -55,7 +55,7 @@ def test_a_job_is_chosen_by_its_name() -> None:
     register(registry_directory(os.environ), entry)
     assert Server(job="mine").entry().url == entry.url
     assert Server(address=entry.url, job="mine").entry().url == entry.url
-    with pytest.raises(UnreachableError, match="there is no job 'yours' on this machine: those that run are mine"):
+    with pytest.raises(UnreachableError, match="there is no job 'yours' on this machine: the running jobs are mine"):
         Server(job="yours").entry()
     with pytest.raises(UnreachableError, match=r"there is no job 'yours' at .*: the one there is 'mine'"):
         Server(address=entry.url, job="yours").entry()

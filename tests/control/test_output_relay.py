@@ -114,7 +114,7 @@ def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: Mak
         reader.set()
         held.wait(DEADLINE_S)
 
-    one._tell(hold)
+    one._post(hold)
     assert reader.wait(DEADLINE_S)
     prints(one, W0, "late\n")
     one.knows(1, W0)

@@ -110,12 +110,12 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path, tmp_path:
     register(directory, _entry())
     directory.chmod(0o755)
     for use in (lambda: find_job(directory), lambda: register(directory, _entry())):
-        with pytest.raises(BadInputError, match="not a directory of yours alone"):
+        with pytest.raises(BadInputError, match="must be a directory of this user"):
             use()
     directory.chmod(0o700)
     link = tmp_path / "link"
     link.symlink_to(directory)
-    with pytest.raises(BadInputError, match="not a directory of yours alone"):
+    with pytest.raises(BadInputError, match="must be a directory of this user"):
         find_job(link)
 
 

@@ -69,7 +69,7 @@ def _plain(address: str) -> str:
 
 
 def _outer_addresses() -> Iterator[str]:
-    """Yield this host's addresses that are no loopback addresses: the one of the default route first."""
+    """Yield this host's addresses except loopback addresses, beginning with the one of the default route."""
     seen = {""}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""The words and limits of the coordinator's HTTP interface, for both its sides."""
+"""Types and limits of the coordinator's HTTP API, for client and server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.errors import EXIT_ENDED
 
 MAX_BODY_BYTES = 65536
 MAX_WAIT_S = 60.0
-#: On an answer to /events: "1" where no event will follow.
+#: Header of an answer to /events: "1" if no event will follow.
 END_HEADER = "x-holdfast-end"
 
 

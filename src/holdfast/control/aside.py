@@ -1,6 +1,6 @@
-"""Questions that are answered in a process of their own: they may take all of a core, and who asks none of it.
+"""Answers questions in a separate process, which may use a whole core without slowing down this one.
 
-What they are told and answer lies in memory that both processes have as a file: nobody waits for a pipe.
+Question and answer are in memory that both processes share as a file, so neither waits for a pipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.control.processes import ChildProcess, describe_exit, die_with_parent
 
-#: Whoever keeps an agent's heartbeat waits less than such a process.
+#: niceness of these processes: agents and servers, which send heartbeats, take precedence
 _NICE = 10
 
 Q = TypeVar("Q")
@@ -25,7 +25,10 @@ A = TypeVar("A")
 
 
 class Aside(Generic[Q, A]):
-    """Answers one question at a time; a new one ends the one before. Use within a loop."""
+    """Answers one question at a time in a process.
+
+    A new question ends the previous one. Use it within an event loop.
+    """
 
     def __init__(
         self,
@@ -37,14 +40,18 @@ class Aside(Generic[Q, A]):
         within_s: Callable[[Q], float],
         log: logging.Logger,
     ) -> None:
-        """Do nothing yet.
+        """Start no process yet.
 
         Args:
-            module: whose `main` answers the question on standard input (`answer_in_this_process`). answer: called with
-                what comes of a question, unless another was asked meanwhile; None: the process could not be started,
-                died, or took too long. what: it is called so where that is told. within_s: so long it may take.
+            module: the module with a `main` that answers the question on standard input (`answer_in_this_process`).
+            answer_type: type of the answers.
+            answer: called with a question and its answer, unless another question was asked meanwhile. The answer is
+                None if the process could not be started, died, or took too long.
+            what: name of the computation in log lines.
+            within_s: returns the time limit of a question in seconds.
+            log: the log for warnings.
         """
-        #: what the process runs
+        #: the code that the process runs
         self.code = f"from {module} import main; main()"
         self._decoder = msgspec.msgpack.Decoder(answer_type)
         self._answer = answer
@@ -56,38 +63,40 @@ class Aside(Generic[Q, A]):
     def begin(self, question: Q) -> None:
         """Answer this question from now on."""
         before, self._task = self._task, None
-        self._task = asyncio.get_running_loop().create_task(self._after(before, question))
+        self._task = asyncio.get_running_loop().create_task(self._replace(before, question))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End the running process."""
         task, self._task = self._task, None
-        await _ended(task)
+        await _cancel(task)
 
-    async def _after(self, before: asyncio.Task[None] | None, question: Q) -> None:
-        await _ended(before)
-        self._answer(question, await self._answered(question))
+    async def _replace(self, before: asyncio.Task[None] | None, question: Q) -> None:
+        await _cancel(before)
+        self._answer(question, await self._compute(question))
 
-    async def _answered(self, question: Q) -> A | None:
-        with _shared("question") as asked, _shared("answer") as answered:
-            asked.write(msgspec.msgpack.encode(question))
-            asked.seek(0)
-            command = [sys.executable, "-c", self.code, str(os.getpid()), str(answered.fileno())]
+    async def _compute(self, question: Q) -> A | None:
+        with _shared_file("question") as question_file, _shared_file("answer") as answer_file:
+            question_file.write(msgspec.msgpack.encode(question))
+            question_file.seek(0)
+            command = [sys.executable, "-c", self.code, str(os.getpid()), str(answer_file.fileno())]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             try:
-                child = ChildProcess(command, environment=environment, stdin=asked, pass_fds=(answered.fileno(),))
+                child = ChildProcess(
+                    command, environment=environment, stdin=question_file, pass_fds=(answer_file.fileno(),)
+                )
             except OSError as error:
-                self._log.warning("%s cannot be made: %s", self._what, error)
+                self._log.warning("%s cannot be started: %s", self._what, error)
                 return None
-            if not await self._ends_well(child, self._within_s(question)):
+            if not await self._wait_for_success(child, self._within_s(question)):
                 return None
-            answered.seek(0)
+            answer_file.seek(0)
             try:
-                return self._decoder.decode(answered.read())
+                return self._decoder.decode(answer_file.read())
             except msgspec.MsgspecError as error:
-                self._log.warning("what %s has found cannot be read: %s", self._what, error)
+                self._log.warning("the result of %s cannot be read: %s", self._what, error)
                 return None
 
-    async def _ends_well(self, child: ChildProcess, within_s: float) -> bool:
+    async def _wait_for_success(self, child: ChildProcess, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
                 code = await child.wait()
@@ -96,28 +105,31 @@ class Aside(Generic[Q, A]):
             child.reap()
             if isinstance(over, asyncio.CancelledError):
                 raise
-            self._log.warning("%s is ended: it has taken %.0f s", self._what, within_s)
+            self._log.warning("%s is killed, because it has taken more than %.0f s", self._what, within_s)
             return False
         if code:
             self._log.warning("%s has ended with %s", self._what, describe_exit(code))
         return not code
 
 
-async def _ended(task: asyncio.Task[None] | None) -> None:
+async def _cancel(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _shared(name: str) -> BinaryIO:
+def _shared_file(name: str) -> BinaryIO:
     return os.fdopen(os.memfd_create(f"holdfast-{name}"), "w+b")
 
 
 def answer_in_this_process(question_type: Any, solve: Callable[[Any], object]) -> None:
-    """Answer the question on standard input: the arguments are the parent's pid, and where to answer."""
-    parent, answer = map(int, sys.argv[1:])
+    """Answer the question on standard input.
+
+    The arguments of this process are the pid of its parent, and the descriptor for the answer.
+    """
+    parent, descriptor = map(int, sys.argv[1:])
     die_with_parent(parent)
     os.nice(_NICE)
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=question_type)
-    with os.fdopen(answer, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.msgpack.encode(solve(question)))

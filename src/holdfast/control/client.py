@@ -1,4 +1,4 @@
-"""The commands' side of the coordinator's HTTP interface."""
+"""A client of the HTTP API of a coordinator, for commands."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.names import MALFORMED
 
 T = TypeVar("T")
-#: of a server; behind a pool's a job has a path of its own
+#: URL of a server; the coordinator of a pool's job has a path
 _URL = re.compile(r"https?://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(/jobs/[A-Za-z0-9._-]{1,64}/job)?/?")
 _MOST_PORT = 65535
 _POLL_S = 20.0
 _RETRY_PAUSE_S = 0.2
 _NO_SUCH_THING = 404
-#: what an answer's status means; every other one is bad input
+#: the error for each status code; BadInputError for all others
 _REFUSALS: dict[int, type[HoldfastError]] = {_NO_SUCH_THING: UnreachableError, 409: RefusedError, 503: RefusedError}
 
 
 class UntrustedError(HoldfastError):
-    """Something answers, but cannot prove over TLS that it is the coordinator."""
+    """A server answers, but cannot prove over TLS that it is the coordinator."""
 
 
 class SilentError(UnreachableError):
-    """Nobody answers at all; one who is being started again may soon."""
+    """No server answers. A restarting one may answer soon."""
 
 
-class _Numbered(msgspec.Struct):
-    """A line of the journal, as far as its place in it."""
+class _EventNumber(msgspec.Struct):
+    """The number of an event in a line of the journal."""
 
     seq: int
 
@@ -58,15 +58,15 @@ class _Started(msgspec.Struct):
     started: bool = False
 
 
-class _Wish(msgspec.Struct):
+class _NodeRequest(msgspec.Struct):
     """A request for more nodes."""
 
     id: int
     count: int = 0
 
 
-class _Wishes(msgspec.Struct):
-    requests: list[_Wish]
+class _NodeRequests(msgspec.Struct):
+    requests: list[_NodeRequest]
 
 
 class _Forecasts(msgspec.Struct):
@@ -74,10 +74,10 @@ class _Forecasts(msgspec.Struct):
 
 
 class ServerClient:
-    """Speaks with one server, a job's coordinator or a pool's; use as a context manager.
+    """A client of one server, a job's coordinator or a pool. Use it as a context manager.
 
-    Every method raises BadInputError for what is wrong, RefusedError for what cannot be done now, UnreachableError
-    where no server answers or it knows no such node or job, UntrustedError where TLS fails.
+    All methods raise BadInputError for an invalid request, RefusedError if it cannot be executed now, UnreachableError
+    if no server answers or it does not know the node or job, and UntrustedError if TLS fails.
     """
 
     what = "coordinator"
@@ -98,7 +98,7 @@ class ServerClient:
             headers={"Authorization": f"Bearer {job.token}"},
             timeout=timeout_s,
             verify=verify,
-            # Proxies are for the world outside; the token must not pass through one.
+            # Proxies are for external servers; the token must not pass through one.
             trust_env=False,
         )
 
@@ -114,11 +114,11 @@ class ServerClient:
         """Close the connection."""
         self._http.close()
 
-    def _ask(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
+    def _request(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
         content = None if body is None else msgspec.json.encode(body)
         try:
             answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
-        except (httpx.RequestError, UnicodeError) as error:  # (the latter of what can be no host's name)
+        except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: an invalid host name
             if _is_tls_failure(error):
                 raise UntrustedError(
                     f"{self._job.url} is not trusted: {error}; give its certificate with --tls-ca"
@@ -129,24 +129,24 @@ class ServerClient:
         refusal = _REFUSALS.get(answer.status_code, BadInputError)
         raise refusal(f"the {self.what} at {self._job.url} refuses: {_reason(answer)}")
 
-    def _read(self, content: bytes, kind: type[T]) -> T:
+    def _decode(self, content: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=kind)
         except MALFORMED:
-            raise self._stranger() from None
+            raise self._not_holdfast_error() from None
 
-    def _stranger(self) -> UnreachableError:
-        return UnreachableError(f"what answers at {self._job.url} is no {self.what} of holdfast")
+    def _not_holdfast_error(self) -> UnreachableError:
+        return UnreachableError(f"the server at {self._job.url} is not a {self.what} of holdfast")
 
 
 class CoordinatorClient(ServerClient):
-    """Speaks with a job's coordinator."""
+    """A client of a job's coordinator."""
 
     def status(self) -> dict[str, Any]:
-        """Return what /status answers."""
-        answer = self._read(self._ask("GET", "/status").content, dict[str, Any])
+        """Return the answer of /status."""
+        answer = self._decode(self._request("GET", "/status").content, dict[str, Any])
         if not isinstance(answer.get("job"), str):
-            raise self._stranger()
+            raise self._not_holdfast_error()
         return answer
 
     def inject(
@@ -162,63 +162,72 @@ class CoordinatorClient(ServerClient):
     ) -> None:
         """Inject a fault."""
         request = InjectRequest(fault=fault, node=node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
-        self._ask("POST", "/inject", request)
+        self._request("POST", "/inject", request)
 
     def add_nodes(self, count: int = 1) -> int:
-        """Ask the launcher for more nodes; return the request's number."""
-        answer = self._ask("POST", "/nodes", NodesRequest(count=count))
-        return self._read(answer.content, _Wish).id
+        """Ask the launcher for more nodes, and return the number of the request."""
+        answer = self._request("POST", "/nodes", NodesRequest(count=count))
+        return self._decode(answer.content, _NodeRequest).id
 
     def forecast(self, nodes: Sequence[str], to: Sequence[str] = (), *, stays: bool) -> list[MoveForecast]:
-        """Return what would come of `move` (`stays`), or of `drain`."""
+        """Return the forecast for `drain`, or for `move`.
+
+        Args:
+            nodes: the nodes to drain or move.
+            to: the standbys to move to.
+            stays: whether the nodes stay as standbys, as with `move`.
+        """
         request = MoveRequest(nodes=tuple(nodes), to=tuple(to), dry_run=True)
         drain = DrainRequest(nodes=tuple(nodes), dry_run=True)
-        answer = self._ask("POST", "/move", request) if stays else self._ask("POST", "/drain", drain)
-        return self._read(answer.content, _Forecasts).forecast
+        answer = self._request("POST", "/move", request) if stays else self._request("POST", "/drain", drain)
+        return self._decode(answer.content, _Forecasts).forecast
 
     def drain(self, nodes: Sequence[str]) -> None:
-        """Have nodes leave in good order; `node_left` says when each has."""
-        self._ask("POST", "/drain", DrainRequest(nodes=tuple(nodes)))
+        """Drain nodes. The event `node_left` reports the end for each."""
+        self._request("POST", "/drain", DrainRequest(nodes=tuple(nodes)))
 
     def move(self, nodes: Sequence[str], to: Sequence[str] = ()) -> None:
-        """Have nodes give their places to standbys; `node_moved` says when each has."""
-        self._ask("POST", "/move", MoveRequest(nodes=tuple(nodes), to=tuple(to)))
+        """Move nodes: their ranks go to standbys. The event `node_moved` reports the end for each."""
+        self._request("POST", "/move", MoveRequest(nodes=tuple(nodes), to=tuple(to)))
 
     def undrain(self, node: str) -> bool:
-        """Let a node come back that is quarantined or drained; return whether its agent is started again."""
-        return self._read(self._ask("POST", "/undrain", UndrainRequest(node=node)).content, _Started).started
+        """Allow a quarantined or drained node to rejoin. Return whether its agent will be started again."""
+        return self._decode(self._request("POST", "/undrain", UndrainRequest(node=node)).content, _Started).started
 
     def node_requests(self, after: int, wait_s: float = _POLL_S) -> list[tuple[int, int]]:
-        """Return (number, count) of the requests for nodes above `after`, for the launcher; wait for one."""
-        answer = self._ask("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
-        return [(wish.id, wish.count) for wish in self._read(answer.content, _Wishes).requests]
+        """Return (number, count) of the node requests above `after`, after waiting for one. For the launcher."""
+        answer = self._request("GET", f"/node-requests?after={after}&wait={wait_s}", wait_s=wait_s)
+        return [(request.id, request.count) for request in self._decode(answer.content, _NodeRequests).requests]
 
     def checkpoint(self) -> None:
-        """Have a checkpoint saved; `checkpoint_saved` says when it is."""
-        self._ask("POST", "/checkpoint")
+        """Save a checkpoint. The event `checkpoint_saved` reports its end."""
+        self._request("POST", "/checkpoint")
 
     def shutdown(self, exit_code: int, why: str, *, save: bool = False) -> None:
-        """End the job, `save` after a last checkpoint."""
-        self._ask("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why, save=save))
+        """End the job. With `save`, save a last checkpoint first."""
+        self._request("POST", "/shutdown", ShutdownRequest(exit_code=exit_code, why=why, save=save))
 
     def events(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[ReadEvent]:
-        """Yield the events whose lines `event_lines` yields."""
+        """Yield the events of the lines that `event_lines` yields."""
         return map(decode_event, self.event_lines(after, follow=follow, patience_s=patience_s))
 
     def await_event(self, after: int, wait_s: float) -> None:
-        """Return once there are events above number `after`, or after so many seconds."""
-        self._ask("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
+        """Return once there are events above number `after`, or after `wait_s`."""
+        self._request("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
 
     def event_lines(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[bytes]:
-        """Yield the events above number `after`, as JSON: those there are, or (`follow`) all until the job ends.
+        """Yield the events above number `after` as JSON lines.
 
-        Following outlives a coordinator that is restarted within `patience_s`.
+        Args:
+            after: number of an event.
+            follow: whether to wait for later events until the job ends.
+            patience_s: seconds without a coordinator after which following fails. It survives shorter restarts.
         """
         lost_at: float | None = None
         while True:
             wait_s = _POLL_S if follow else 0.0
             try:
-                answer = self._ask("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
+                answer = self._request("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
             except UnreachableError:
                 lost_at = self._clock.monotonic() if lost_at is None else lost_at
                 if not follow or self._clock.monotonic() - lost_at > patience_s:
@@ -228,20 +237,21 @@ class CoordinatorClient(ServerClient):
             lost_at = None
             lines = answer.content.splitlines()
             for line in lines:
-                after = self._read(line, _Numbered).seq
+                after = self._decode(line, _EventNumber).seq
                 yield line
             if answer.headers.get(END_HEADER) == "1" or (not follow and not lines):
                 return
 
 
 def check_url(what: str, url: str) -> None:
-    """Refuse a URL at which no server can be.
+    """Check that a URL can be the address of a server.
 
     Args:
         what: "coordinator" or "pool".
+        url: the URL.
 
     Raises:
-        BadInputError: it is not a URL of the form that the message says.
+        BadInputError: it has another form.
     """
     if not _is_url(url):
         raise BadInputError(f"the {what}'s URL is {url!r}: it must be http://HOST:PORT or https://HOST:PORT")
@@ -265,5 +275,5 @@ def _reason(answer: httpx.Response) -> str:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):
         if answer.status_code == _NO_SUCH_THING:
-            return "it knows nothing of the kind (HTTP 404); of a pool, say which job is meant (-j NAME)"
+            return "it does not know this resource (HTTP 404); if it is a pool, name the job (-j NAME)"
         return f"HTTP {answer.status_code}"

@@ -1,4 +1,4 @@
-"""The file of a site's own classes of failures: read whole, and what is wrong is said with its line."""
+"""Reads the file with a site's own classes of failures. Errors name the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MUST_BE = {
 
 
 def read_rules(path: str) -> tuple[FailureRule, ...]:
-    """Return the rules of a file, in their order; () for "".
+    """Return the rules of a file, in their order, or () for "".
 
     Raises:
         BadInputError: it cannot be read, or a rule is wrong: a bad pattern, or one that can never match.
@@ -45,7 +45,7 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
     given = cast(list[Mapping[str, Any]], tables)
     if len(given) > MAX_RULES:
         raise BadInputError(f"{path}: has {len(given)} rules: at most {MAX_RULES} are looked at for each failure")
-    known = len(lines) == len(given)  # (else rules are written another way)
+    known = len(lines) == len(given)  # otherwise the rules use another TOML syntax, and their lines are not known
     where = [f"{path}, line {lines[n]}" if known else f"{path}, rule {n + 1}" for n in range(len(given))]
     rules = tuple(_rule(table, place) for table, place in zip(given, where, strict=True))
     for number, why in find_rule_errors(rules):
@@ -54,7 +54,7 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
 
 
 def _lines(text: str) -> list[int]:
-    """Return the line of each rule's pattern, or where it has none the one in which it begins."""
+    """Return the line of the pattern of each rule, or the first line of a rule without a pattern."""
     lines: list[int] = []
     begun = False
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""How many files a process may have open: connections, and other processes that it watches, are some."""
+"""The limit on open files of a process. Connections, and watched processes, count as files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 #: enough for every agent of a large job
 _WANTED = 65536
 _UNLIMITED = 1 << 20
-#: files that each node takes at the most, beside one for each of its workers: of the launcher, and of its zygote
+#: files that each node needs, in addition to one per worker, in the launcher or in its zygote
 _NODE_FILES = 3
 #: files for everything else
 _RESERVED_FILES = 32
@@ -20,7 +20,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process, and those that it starts, open as many files as they may."""
+    """Raise the soft limit of this process, and of its children, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -28,10 +28,10 @@ def raise_file_limit() -> None:
 
 
 def room_for_nodes(workers: int) -> int:
-    """Return how many nodes of so many workers a launcher and its zygote may open enough files for."""
+    """Return for how many nodes a launcher and its zygote can open enough files."""
     return (file_limit() - _RESERVED_FILES) // (_NODE_FILES + workers)
 
 
 def few_files(room: int) -> str:
-    """Say that there is room for so many nodes only."""
+    """Return a message that the limit on open files allows this many nodes only."""
     return f"its processes may open as many files as {max(room, 0)} nodes take; raise the limit (ulimit -n)"

@@ -1,8 +1,8 @@
-"""The mould: a process with everything heavy imported that forks zygotes, so that only the first of them takes long.
+"""The process template: a process with all heavy imports done that forks zygotes, so that only the first start is slow.
 
-It belongs to no job: it runs nothing of anybody's, listens nowhere, and hears only whoever has started it, over a
-socket that nobody else has. A zygote is forked twice: it is no child of the mould's, but of the nearest process above
-that adopts orphans, as is whatever else loses its parent there.
+It belongs to no job, runs no user code, and opens no port. It gets requests only from its parent, over a private
+socket. It forks a zygote twice, so that the zygote is not its child. Like other orphans, the zygote becomes a child of
+the nearest process above that adopts orphans.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from typing import NamedTuple
 
 from holdfast.control.processes import ChildProcess
 
-#: what a mould is asked for; with it come the zygote's listening socket and its lifeline
+#: the request to a template; with it come the listening socket of the zygote and its lifeline
 ZYGOTE = b"zygote"
-#: what it says: it has imported everything; the zygote is there; a file that it has imported is not what it was
-READY, FORKED, CHANGED = b"ready", b"forked", b"changed"
-_MOST_BYTES, _DESCRIPTORS = 64, 2
-#: whose numbers begin with what the system gave when they were imported, and how they begin with something else
+#: messages of a template: its imports are done; the zygote is forked; an imported file has changed
+READY = b"ready"
+FORKED = b"forked"
+CHANGED = b"changed"
+_MAX_MESSAGE_BYTES = 64
+_DESCRIPTORS = 2
+#: modules with a random generator that is seeded by the system at import, and the functions that seed it again
 _RANDOM = {"numpy.random": "seed", "torch": "default_generator.seed"}
 
 
 class ZygotePlace(NamedTuple):
-    """What a zygote begins with."""
+    """The resources with which a zygote starts."""
 
     listener: socket.socket
     lifeline: int
 
 
 class Loaded:
-    """The files of what has been imported, and those that say where more can be, as they were."""
+    """The state of the files of all imported modules, and of the files that tell Python where to find modules."""
 
     def __init__(self) -> None:
-        """Look at what this process has imported by now."""
+        """Record the modules that this process has imported so far."""
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        self._were = {file: _looks(file) for file in files if isinstance(file, str)}
-        self._places = _places()
+        self._files = {file: _fingerprint(file) for file in files if isinstance(file, str)}
+        self._path_files = _path_files()
 
     def changed(self) -> bool:
-        """Tell whether any has changed: what is imported from here on may not go with what was, or not be found."""
-        return self._places != _places() or any(_looks(file) != before for file, before in self._were.items())
+        """Return whether any file has changed, so that later imports may not match the earlier ones."""
+        return self._path_files != _path_files() or any(
+            _fingerprint(file) != before for file, before in self._files.items()
+        )
 
 
 def serve(requests: socket.socket) -> ZygotePlace | None:
-    """Fork zygotes for whoever has the other end; return None once that is closed, in a zygote what it begins with."""
+    """Fork zygotes on request. Return None when the socket is closed, and in a forked zygote its resources."""
     loaded = Loaded()
-    with contextlib.suppress(ConnectionError):  # (whoever asks has gone)
+    with contextlib.suppress(ConnectionError):  # the requester has ended
         requests.send(READY)
         while True:
-            data, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, _DESCRIPTORS)
+            data, descriptors, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, _DESCRIPTORS)
             if not data:
                 break
             if loaded.changed():
@@ -61,27 +66,27 @@ def serve(requests: socket.socket) -> ZygotePlace | None:
                 break
             if _fork_twice():
                 requests.close()
-                return _begin(*descriptors)
+                return _become_zygote(*descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             requests.send(FORKED)
     return None
 
 
-def _begin(listener: int, lifeline: int) -> ZygotePlace:
-    """Make of this grandchild a zygote like one that is started by itself."""
+def _become_zygote(listener: int, lifeline: int) -> ZygotePlace:
+    """Turn this grandchild into a zygote, equal to one that was started directly."""
     os.setpgid(0, 0)
     os.dup2(lifeline, 0)
     for descriptor in (listener, lifeline):
         os.set_inheritable(descriptor, False)
-    _draw_anew()
+    _reseed()
     return ZygotePlace(socket.socket(fileno=listener), lifeline)
 
 
-def _draw_anew() -> None:
-    """Have random numbers begin anew, as of a process that has imported by itself: else all jobs would draw the same.
+def _reseed() -> None:
+    """Seed the random generators again, as in a new process. Otherwise all jobs would draw the same numbers.
 
-    (`random` does that by itself, in each process that is forked.)
+    The module `random` does that itself in each forked process.
     """
     for name, seed in _RANDOM.items():
         if name in sys.modules:
@@ -89,16 +94,16 @@ def _draw_anew() -> None:
 
 
 def start_mould(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:
-    """Start a mould; return it, and the socket over which it is asked, which does not block.
+    """Start a template, and return it with the non-blocking socket for requests.
 
     Raises:
         OSError: no process can be started.
     """
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", "-m", "holdfast.control.agent.zygote", "--mould", "--preload", ",".join(preload)]
     try:
-        with its:
-            child = ChildProcess(command, environment=environment, stdin=its.fileno())
+        with theirs:
+            child = ChildProcess(command, environment=environment, stdin=theirs.fileno())
     except OSError:
         ours.close()
         raise
@@ -107,19 +112,19 @@ def start_mould(environment: Mapping[str, str], preload: Sequence[str]) -> tuple
 
 
 def _fork_twice() -> bool:
-    """Tell whether this is the grandchild; the child has ended once that is there.
+    """Fork twice, and return whether this is the grandchild. The child has ended when the parent continues.
 
     Raises:
-        SystemExit: the system has no process left to give.
+        SystemExit: the system cannot create another process.
     """
     try:
         pid = os.fork()
     except OSError as error:
-        sys.exit(f"holdfast zygote: no other can be forked: {error}")
+        sys.exit(f"holdfast zygote: cannot fork another zygote: {error}")
     if pid:
         _, status = os.waitpid(pid, 0)
         if status:
-            sys.exit("holdfast zygote: no other can be forked")
+            sys.exit("holdfast zygote: cannot fork another zygote")
         return False
     try:
         if os.fork():
@@ -129,17 +134,17 @@ def _fork_twice() -> bool:
     return True
 
 
-def _places() -> dict[str, tuple[int, int, int] | None]:
-    """Return how the files are that Python reads at its start alone: what is installed may be found by them only."""
+def _path_files() -> dict[str, tuple[int, int, int] | None]:
+    """Return the state of the .pth files, which Python reads only at its start. They can add folders with modules."""
     found = dict[str, tuple[int, int, int] | None]()
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            found |= {file.path: _looks(file.path) for file in os.scandir(folder) if file.name.endswith(".pth")}
+            found |= {file.path: _fingerprint(file.path) for file in os.scandir(folder) if file.name.endswith(".pth")}
     return found
 
 
-def _looks(file: str) -> tuple[int, int, int] | None:
-    """Return what changes where a file does; None: it cannot be looked at."""
+def _fingerprint(file: str) -> tuple[int, int, int] | None:
+    """Return values that change with a file, or None if it cannot be read."""
     try:
         found = os.stat(file)
     except OSError:

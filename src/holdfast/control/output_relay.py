@@ -1,7 +1,7 @@
-"""What workers print, line by line: with their node's name before it, and into a file for each of them.
+"""Relays the output of workers, line by line: printed with the name of the node, and to a log file for each worker.
 
-Each process writes into two pipes of its own, stdout and stderr. One thread reads all of them: whoever is slow to take
-the lines (a terminal that is held) slows down the workers' prints, and nothing else of the agent.
+Each process writes into two pipes, stdout and stderr. One thread reads all pipes. A slow reader of the output (a paused
+terminal) blocks the prints of the workers, but nothing else in the agent.
 """
 
 from __future__ import annotations
@@ -22,51 +22,60 @@ from holdfast.protocol.names import index_of
 Which = Literal["all", "rank0", "failed", "none"]
 
 _CHUNK = 1 << 16
-#: a line that is longer is cut
+#: bytes after which a line is split
 MAX_LINE = 1 << 16
-#: lines of a process that are kept, until it is known whether they are to be shown
+#: most lines of a process that are kept until it is known whether to print them
 KEPT_LINES = 200
-#: shown of one that has failed
+#: number of last lines to print of a failed process
 TAIL_LINES = 20
-#: generations whose first members are known
+#: most generations with a known rank 0
 _MOST_KNOWN = 8
 
 
 @dataclass(slots=True)
 class _Log:
-    """A worker's log file. `lost`: lines that could not be written since it failed, and why."""
+    """A worker's log file."""
 
     path: str
     file: int
+    #: number of lines that could not be written since it failed
     lost: int = 0
+    #: the reason
     why: str = ""
 
 
 @dataclass(slots=True)
-class _Printer:
-    """One process. `open`: how many of its streams have not ended; `failed`: None until it has ended itself."""
+class _WorkerOutput:
+    """The output of one process."""
 
     worker: str
     log: _Log | None
+    #: number of its streams that have not ended
     open: int = 2
+    #: whether it has failed, or None while it runs
     failed: bool | None = None
+    #: lines that may be printed later, with their stream
     kept: deque[tuple[int, bytes]] = field(default_factory=lambda: deque[tuple[int, bytes]](maxlen=KEPT_LINES))
 
 
 @dataclass(slots=True)
 class _Pipe:
-    """One stream of a process. `number`: 1 for stdout, 2 for stderr, theirs as ours. `rest`: no whole line yet."""
+    """One stream of a process."""
 
-    printer: _Printer
+    printer: _WorkerOutput
+    #: 1 for stdout, 2 for stderr, both of the worker and of this process
     number: int
     path: str
     source: int
+    #: bytes of an unfinished line
     rest: bytes = b""
 
 
 class OutputRelay:
-    """Reads what the workers of one node print until `close`. Its methods only pass on to its thread what they are
-    told, and never wait; all else is the thread's."""
+    """Reads the output of the workers of one node until `close`.
+
+    The methods only pass commands to its thread, and never wait. The thread does the rest.
+    """
 
     def __init__(
         self,
@@ -78,45 +87,47 @@ class OutputRelay:
         places: int = 1,
         on_lost: Callable[[str, str], object] = lambda _file, _why: None,
     ) -> None:
-        """Read nothing yet.
+        """Start the thread, without any worker.
 
         Args:
-            folder: a private one, for the pipes. log_folder: for a file of each place, "" for none; kept across
-                restarts of its processes, and of jobs.
-            which: whose lines are printed: everybody's; those of rank 0; the last ones of processes that fail; none.
-            places: how many workers the node has.
+            node: name of the node, printed before each line.
+            folder: a private folder, for the pipes.
+            log_folder: folder for the log file of each worker, or "" without logs. Logs survive restarts of workers and
+                jobs.
+            which: the lines to print: of all workers; of rank 0; the last ones of failed processes; none.
+            places: number of workers of the node.
             on_lost: called once for each log that cannot be written, with its path and the reason. Any thread.
         """
         self._on_lost = on_lost
         self._reported = set[str]()
         self._node, self._folder, self._log_folder = node, folder, log_folder
         self._which: Which = which
-        self._named_places = places > 1
-        self._printers: dict[str, _Printer] = {}
+        self._shows_index = places > 1
+        self._printers: dict[str, _WorkerOutput] = {}
         self._leaders: dict[int, str] = {}
-        #: whose rank is 0 as far as is known here; None before the first generation
+        #: the worker with rank 0, or None before the first generation
         self._leader: str | None = None
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._told: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
         self._thread.start()
 
     def open(self, worker: str) -> tuple[str, str]:
-        """Make the pipes of a process that is about to start; return where it is to write stdout and stderr.
+        """Create the pipes of a process that is about to start, and return their paths for stdout and stderr.
 
         Raises:
-            OSError: they cannot be made.
+            OSError: they cannot be created.
         """
-        printer = _Printer(worker, self._open_log(worker) if self._log_folder else None)
+        printer = _WorkerOutput(worker, self._open_log(worker) if self._log_folder else None)
         out, err = (self._pipe(printer, number) for number in (1, 2))
-        self._tell(partial(self._opened, printer, out, err))
+        self._post(partial(self._on_opened, printer, out, err))
         return out.path, err.path
 
     def _open_log(self, worker: str) -> _Log | None:
-        """Open a worker's log; without one, the worker is started all the same."""
+        """Open the log of a worker. If that fails, the worker starts without one."""
         path = log_path(self._log_folder, self._node, index_of(worker))
         try:
             return _Log(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
@@ -130,34 +141,34 @@ class OutputRelay:
             self._on_lost(path, error.strerror or str(error))
 
     def knows(self, generation: int, leader: str) -> None:
-        """The plan of a generation names this worker first."""
-        self._tell(partial(self._known, generation, leader))
+        """Handle the plan of a generation, in which `leader` has rank 0."""
+        self._post(partial(self._on_plan, generation, leader))
 
     def entered(self, generation: int) -> None:
-        """A generation is in force."""
-        self._tell(partial(self._leads, generation))
+        """Handle that a generation is in force."""
+        self._post(partial(self._on_generation, generation))
 
     def ended(self, worker: str, *, failed: bool) -> None:
-        """A process has ended; what it has printed last may still be on its way."""
-        self._tell(partial(self._ended, worker, failed))
+        """Handle the end of a process. Its last output may still arrive."""
+        self._post(partial(self._on_ended, worker, failed))
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all is read of the processes, which have ended; no longer than this time."""
-        self._tell(self._close)
+        """Wait until all output of the ended processes is read, at most `timeout_s`."""
+        self._post(self._on_close)
         self._thread.join(timeout_s)
 
-    def _tell(self, what: Callable[[], None]) -> None:
-        self._told.put(what)
+    def _post(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
         os.write(self._waker, b"!")
 
-    def _pipe(self, printer: _Printer, number: int) -> _Pipe:
+    def _pipe(self, printer: _WorkerOutput, number: int) -> _Pipe:
         path = f"{self._folder}/{printer.worker.replace('/', '.')}.{number}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         os.mkfifo(path, 0o600)
         return _Pipe(printer, number, path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
-    # ---- the thread ----
+    # in the thread
 
     def _run(self) -> None:
         while not self._closing or self._printers:
@@ -166,36 +177,36 @@ class OutputRelay:
                     self._read(key.data)
                 else:
                     os.read(self._wake, 1)
-                    self._told.get()()
+                    self._commands.get()()
 
-    def _opened(self, printer: _Printer, *pipes: _Pipe) -> None:
+    def _on_opened(self, printer: _WorkerOutput, *pipes: _Pipe) -> None:
         self._printers[printer.worker] = printer
         for pipe in pipes:
             self._selector.register(pipe.source, selectors.EVENT_READ, pipe)
 
-    def _known(self, generation: int, leader: str) -> None:
+    def _on_plan(self, generation: int, leader: str) -> None:
         self._leaders[generation] = leader
         while len(self._leaders) > _MOST_KNOWN:
             del self._leaders[min(self._leaders)]
 
-    def _leads(self, generation: int) -> None:
+    def _on_generation(self, generation: int) -> None:
         self._leader = self._leaders.get(generation, self._leader)
         if self._which == "rank0" and self._leader is not None:
             for printer in self._printers.values():
                 self._show_kept(printer, KEPT_LINES if printer.worker == self._leader else 0)
 
-    def _ended(self, worker: str, failed: bool) -> None:
+    def _on_ended(self, worker: str, failed: bool) -> None:
         printer = self._printers.get(worker)
         if printer is not None:
             printer.failed = failed
-            self._settle(printer)
+            self._finish_if_ended(printer)
 
-    def _close(self) -> None:
-        """All processes have ended, those too of which nobody has said so."""
+    def _on_close(self) -> None:
+        """Handle `close`: all processes have ended, reported or not."""
         self._closing = True
         for printer in list(self._printers.values()):
             printer.failed = bool(printer.failed)
-            self._settle(printer)
+            self._finish_if_ended(printer)
 
     def _read(self, pipe: _Pipe) -> None:
         printer = pipe.printer
@@ -212,10 +223,10 @@ class OutputRelay:
             os.close(pipe.source)
             os.unlink(pipe.path)
             printer.open -= 1
-            self._settle(printer)
+            self._finish_if_ended(printer)
 
     def _write_log(self, log: _Log, lines: Sequence[bytes]) -> None:
-        """Write lines; if that fails, count them, and say in the log how many are missing once it can be written."""
+        """Write lines. If that fails, count them, and note the missing ones in the log once it can be written."""
         mark = f"\n[holdfast: {log.lost} lines are missing here: {log.why}]\n".encode() if log.lost else b""
         try:
             _write_all(log.file, mark + b"".join(lines))
@@ -225,8 +236,8 @@ class OutputRelay:
         else:
             log.lost = 0
 
-    def _settle(self, printer: _Printer) -> None:
-        """Forget a process that has ended and has nothing more to say; show the end of it, where it has failed."""
+    def _finish_if_ended(self, printer: _WorkerOutput) -> None:
+        """Forget a process after its end, once its output is complete. Print its last lines if it has failed."""
         if printer.failed is None or printer.open > 0:
             return
         if self._which == "failed":
@@ -235,26 +246,30 @@ class OutputRelay:
             os.close(printer.log.file)
         self._printers.pop(printer.worker, None)
 
-    def _show_kept(self, printer: _Printer, most: int) -> None:
+    def _show_kept(self, printer: _WorkerOutput, most: int) -> None:
         for number, line in list(printer.kept)[-most:] if most else ():
             self._print(printer, number, [line])
         printer.kept.clear()
 
-    def _print(self, printer: _Printer, number: int, lines: Iterable[bytes]) -> None:
-        place = f".{index_of(printer.worker)}" if self._named_places else ""
-        head = f"[{self._node}{place}] ".encode()
+    def _print(self, printer: _WorkerOutput, number: int, lines: Iterable[bytes]) -> None:
+        index = f".{index_of(printer.worker)}" if self._shows_index else ""
+        head = f"[{self._node}{index}] ".encode()
         _write(number, b"".join(head + line for line in lines))
 
 
 def log_path(folder: str, node: str, place: int) -> str:
-    """Return the file of a worker, by its place on the node."""
+    """Return the path of the log of a worker."""
     return f"{folder}/{node}.{place}.log"
 
 
 def cut(data: bytes, *, at_end: bool) -> list[bytes]:
-    """Cut data into lines, each with its end; the last of them is what is no whole line yet (b"" `at_end` of all).
+    """Cut data into lines with line ends. The last item is the unfinished line, or b"".
 
-    A carriage return ends a line too, as a progress bar writes it.
+    A carriage return ends a line too, because progress bars write it.
+
+    Args:
+        data: the bytes.
+        at_end: whether the stream has ended, so that the last line is complete.
     """
     lines = data.splitlines(keepends=True)
     rest = b""
@@ -264,12 +279,12 @@ def cut(data: bytes, *, at_end: bool) -> list[bytes]:
 
 
 def _write(number: int, data: bytes) -> None:
-    """Write all; a reader who has hung up, or a full disk, gets nothing more of it."""
+    """Write all data. If the reader has hung up or the disk is full, the rest is dropped."""
     with contextlib.suppress(OSError):
         _write_all(number, data)
 
 
 def _write_all(number: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(number, left) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(number, rest) :]

@@ -1,7 +1,7 @@
 """Temporary folders with an owner: a process that holds a lock (flock) on the folder for as long as it uses it.
 
-The kernel releases the lock however the owner ends. So a folder whose lock is free has no owner, and the next process
-of the same user can remove it.
+The kernel releases the lock however the owner ends. So a folder with a free lock has no owner, and the next process of
+the same user can remove it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def lock_folder(folder: str) -> int:
 
 
 def remove_abandoned_folders(pattern: str, *, older_s: float = 0.0) -> None:
-    """Remove the folders of this user that match a pattern and whose lock is free.
+    """Remove the folders of this user that match a pattern and have a free lock.
 
     They are renamed first: removing a large one takes seconds, and a new owner may need the name at once. The new name
     has the same beginning and suffix, so that the pattern finds it again if this process is killed meanwhile.
 
     Args:
         pattern: as for `glob.glob`.
-        older_s: only those that have not changed for this many seconds.
+        older_s: only folders that have not changed for this many seconds.
     """
     for folder in glob.glob(pattern):
         with contextlib.suppress(OSError):  # its owner lives, or another process removes it
@@ -124,6 +124,6 @@ def temporary_base(longest_name: int, prefix: int) -> str:
         if len(os.fsencode(base)) <= room and os.access(base, os.W_OK | os.X_OK):
             return base
     raise BadInputError(
-        f"no temporary folder can be used; the usual one is {usual!r}: set TMPDIR to a folder that can be written and "
-        f"whose path has at most {room} characters"
+        f"no temporary folder can be used; the usual one is {usual!r}: set TMPDIR to a writable folder with a "
+        f"path of at most {room} characters"
     )

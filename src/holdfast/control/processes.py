@@ -1,4 +1,4 @@
-"""Processes that nobody may forget: started in their own group, awaited without threads, ended for certain."""
+"""Child processes: started in their own process group, awaited without threads, and ended reliably."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PR_SET_PDEATHSIG = 1
 #: A process that is stopped (SIGSTOP) for this long is ended: two leases. After the first one its job goes on without
 #: it; until the end of the second one it may wake up and come back.
 FROZEN_S = 6.0
-#: looks at the process within that time
-_FROZEN_LOOKS = 8
+#: checks of the process within that time
+_FROZEN_CHECKS = 8
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when its parent ends.
+    """Make the kernel SIGKILL this process when its parent ends.
 
     Args:
         parent: the parent's pid, to notice that it ended before this call.
@@ -63,7 +63,7 @@ def ending_signals() -> dict[signal.Signals, int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped by a signal (state T in /proc)."""
+    """Return whether a process is stopped by a signal (state T in /proc)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()
@@ -103,31 +103,32 @@ def handled_sigint() -> Generator[None]:
 
 
 async def wait_or_end_frozen(child: ChildProcess, frozen_s: float = FROZEN_S) -> int:
-    """Wait for a child's end, as `ChildProcess.wait`; SIGKILL it if it stays stopped by a signal (SIGSTOP).
+    """Wait for the end of a child, as `ChildProcess.wait`. SIGKILL it if it stays stopped by a signal (SIGSTOP).
 
-    A stopped process neither ends nor does anything, so whoever starts a successor at its end would never do so.
+    A stopped process does not end, so a successor that waits for its end would never start.
 
     Args:
-        frozen_s: for how long it may be stopped. Each look must find it so: time alone proves nothing if this process
-            was stopped, too.
+        child: the process.
+        frozen_s: seconds that it may be stopped. Each check must find it stopped, because time alone proves nothing if
+            this process was stopped, too.
     """
     ended = asyncio.ensure_future(child.wait())
-    looks = 0
+    checks = 0
     try:
         while not ended.done():
-            await asyncio.wait((ended,), timeout=frozen_s / _FROZEN_LOOKS)
-            looks = looks + 1 if not ended.done() and is_stopped(child.pid) else 0
-            if looks >= _FROZEN_LOOKS:
-                _log.warning("process %d was stopped for %g s: it is ended (SIGKILL)", child.pid, frozen_s)
+            await asyncio.wait((ended,), timeout=frozen_s / _FROZEN_CHECKS)
+            checks = checks + 1 if not ended.done() and is_stopped(child.pid) else 0
+            if checks >= _FROZEN_CHECKS:
+                _log.warning("process %d was stopped for %g s: it is killed (SIGKILL)", child.pid, frozen_s)
                 child.send_signal(signal.SIGKILL)
-                looks = 0
+                checks = 0
         return ended.result()
     finally:
         ended.cancel()
 
 
 def describe_exit(code: int) -> str:
-    """Say in words how a process ended; a negative code is a signal."""
+    """Return the text for an exit code. A negative code is a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -144,26 +145,26 @@ class ProcessHandle:
         try:
             self._fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._fd = -1  # it has ended already, and was reaped
+            self._fd = -1  # it has ended and was reaped already
 
     @property
     def gone(self) -> bool:
-        """True where there is nothing left to signal."""
+        """Whether the process was reaped, so that it can no longer be signalled."""
         return self._fd < 0
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended; its parent may not have reaped it yet."""
+        """Return whether the process has ended. Its parent may not have reaped it yet."""
         return self._fd < 0 or bool(select.select([self._fd], [], [], 0)[0])
 
     def send_signal(self, number: int) -> None:
-        """Signal the process; one that has ended is no error."""
+        """Signal the process. Ignored if it has ended."""
         if self._fd < 0:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, number)
 
     async def ended(self) -> None:
-        """Wait until the process has ended; its parent may not have reaped it yet."""
+        """Wait until the process has ended. Its parent may not have reaped it yet."""
         if self._fd < 0:
             return
         loop = asyncio.get_running_loop()
@@ -177,7 +178,7 @@ class ProcessHandle:
             os.close(watched)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -218,12 +219,12 @@ class ChildProcess:
 
     @property
     def stdin(self) -> IO[Any] | None:
-        """The pipe to it, where one was asked for."""
+        """The pipe to its stdin, if one was requested."""
         return self._process.stdin
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Its exit code, negative for a signal, or None while it runs."""
         return self._process.poll()
 
     def send_signal(self, number: int) -> None:
@@ -237,7 +238,7 @@ class ChildProcess:
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for its end without a loop, and give its descriptors back."""
+        """Wait for its end without an event loop, and close its descriptors."""
         code = self._process.wait()
         self._handle.close()
         if self._process.stdin is not None:
@@ -247,7 +248,13 @@ class ChildProcess:
 
 
 async def end_all(children: Iterable[ChildProcess], *, grace_s: float, first: int = signal.SIGTERM) -> None:
-    """Ask children to end, wait at most `grace_s` for all of them, SIGKILL the rest; returns when all are reaped."""
+    """Ask children to end, SIGKILL the remaining ones after `grace_s`, and return when all are reaped.
+
+    Args:
+        children: the processes.
+        grace_s: seconds that they may take.
+        first: the signal that asks them to end.
+    """
     running = [child for child in children if child.code is None]
     for child in running:
         child.send_signal(first)

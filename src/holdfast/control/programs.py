@@ -1,4 +1,4 @@
-"""The user's own programs, run beside a job: without a shell, in a session of their own, and none of our secrets."""
+"""Runs the user's own programs, without a shell, in a separate session, and without holdfast's secrets."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from typing import Self
 from holdfast.environment import for_workers
 from holdfast.errors import BadInputError
 
-#: of what a program complains, so much is kept
+#: the most bytes of stderr that are kept
 _MOST_SAID = 500
-#: a pipe holds no more: all that was said before a program ended is read at once
+#: the most bytes in a pipe, so that one read gets all output of an ended program
 _PIPE_BYTES = 1 << 20
 
 
 class ProgramError(Exception):
-    """A program has failed; the message says how."""
+    """A program has failed. The message says how."""
 
 
 def check_program(option: str, command: str, *, instead: str = "") -> None:
-    """Refuse what could never be run.
+    """Check that a command can be run.
 
     Args:
-        instead: what else could be given, for the complaint.
+        option: the option or key, for the error.
+        command: a program and its arguments.
+        instead: an alternative to a program, for the error.
 
     Raises:
-        BadInputError: naming the option or key, and the value.
+        BadInputError: it cannot. The message contains the option and the value.
     """
     try:
         words = shlex.split(command)
@@ -43,16 +45,17 @@ def check_program(option: str, command: str, *, instead: str = "") -> None:
 
 
 async def run_program(command: str, data: bytes = b"") -> None:
-    """Run a program and its arguments to its end, with `data` on stdin; who gives it up ends all that it has started.
+    """Run a program to its end, with `data` on stdin. If the caller is cancelled, kill it and all its descendants.
 
-    What it leaves running may hold its stdin and stderr open: only its own end is waited for, so both are ours, not
-    asyncio's, which waits for the ends of pipes, too.
+    A program may leave processes that hold its stdin and stderr open. So only its own end is awaited. asyncio's pipes
+    would wait for the ends of the pipes, too, so both are created here.
 
     Raises:
-        ProgramError: it ended with another code than 0. OSError: it cannot be run.
+        ProgramError: it ended with an exit code other than 0.
+        OSError: it cannot be run.
     """
     words = shlex.split(command)
-    with os.fdopen(os.memfd_create("holdfast-program"), "w+b") as given, _Complaints() as complaints:
+    with os.fdopen(os.memfd_create("holdfast-program"), "w+b") as given, _Stderr() as complaints:
         given.write(data)
         given.seek(0)
         process = await asyncio.create_subprocess_exec(
@@ -71,36 +74,36 @@ async def run_program(command: str, data: bytes = b"") -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             raise
-        said = complaints.end()
+        stderr = complaints.end()
     if code:
-        raise ProgramError(f"{words[0]} ended with {code}: {said or 'it said nothing'}")
+        raise ProgramError(f"{words[0]} ended with {code}: {stderr or 'it printed no error'}")
 
 
-class _Complaints:
-    """The end of what a program writes to its stderr; a context manager that closes both ends of the pipe."""
+class _Stderr:
+    """The last part of a program's stderr. A context manager that closes both ends of the pipe."""
 
     def __init__(self) -> None:
-        self._ours, self.theirs = os.pipe()
-        os.set_blocking(self._ours, False)
-        self._said = b""
+        self._read_end, self.theirs = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._text = b""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.get_running_loop().remove_reader(self._ours)
-        os.close(self._ours)
+        asyncio.get_running_loop().remove_reader(self._read_end)
+        os.close(self._read_end)
         os.close(self.theirs)
 
     def begin(self) -> None:
-        """Read on whenever there is something, so that the program never waits for us."""
-        asyncio.get_running_loop().add_reader(self._ours, self._read)
+        """Read whenever data arrives, so that the program is never blocked."""
+        asyncio.get_running_loop().add_reader(self._read_end, self._read)
 
     def end(self) -> str:
-        """Return the end of all that was said, on one line."""
+        """Return the last part of the output, on one line."""
         self._read()
-        return " ".join(self._said.decode(errors="replace").split())
+        return " ".join(self._text.decode(errors="replace").split())
 
     def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # (nothing is there)
-            self._said = (self._said + os.read(self._ours, _PIPE_BYTES))[-_MOST_SAID:]
+        with contextlib.suppress(BlockingIOError):  # no data
+            self._text = (self._text + os.read(self._read_end, _PIPE_BYTES))[-_MOST_SAID:]

@@ -1,4 +1,4 @@
-"""The jobs that run on this machine: one private file each, so that commands find theirs without being told where."""
+"""The jobs that run on this machine, one private file for each, so that commands find them without an address."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from holdfast.environment import TOKEN
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.protocol.names import NAME_PATTERN
 
-#: for so long an address is waited for whose token is not given
+#: seconds to wait for a connection to an address without a token
 _CONNECT_S = 5.0
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one job, or a pool (`pool`: its name).
-
-    `tls_ca`: the certificate to trust, "" for the system's. `birth`: tells pids apart.
-    """
+    """The address and token of one job or pool."""
 
     url: str
     token: str
     job: str
     pid: int
+    #: path of the certificate to trust, or "" for the system's
     tls_ca: str = ""
+    #: start time of the process, to detect a reused pid
     birth: str = ""
+    #: name of the pool, or "" for a job
     pool: str = ""
 
 
 def registry_directory(environment: Mapping[str, str]) -> Path:
-    """Return the default directory: in the session's runtime directory if that can be written, else below /tmp."""
+    """Return the default registry: in the session's runtime directory if it is writable, else below /tmp."""
     session = environment.get("XDG_RUNTIME_DIR", "")
     usable = bool(session) and os.path.isdir(session) and os.access(session, os.W_OK | os.X_OK)
     return Path(session, "holdfast") if usable else Path(f"/tmp/holdfast-{os.getuid()}")
 
 
 def register(directory: Path, entry: JobEntry) -> Path:
-    """Write the file of a job, all of it at once; return its path, for `unregister`.
+    """Write the file of a job atomically, and return its path, for `unregister`.
 
     Raises:
-        BadInputError: the directory cannot be made, or is not ours alone.
+        BadInputError: the directory cannot be created, or other users can access it.
     """
     entry = msgspec.structs.replace(entry, birth=_birth(entry.pid) or "")
     path = directory / f"{entry.pid}.json"
@@ -61,21 +61,21 @@ def register(directory: Path, entry: JobEntry) -> Path:
         draft.replace(path)
     except OSError as error:
         raise BadInputError(
-            f"the registry {directory} cannot be written: {error.strerror}: set XDG_RUNTIME_DIR to a folder of yours"
+            f"the registry {directory} cannot be written: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own"
         ) from None
     return path
 
 
 def unregister(path: Path) -> None:
-    """Remove the file of a job; one that is gone already is no error."""
+    """Remove the file of a job. A missing file is ignored."""
     path.unlink(missing_ok=True)
 
 
 def live_jobs(directory: Path) -> list[JobEntry]:
-    """Return the jobs whose coordinator lives, ordered by URL; the files of dead ones are removed.
+    """Return the jobs with a living coordinator, ordered by URL. Files of dead ones are removed.
 
     Raises:
-        BadInputError: the directory is not ours alone: somebody else could have written it.
+        BadInputError: other users can access the directory, so its content cannot be trusted.
     """
     if not directory.is_dir():
         return []
@@ -96,12 +96,12 @@ def live_jobs(directory: Path) -> list[JobEntry]:
 
 
 def find_pool(directory: Path, address: str | None, token: str | None, *, tls_ca: str = "") -> JobEntry | None:
-    """Return the pool at an address, else the only one of this machine; None where there is none.
+    """Return the pool at an address, else the only one on this machine, or None without one.
 
-    Of an address that is not registered here nobody knows yet what is there.
+    An address that is not registered here may also belong to a job.
 
     Raises:
-        BadInputError: there are several, or no token for the address, or one that cannot be sent.
+        BadInputError: there are several, or the token of the address is missing or invalid.
     """
     if address is not None:
         return find_job(directory, address, token, tls_ca=tls_ca)
@@ -113,20 +113,20 @@ def find_pool(directory: Path, address: str | None, token: str | None, *, tls_ca
 
 
 def check_token(token: str) -> None:
-    """Refuse a token that no request can carry.
+    """Check that a request can carry a token.
 
     Raises:
-        BadInputError: it is empty, or has other characters than ASCII's printable ones.
+        BadInputError: it is empty, or contains other characters than printable ASCII.
     """
     if not token or not token.isascii() or not token.isprintable():
         raise BadInputError("the token must be one or more printable ASCII characters")
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse the name of a job or node that no message can carry.
+    """Check that messages can carry the name of a job or node.
 
     Raises:
-        BadInputError: naming `what` it is.
+        BadInputError: it is invalid. The message begins with `what`.
     """
     if not re.fullmatch(NAME_PATTERN, name) or name.endswith("\n"):
         raise BadInputError(f"{what} is {name!r}: use letters, digits, dots, dashes, at most 64")
@@ -135,21 +135,25 @@ def check_name(what: str, name: str) -> None:
 def find_job(
     directory: Path, address: str | None = None, token: str | None = None, *, tls_ca: str = "", job: str | None = None
 ) -> JobEntry:
-    """Return the job at an address, else the only one of this name (or at all) that runs on this machine.
+    """Return the job at an address, else the only one with this name, or the only one at all, on this machine.
 
     Args:
-        token, tls_ca: for an address that is not registered here; what is there then need not be this job.
+        directory: the registry.
+        address: URL of the job, or None.
+        token: token for an address that is not registered here.
+        tls_ca: certificate for such an address.
+        job: name of the job, or None. It is not checked at such an address.
 
     Raises:
-        BadInputError: there are several, or no token for the address, or one that cannot be sent.
-        UnreachableError: there is none, or nobody answers at an address without a token.
+        BadInputError: there are several, or the token of the address is missing or invalid.
+        UnreachableError: there is none, or no server answers at an address without a token.
     """
     jobs = [entry for entry in live_jobs(directory) if not entry.pool or address is not None]
     if address is not None:
         url = address.rstrip("/")
         known = next((entry for entry in jobs if entry.url == url), None)
         if known is None or token is not None:
-            return _elsewhere(url, token, tls_ca)
+            return _unregistered_job(url, token, tls_ca)
         if job is not None and known.job != job:
             raise UnreachableError(f"there is no job {job!r} at {url}: the one there is {known.job!r}")
         return known
@@ -158,24 +162,26 @@ def find_job(
     found = [entry for entry in jobs if job is None or entry.job == job]
     if not found:
         names = ", ".join(sorted({entry.job for entry in jobs}))
-        raise UnreachableError(f"there is no job {job!r} on this machine: those that run are {names}")
+        raise UnreachableError(f"there is no job {job!r} on this machine: the running jobs are {names}")
     if len(found) > 1:
         urls = ", ".join(f"{entry.url} ({entry.job})" for entry in found)
         raise BadInputError(f"{len(found)} jobs run on this machine: choose one with --job or --address: {urls}")
     return found[0]
 
 
-def _elsewhere(url: str, token: str | None, tls_ca: str) -> JobEntry:
+def _unregistered_job(url: str, token: str | None, tls_ca: str) -> JobEntry:
     if token is None:
-        if _is_silent(url):
-            raise UnreachableError(f"no coordinator answers at {url}; where one does, give its token, too ({TOKEN})")
+        if _is_unreachable(url):
+            raise UnreachableError(
+                f"no coordinator answers at {url}: check the address, and give its token, too ({TOKEN})"
+            )
         raise BadInputError(f"the job at {url} does not run on this machine: give its token in {TOKEN} or --token-file")
     check_token(token)
     return JobEntry(url=url, token=token, job="", pid=0, tls_ca=tls_ca)
 
 
-def _is_silent(url: str) -> bool:
-    """Tell whether nobody listens at an address; of one that is none that is not said."""
+def _is_unreachable(url: str) -> bool:
+    """Return whether no server listens at an address. False if the address is invalid."""
     try:
         parts = urlsplit(url)
         place = parts.hostname, parts.port
@@ -191,17 +197,21 @@ def _is_silent(url: str) -> bool:
 
 
 def _check_private(directory: Path) -> None:
-    """Tokens lie here: nobody else may read them, or put others in their place."""
+    """Check that only this user can access the registry, because it contains tokens.
+
+    Raises:
+        BadInputError: other users can.
+    """
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise BadInputError(
-            f"the registry {directory} is not a directory of yours alone (mode 0700): remove it, or "
-            "set XDG_RUNTIME_DIR to a folder of yours"
+            f"the registry {directory} must be a directory of this user with mode 0700: remove it, or "
+            "set XDG_RUNTIME_DIR to a folder of your own"
         )
 
 
 def _birth(pid: int) -> str | None:
-    """Return what tells a live process from an earlier one of the same number; None where there is none."""
+    """Return the start time of a live process, which detects a reused pid, or None if it does not live."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

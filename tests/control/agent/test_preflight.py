@@ -45,7 +45,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], why: str
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     found = unfit(tmp_path, workers=1 << 20, program="false")
     assert found.startswith("memory: ")
-    assert found.endswith("; false: false ended with 1: it said nothing")
+    assert found.endswith("; false: false ended with 1: it printed no error")
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.
     ("alert", "said"),
     [
         ("sh -c 'echo no mailer is here >&2; exit 3'", "sh ended with 3: no mailer is here"),
-        ("sh -c 'kill -9 $$'", "sh ended with -9: it said nothing"),
+        ("sh -c 'kill -9 $$'", "sh ended with -9: it printed no error"),
         ("/no/such/program", "No such file or directory"),
         ("http://127.0.0.1:9/hook?key=secret", "127.0.0.1: ConnectError"),
     ],

@@ -120,7 +120,7 @@ def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: 
         assert await answers.get() == Planned(1, None)
 
     play(story)
-    assert "what the search for a placement of the experts has found cannot be read" in caplog.text
+    assert "the result of the search for a placement of the experts cannot be read" in caplog.text
 
 
 def test_one_that_never_ends_is_ended_by_the_next_and_at_the_end() -> None:

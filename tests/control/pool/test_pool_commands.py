@@ -113,7 +113,7 @@ def call(
             "--weight is nan: it must be a number above 0, 1000 at most",
         ),
         (("update", "-j", "nobody", "--max-nodes", "0"), 2, "--max-nodes is 0: it must be a whole number from 1 to"),
-        (("suspend", "-j", "a/stop#"), 3, "it knows nothing of the kind (HTTP 404)"),
+        (("suspend", "-j", "a/stop#"), 3, "it does not know this resource (HTTP 404)"),
         (("scale", "3"), 3, "of a pool, say which job is meant (-j NAME)"),
         (("update", "-j", "nobody"), 2, "no change is given: give --weight"),
         (("jobs", "--address", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),

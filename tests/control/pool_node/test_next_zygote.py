@@ -133,7 +133,7 @@ async def the_mould_does_not_answer():
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     its.send(mould.READY)
-    next_zygote._PATIENCE_S = 0.0
+    next_zygote._FORK_TIMEOUT_S = 0.0
     mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
     its.close()
     next_zygote.start_mould = lambda *_: (mute, ours)

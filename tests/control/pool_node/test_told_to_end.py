@@ -59,7 +59,7 @@ def test_it_stays_for_the_grace_of_the_node_or_of_the_job(
         async def launch() -> PooledLaunch:
             return PooledLaunch(submission=1, spec=spec, address="/jobs/job/job", token="t")
 
-        monkeypatch.setattr(grant, "_launch", launch)
+        monkeypatch.setattr(grant, "_get_launch", launch)
         node._grant = grant
         living = asyncio.create_task(grant.live())
         while not started:

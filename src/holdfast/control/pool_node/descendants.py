@@ -1,6 +1,6 @@
-"""All processes that come of this one, whoever started them: nothing of a grant may be left behind.
+"""All descendants of this process. No process may outlive its grant.
 
-Whoever loses its parent becomes a child of ours (PR_SET_CHILD_SUBREAPER), so that everything stays below this process.
+Orphans become children of this process (PR_SET_CHILD_SUBREAPER), so that all stay below it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _REAP_POLL_S = 0.02
 
 
 def adopt_orphans() -> None:
-    """Be the parent of all processes below this one whose own parent ends.
+    """Become the parent of all descendants that lose their parent.
 
     Raises:
-        OSError: the kernel does not do that.
+        OSError: the kernel does not support it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -30,10 +30,11 @@ def adopt_orphans() -> None:
 
 
 def descendants(but: Collection[int] = (), *, trees: bool = False) -> list[int]:
-    """Return the pids of all processes below this one, those that wait to be reaped included.
+    """Return the pids of all descendants of this process, including zombies.
 
     Args:
-        but: not these; what is below them all the same. trees: nor that.
+        but: pids to leave out; their descendants are included.
+        trees: whether to leave out their descendants, too.
     """
     children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in os.listdir("/proc"):
@@ -42,32 +43,42 @@ def descendants(but: Collection[int] = (), *, trees: bool = False) -> list[int]:
     found: list[int] = []
     waiting = [os.getpid()]
     while waiting:
-        mine = children[waiting.pop()]
-        others = [pid for pid in mine if pid not in but]
+        below = children[waiting.pop()]
+        others = [pid for pid in below if pid not in but]
         found += others
-        waiting += others if trees else mine
+        waiting += others if trees else below
     return found
 
 
 def kill_all(but: Collection[int] = (), *, trees: bool = False) -> None:
-    """SIGKILL all processes below this one but these; `trees`: and what is below them."""
+    """SIGKILL all descendants.
+
+    Args:
+        but: pids to leave out.
+        trees: whether to leave out their descendants, too.
+    """
     for pid in descendants(but, trees=trees):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def reap_orphans(known: Collection[int]) -> None:
-    """Reap those that have ended and were left to us; `known`: children that somebody else here waits for."""
+    """Reap ended orphans that this process has adopted.
+
+    Args:
+        known: pids of children that other code here waits for.
+    """
     for pid in descendants(known):
-        with contextlib.suppress(ChildProcessError):  # (not a child of ours, or reaped already)
+        with contextlib.suppress(ChildProcessError):  # not our child, or reaped already
             os.waitpid(pid, os.WNOHANG)
 
 
 async def end_all_below(but: Callable[[], Collection[int]], *, trees: bool = False) -> None:
-    """Kill all processes below this one but those that `but` names, and return once none is left.
+    """Kill all descendants, and return once none is left.
 
     Args:
-        trees: what is below those is left alone, too.
+        but: returns pids to leave out.
+        trees: whether to leave out their descendants, too.
     """
     while descendants(but(), trees=trees):
         kill_all(but(), trees=trees)

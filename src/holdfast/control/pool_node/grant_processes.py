@@ -1,4 +1,4 @@
-"""The processes of a node's grant: the job's own agent, and all that comes of it."""
+"""The processes of a node's grant: the agent of the job, and all its descendants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.coordination.pool.fence import StartGrant
 from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
-#: how long a job's agent may take to end in good order once the node is another's, before all of it is killed
+#: seconds that a job's agent may take to end after the end of its grant, before all its processes are killed
 END_S = 3.0
 _ASK_AGAIN_S = 0.5
 _ANSWER_S = 10.0
@@ -39,18 +39,21 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class _JobState(msgspec.Struct):
-    """The pool's answer about a job, as far as it is read here."""
+    """The fields used here of the pool's answer about a job."""
 
     state: str = ""
     submission: int = 0
 
 
 class GrantProcesses:
-    """What runs here by one grant, from its start until nothing of it is left.
+    """The processes of one grant, from its start until none is left.
 
     Args:
-        http: speaks with the pool, which is asked what belongs to the grant. zygote: has begun one for
-            this grant. scripts: is told which script is looked at.
+        settings: of the node.
+        start: the instruction to start the grant.
+        http: client of the pool, to get the launch data of the grant.
+        zygote: the zygote for this grant.
+        scripts: watches the script of the job.
     """
 
     def __init__(
@@ -67,80 +70,85 @@ class GrantProcesses:
         self._http = http
         self._zygote = zygote
         self._scripts = scripts
-        #: how long the node may stay once it is told to end: as the node was told, or its job, whichever is longer
+        #: seconds that the node may stay after a signal to end: its own grace or that of its job, the longer
         self.grace_s = settings.grace_s
         self._child: ChildProcess | None = None
-        #: set once everything must end now
+        #: set when all processes must end now
         self._ends = asyncio.Event()
         #: set once the grant is over
         self._over = asyncio.Event()
-        # Killed processes leave their sockets in it.
+        # Killed processes leave their sockets in this folder.
         self._folder = os.path.join(settings.folder, f"{start.grant}")
 
     async def live(self) -> None:
-        """Start what belongs to the grant; return once nothing of it is left, however it came to that."""
-        launch = await self._launch()
+        """Start the processes of the grant, and return once none is left, whatever happened."""
+        launch = await self._get_launch()
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         if launch is not None:
-            await self._live(launch)
-        await self._reap()
+            await self._run_agent(launch)
+        await self._kill_all()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _live(self, launch: PooledLaunch) -> None:
-        """Have the job here, if it can be; return once its agent has ended."""
+    async def _run_agent(self, launch: PooledLaunch) -> None:
+        """Run the job's agent if the node is fit, and return once it has ended."""
         self.grace_s = max(self._settings.grace_s, launch.spec.recovery.grace)
         self._scripts.looked_at(launch.spec.script)
-        if why := self._unfit(launch):
-            await self._say_unfit(launch, why)
+        if why := self._why_unfit(launch):
+            await self._send_unfit(launch, why)
             return
         try:
-            order = AgentOrder(settings=self._agent(launch), log=self._settings.log)
+            order = AgentOrder(settings=self._agent_settings(launch), log=self._settings.log)
             self._child = spawn(order, dict(os.environ))
         except OSError as error:
-            await self._say_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
+            await self._send_unfit(launch, f"the job cannot be started on it: {error.strerror or error}")
             return
         await self._wait_for_agent(self._child)
 
     def over(self) -> None:
-        """The grant is over: end everything, but let a finished job's code after its loop run to its end."""
+        """Handle the end of the grant: end all processes.
+
+        The code of a finished job after its loop still runs to its end.
+        """
         self._over.set()
         if self._child is None:
             self._ends.set()
 
     def end(self) -> None:
-        """End everything now."""
+        """End all processes now."""
         self._ends.set()
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
             self._child.send_signal(signal.SIGCONT)
 
     def leave(self) -> None:
-        """The node is to end: the job is to leave it, in good order where there is time for that."""
+        """Handle a signal to end the node: the job drains it if there is time for that."""
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
         else:
             self._ends.set()
 
-    async def _launch(self) -> PooledLaunch | None:
-        """Ask the pool until it says what to start, or the grant is over: None."""
+    async def _get_launch(self) -> PooledLaunch | None:
+        """Request the launch data from the pool until it is known. Return None if the grant ends first."""
         start = self._start
         while not self._ends.is_set():
             try:
-                answer = await self._ask("launch")
+                answer = await self._get("launch")
                 found = msgspec.json.decode(answer, type=PooledLaunch) if answer else None
                 if found is not None and (found.submission, found.spec.name) == (start.submission, start.job):
                     return found
             except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
-                _log.info("what belongs to grant %d is not known yet: %s", self.grant, error)
+                _log.info("the launch data of grant %d is not known yet: %s", self.grant, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
         return None
 
-    async def _ask(self, what: str = "") -> bytes:
-        """Ask the pool once about the job; return b"" if it does not say. At most a message's bytes are read.
+    async def _get(self, what: str = "") -> bytes:
+        """Send one request about the job to the pool. Return b"" if the pool refuses it.
+
+        At most the bytes of one message are read.
 
         Raises:
-            httpx.HTTPError, TimeoutError, msgspec.DecodeError: there is no answer, or it is too large.
+            httpx.HTTPError, TimeoutError, msgspec.DecodeError: the pool does not answer, or its answer is too large.
         """
         data = b""
         path = f"/jobs/{self._start.job}/{what}".rstrip("/")
@@ -156,15 +164,15 @@ class GrantProcesses:
     async def _job_finished(self) -> bool:
         """Return whether the pool says that the job of this grant has finished."""
         try:
-            answer = await self._ask()
+            answer = await self._get()
             job = msgspec.json.decode(answer, type=_JobState) if answer else _JobState()
         except (httpx.HTTPError, TimeoutError, *MALFORMED) as error:
-            _log.info("whether job %s has finished is not known: %s", self._start.job, error)
+            _log.info("it is not known whether job %s has finished: %s", self._start.job, error)
             return False
         return (job.state, job.submission) == ("finished", self._start.submission)
 
-    def _unfit(self, launch: PooledLaunch) -> str:
-        """Return why the job cannot run here, "" where nothing is known against it."""
+    def _why_unfit(self, launch: PooledLaunch) -> str:
+        """Return the reason why the job cannot run here, or ""."""
         spec, most = launch.spec, self._settings.workers
         if not os.path.isfile(spec.script) or not os.access(spec.script, os.R_OK):
             return f"there is no script {spec.script} on it that can be read"
@@ -172,18 +180,21 @@ class GrantProcesses:
             return f"it has room for {most} workers, and the job has {spec.workers_per_node} on each node"
         return ""
 
-    async def _say_unfit(self, launch: PooledLaunch, why: str) -> None:
-        """Tell the job's coordinator that this node is none for it: it gives the grant back, and wants no other."""
-        mine, heard = self._settings, asyncio.Event()
+    async def _send_unfit(self, launch: PooledLaunch, why: str) -> None:
+        """Report to the job's coordinator that this node is unfit.
+
+        The job then returns the grant, and does not ask for this node again.
+        """
+        settings, answered = self._settings, asyncio.Event()
         identity = NodeIdentity(
-            job=launch.spec.name, node=mine.node, workers=1, digest="", agent_pid=os.getpid(), grant=self.grant
+            job=launch.spec.name, node=settings.node, workers=1, digest="", agent_pid=os.getpid(), grant=self.grant
         )
         hello = identity.hello(secrets.token_hex(8), 0, (), time.monotonic(), why)
-        url = mine.pool.rstrip("/") + launch.address
-        tls = ssl.create_default_context(cafile=mine.tls_ca or None) if url.startswith("https:") else None
-        while not (self._ends.is_set() or heard.is_set()):
-            with contextlib.suppress(OSError):  # TimeoutError too: nobody is there now
-                channel = await open_channel(url, launch.token, lambda _: heard.set(), tls=tls)
+        url = settings.pool.rstrip("/") + launch.address
+        tls = ssl.create_default_context(cafile=settings.tls_ca or None) if url.startswith("https:") else None
+        while not (self._ends.is_set() or answered.is_set()):
+            with contextlib.suppress(OSError):  # includes TimeoutError: the coordinator does not answer now
+                channel = await open_channel(url, launch.token, lambda _: answered.set(), tls=tls)
                 channel.send(hello)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(channel.wait_closed(), END_S)
@@ -191,28 +202,29 @@ class GrantProcesses:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
 
-    def _agent(self, launch: PooledLaunch) -> AgentSettings:
-        """Return the settings of the job's own agent."""
-        mine, spec = self._settings, launch.spec
+    def _agent_settings(self, launch: PooledLaunch) -> AgentSettings:
+        """Return the settings of the job's agent."""
+        settings, spec = self._settings, launch.spec
         spec = replace(spec, recovery=replace(spec.recovery, grace=self.grace_s))
         return AgentSettings(
             spec=spec,
-            coordinator=mine.pool.rstrip("/") + launch.address,
+            coordinator=settings.pool.rstrip("/") + launch.address,
             token=launch.token,
-            node=mine.node,
+            node=settings.node,
             folder=self._folder,
             digest=script_digest(spec.script, spec.args),
-            advertise=mine.advertise,
+            advertise=settings.advertise,
             cwd=os.path.dirname(spec.script),
             zygote=self._zygote.path,
-            environment=mine.environment,
-            log_folder=spec.output.log_dir or (os.path.join(mine.log_folder, spec.name) if mine.log_folder else ""),
-            shows=mine.shows,
-            tls_ca=mine.tls_ca,
+            environment=settings.environment,
+            log_folder=spec.output.log_dir
+            or (os.path.join(settings.log_folder, spec.name) if settings.log_folder else ""),
+            shows=settings.shows,
+            tls_ca=settings.tls_ca,
             parent=os.getpid(),
-            rack=mine.rack,
-            zone=mine.zone,
-            failure_rate=mine.failure_rate,
+            rack=settings.rack,
+            zone=settings.zone,
+            failure_rate=settings.failure_rate,
             standby=self._start.standby,
             grant=self.grant,
         )
@@ -220,8 +232,8 @@ class GrantProcesses:
     async def _wait_for_agent(self, child: ChildProcess) -> None:
         """Wait for the end of the job's agent.
 
-        Once the grant is over, the agent of a finished job ends after the script's code. Any other agent is told to end
-        (SIGINT), and is killed after `END_S` seconds.
+        After the end of the grant, the agent of a finished job ends with the script's code. Any other agent gets
+        SIGINT, and is killed after `END_S` seconds.
         """
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
         over, ends = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())
@@ -238,12 +250,12 @@ class GrantProcesses:
             kill_all(self._zygote.kept)
             await ended
 
-    async def _reap(self) -> None:
-        """Kill what is left, and return once nothing is, and nothing can come any more."""
+    async def _kill_all(self) -> None:
+        """Kill the remaining processes, and return once none is left and none can start."""
         await self._zygote.end()
         await end_all_below(lambda: self._zygote.kept)
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """The pids of children that are waited for here."""
+        """The pids of children that this object waits for."""
         return (self._child.pid,) if self._child is not None else ()

@@ -1,8 +1,8 @@
-"""The zygote of a node's next grant: it has imported what workers need by the time that the node is a job's.
+"""The zygote of a node's next grant. It has imported the modules of workers before the node is granted to a job.
 
-It is that grant's alone, and ends with it like all that comes of it. What has imported is the node's mould, which has
-nothing of any grant in it, and outlives them: it is the only process below the node's agent that may. It forks a zygote
-only when it is told to, which is once everything of the grant before is gone, and says when it has.
+It belongs to that grant alone, and ends with it like all its processes. The imports are done by the node's process
+template, which contains nothing of any grant and outlives them. It is the only process below the node's agent that may.
+It forks a zygote only on request, after all processes of the previous grant have ended, and reports when it has.
 """
 
 from __future__ import annotations
@@ -18,154 +18,158 @@ from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_mould
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, is_stopped
 
-#: a mould that takes longer than this to fork does not answer any more; another has to import everything again, which
-#: takes longer still where the machine is loaded
-_PATIENCE_S = 30.0
+#: seconds after which a process template that has not forked counts as hung. A new one repeats all imports, which takes
+#: longer still on a loaded machine
+_FORK_TIMEOUT_S = 30.0
 _MOST_BYTES = 64
 
 _log = logging.getLogger("holdfast.agent")
 
 
 class NextZygote:
-    """Begun anew once everything of a grant is gone."""
+    """The zygote for the next grant. A new one is created once all processes of a grant have ended."""
 
     def __init__(self, settings: PoolNodeSettings) -> None:
         self._settings = settings
-        self._mould: ChildProcess | None = None
-        self._requests: socket.socket | None = None
-        #: the mould has imported everything; it was asked for a zygote, and has not answered
-        self._ready = self._asked = False
+        self._template: ChildProcess | None = None
+        self._channel: socket.socket | None = None
+        #: whether the template has done its imports, and whether it has an unanswered request
+        self._ready = self._requested = False
         self._answered = asyncio.Event()
-        self._asked_at = 0.0
-        #: what the next one is to begin with, until it has; and our end of its lifeline
+        self._requested_at = 0.0
+        #: the listener and the lifeline for the next zygote, until it has them; and our end of the lifeline
         self._listener: socket.socket | None = None
-        self._its_end = self._our_end = -1
+        self._zygote_lifeline = self._own_lifeline = -1
         self._count = 0
-        #: its socket, "" where there is none: then the job's agent starts one of its own
+        #: path of its socket, or "" without one: then the job's agent starts its own zygote
         self.path = ""
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The pid of the process that is no grant's: a child that is waited for here."""
-        return (self._mould.pid,) if self._mould is not None else ()
+        """The pid of the template, which belongs to no grant and is awaited here."""
+        return (self._template.pid,) if self._template is not None else ()
 
     def begin(self) -> None:
-        """Have one; the one before has ended with its grant."""
+        """Request a zygote. The previous one has ended with its grant."""
         self._count += 1
         path = os.path.join(self._settings.folder, f"next-{self._count}.sock")
         try:
-            self._offer(path)
-            self._ask()
+            self._open_listener(path)
+            self._request()
         except OSError as error:
-            _log.warning("no zygote waits for the next job: %s", error)
-            self._drop()
+            _log.warning("no zygote could be prepared for the next job, which will start more slowly: %s", error)
+            self._close_listener()
             self._end_lifeline()
 
     def look(self) -> None:
-        """Let nobody wait for a mould that does not go on; called every now and then.
+        """Check the template. Called periodically.
 
-        One that is stopped goes on. One that does not answer is lost: the job's agent starts a zygote of its own.
+        A stopped template is continued. A hung one is killed, and the job's agent starts its own zygote.
         """
-        if self._mould is None:
+        if self._template is None:
             return
-        if is_stopped(self._mould.pid):
-            self._mould.send_signal(signal.SIGCONT)
-        if self._asked and asyncio.get_running_loop().time() - self._asked_at > _PATIENCE_S:
-            _log.warning("the process that forks zygotes has not answered for %g s: it is given up", _PATIENCE_S)
-            self._lose()
+        if is_stopped(self._template.pid):
+            self._template.send_signal(signal.SIGCONT)
+        if self._requested and asyncio.get_running_loop().time() - self._requested_at > _FORK_TIMEOUT_S:
+            _log.warning("the process template has not forked a zygote for %g s, so it is killed", _FORK_TIMEOUT_S)
+            self._drop_template()
 
     async def end(self) -> None:
-        """End it, and return once none can come any more: what it has forked is for whoever asks to end."""
-        if self._asked:
+        """End the zygote, and return once none can start. The caller ends the processes that it has forked."""
+        if self._requested:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), _PATIENCE_S)
-            if self._asked:
-                self._lose()
-        self._drop()
+                await asyncio.wait_for(self._answered.wait(), _FORK_TIMEOUT_S)
+            if self._requested:
+                self._drop_template()
+        self._close_listener()
         self._end_lifeline()
 
     async def close(self) -> None:
-        """End the mould, and it."""
-        self._lose()
+        """End the template, and the zygote."""
+        self._drop_template()
         await self.end()
 
-    def _offer(self, path: str) -> None:
+    def _open_listener(self, path: str) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(path)
             listener.listen(128)
-            self._its_end, self._our_end = os.pipe()
+            self._zygote_lifeline, self._own_lifeline = os.pipe()
         except OSError:
             listener.close()
             raise
         self._listener, self.path = listener, path
 
-    def _ask(self) -> None:
-        """Ask the mould, one that is started now where there is none, as soon as it can be asked.
+    def _request(self) -> None:
+        """Request a zygote from the template once it is ready, after starting one if necessary.
 
         Raises:
-            OSError: none can be started.
+            OSError: no template can be started.
         """
-        if self._mould is None:
-            self._mould, self._requests = start_mould(self._settings.environment, self._settings.preload)
-            asyncio.get_running_loop().add_reader(self._requests, self._hear)
+        if self._template is None:
+            self._template, self._channel = start_mould(self._settings.environment, self._settings.preload)
+            asyncio.get_running_loop().add_reader(self._channel, self._on_message)
         if not self._ready or self._listener is None:
             return
-        assert self._requests is not None
-        self._mould.send_signal(signal.SIGCONT)
-        self._asked, self._asked_at = True, asyncio.get_running_loop().time()
+        assert self._channel is not None
+        self._template.send_signal(signal.SIGCONT)
+        self._requested, self._requested_at = True, asyncio.get_running_loop().time()
         self._answered.clear()
         try:
-            socket.send_fds(self._requests, [ZYGOTE], [self._listener.fileno(), self._its_end])
+            socket.send_fds(self._channel, [ZYGOTE], [self._listener.fileno(), self._zygote_lifeline])
         except OSError:
-            self._lose()
+            self._drop_template()
 
-    def _hear(self) -> None:
-        assert self._requests is not None
+    def _on_message(self) -> None:
+        assert self._channel is not None
         try:
-            word = self._requests.recv(_MOST_BYTES)
+            message = self._channel.recv(_MOST_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            word = b""
-        if word == READY:
+            message = b""
+        if message == READY:
             self._ready = True
-            self._ask()
-        elif word == FORKED:
-            self._asked = False
-            self._drop()
+            self._request()
+        elif message == FORKED:
+            self._requested = False
+            self._close_listener()
             self._answered.set()
         else:
-            wanted = word == CHANGED and self._listener
-            self._lose(for_another=bool(wanted))
+            wanted = message == CHANGED and self._listener
+            self._drop_template(for_another=bool(wanted))
 
-    def _lose(self, *, for_another: bool = False) -> None:
-        """The mould is of no use any more; unless another is to come, whoever waits for a zygote hears of it."""
-        if self._requests is not None:
-            asyncio.get_running_loop().remove_reader(self._requests)
-            self._requests.close()
-        if self._mould is not None:
-            self._mould.send_signal(signal.SIGKILL)
-            self._mould.reap()
-        self._mould = self._requests = None
-        self._ready = self._asked = False
+    def _drop_template(self, *, for_another: bool = False) -> None:
+        """Kill the template. Unless a new one is started, waiters are released.
+
+        Args:
+            for_another: whether to start a new template for the pending request.
+        """
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel)
+            self._channel.close()
+        if self._template is not None:
+            self._template.send_signal(signal.SIGKILL)
+            self._template.reap()
+        self._template = self._channel = None
+        self._ready = self._requested = False
         self._answered.set()
         if for_another:
             with contextlib.suppress(OSError):
-                self._ask()
+                self._request()
                 return
-        self._drop()
+        self._close_listener()
 
-    def _drop(self) -> None:
-        """Let go of what a zygote begins with: it has it, or none is to."""
+    def _close_listener(self) -> None:
+        """Close the listener and lifeline for a zygote: it has its copies, or none will start."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-            os.close(self._its_end)
+            os.close(self._zygote_lifeline)
 
     def _end_lifeline(self) -> None:
         path, self.path = self.path, ""
         if path:
-            os.close(self._our_end)
+            os.close(self._own_lifeline)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

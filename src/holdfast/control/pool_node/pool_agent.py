@@ -1,7 +1,7 @@
-"""A pool's node: its agent says whose it is, and is the fence between one owner and the next.
+"""The agent of a pool's node: it reports which job uses the node, and separates one job from the next.
 
-What it decides is in `holdfast.coordination.pool.fence`; this is the shell around it: the connection to the pool, and
-the processes. The pool may be away for any time: what runs here runs on.
+Its decisions are made in `holdfast.coordination.pool.fence`. This is the shell around it: the connection to the pool,
+and the processes. The pool may be unreachable for any time, and the processes here continue.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.messages.pool import FromNode, LeavePool, NodeAlive, NodeGrant, PoolHello, PoolRefusal, ToNode
 
-#: how often the pool hears that the node lives: three times in a lease
+#: seconds between two heartbeats to the pool: a third of a lease
 BEAT_S = 1.0
-#: how often is looked for what was left to the node; and whether a script has changed that was to run here
+#: seconds between two checks for orphans, and for changed scripts
 _REAP_S = 0.5
 _WATCH_S = 1.0
-#: what is left of a node that is told to end has so long to go, beyond its grace
-_GOING_S = 10.0
+#: seconds that the remaining processes may take to end, beyond the grace
+_END_S = 10.0
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 0.5
 _UNAUTHORISED = (401, 403)
@@ -48,7 +48,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class PoolAgent:
-    """One node of a pool. `run` returns the exit code once it is told to end, and nothing runs here any more."""
+    """One node of a pool. `run` returns the exit code after a signal to end, once no process of a job is left."""
 
     def __init__(self, settings: PoolNodeSettings, say: Callable[[str], None]) -> None:
         secure = settings.pool.startswith("https:")
@@ -62,10 +62,10 @@ class PoolAgent:
         self._zygote = NextZygote(settings)
         self._scripts = WatchedScripts()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._welcome = False
-        #: why the pool has refused the node last
+        self._is_accepted = False
+        #: reason of the last refusal by the pool
         self._refused = ""
-        self._leaving = False
+        self._is_leaving = False
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._http = httpx.AsyncClient(
             base_url=settings.pool,
@@ -75,12 +75,12 @@ class PoolAgent:
         )
 
     async def run(self) -> int:
-        """Live in the pool."""
+        """Connect to the pool, and run its grants."""
         self._zygote.begin()
-        self._task(self._stay_connected())
-        self._task(self._beat())
-        self._task(self._reap())
-        self._task(self._watch())
+        self._start_task(self._stay_connected())
+        self._start_task(self._send_heartbeats())
+        self._start_task(self._reap_orphans())
+        self._start_task(self._watch_scripts())
         try:
             return await self._exit
         finally:
@@ -92,24 +92,24 @@ class PoolAgent:
                 await self._channel.wait_closed()
             await self._http.aclose()
             await self._zygote.close()
-            with contextlib.suppress(TimeoutError):  # (what ends later ends with this process)
-                await asyncio.wait_for(end_all_below(tuple), _GOING_S)
+            with contextlib.suppress(TimeoutError):  # processes that remain end with this process
+                await asyncio.wait_for(end_all_below(tuple), _END_S)
 
     def told_to_end(self, code: int) -> None:
-        """End the node once its job can go on without it, or the grace is over; told again, at once."""
-        again, self._leaving = self._leaving, True
+        """End the node once its job has drained it, or the grace is over. A second call ends it at once."""
+        again, self._is_leaving = self._is_leaving, True
         if self._grant is None:
-            self._go(code)
+            self._leave(code)
         elif again or not self._grant.grace_s:
             self._grant.end()
-            self._task(self._go_later(code, _GOING_S))
+            self._start_task(self._leave_after(code, _END_S))
         else:
             self._grant.leave()
-            self._task(self._go_later(code, self._grant.grace_s + _GOING_S))
+            self._start_task(self._leave_after(code, self._grant.grace_s + _END_S))
 
-    # ---- whose the node is ----
+    # grants
 
-    def _hear(self, message: ToNode) -> None:
+    def _on_message(self, message: ToNode) -> None:
         if isinstance(message, PoolRefusal):
             if message.why != self._refused:
                 self._say(f"holdfast agent {self._settings.node}: {message.why}")
@@ -117,111 +117,114 @@ class PoolAgent:
             if not message.stays:
                 self._end(EXIT_BAD_INPUT)
             return
-        self._welcome = True
-        if not self._leaving:
-            self._obey(self._fence.on_grant(message))
+        self._is_accepted = True
+        if not self._is_leaving:
+            self._execute(self._fence.on_grant(message))
 
-    def _obey(self, instructions: Iterable[FenceInstruction]) -> None:
+    def _execute(self, instructions: Iterable[FenceInstruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case StartGrant():
                     self._grant = GrantProcesses(self._settings, instruction, self._http, self._zygote, self._scripts)
-                    self._task(self._live(self._grant))
+                    self._start_task(self._run_grant(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
                         self._grant.over()
                 case ReportState(stands):
-                    self._tell(stands)
+                    self._send(stands)
 
-    async def _live(self, grant: GrantProcesses) -> None:
+    async def _run_grant(self, grant: GrantProcesses) -> None:
         await grant.live()
         self._grant = None
-        if not self._leaving:
+        if not self._is_leaving:
             self._zygote.begin()
-        self._obey(self._fence.on_reaped(grant.grant))
+        self._execute(self._fence.on_reaped(grant.grant))
 
-    async def _go_later(self, code: int, within_s: float) -> None:
-        """Go once nothing runs here; what has not ended by then ends with this process."""
+    async def _leave_after(self, code: int, within_s: float) -> None:
+        """Leave the pool once no process of a job is left.
+
+        Processes that remain after `within_s` end with this process.
+        """
         until = asyncio.get_running_loop().time() + within_s
         while self._grant is not None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_FIRST_BACKOFF_S)
-        self._go(code)
+        self._leave(code)
 
-    def _go(self, code: int) -> None:
+    def _leave(self, code: int) -> None:
         if self._grant is None:
-            self._tell(LeavePool())
+            self._send(LeavePool())
         self._end(code)
 
     def _end(self, code: int) -> None:
         if not self._exit.done():
             self._exit.set_result(code)
 
-    # ---- the connection to the pool ----
+    # connection to the pool
 
-    def _tell(self, message: FromNode) -> None:
+    def _send(self, message: FromNode) -> None:
         if self._channel is not None:
             self._channel.send(message)
 
     async def _stay_connected(self) -> None:
-        """Connect again for ever: a pool that is away is waited for while training goes on."""
-        mine, backoff = self._settings, _FIRST_BACKOFF_S
+        """Connect again and again. Training continues while the pool is unreachable."""
+        settings, backoff = self._settings, _FIRST_BACKOFF_S
         make = partial(CoordinatorChannel, decode=msgspec.msgpack.Decoder(NodeGrant | PoolRefusal).decode)
         while not self._exit.done():
             try:
-                channel = await open_channel(mine.pool, mine.token, self._hear, tls=self._tls, make=make)
+                channel = await open_channel(settings.pool, settings.token, self._on_message, tls=self._tls, make=make)
             except ChannelRefusedError as error:
-                if error.status in _UNAUTHORISED and not self._welcome:
-                    self._say(f"{mine.pool} refuses the token ({error}): give it in {TOKEN} or --token-file")
+                if error.status in _UNAUTHORISED and not self._is_accepted:
+                    self._say(f"{settings.pool} refuses the token ({error}): give it in {TOKEN} or --token-file")
                     self._end(EXIT_BAD_INPUT)
-            except OSError as error:  # TimeoutError too
+            except OSError as error:  # includes TimeoutError
                 _log.debug("no pool: %s", error)
             else:
                 self._channel = channel
                 term, version = self._fence.record_version
                 hello = PoolHello(
-                    node=mine.node,
+                    node=settings.node,
                     session=self._session,
                     agent_pid=os.getpid(),
-                    rack=mine.rack,
-                    zone=mine.zone,
+                    rack=settings.rack,
+                    zone=settings.zone,
                     stands=self._fence.state,
-                    passing=mine.passing,
+                    passing=settings.passing,
                     term=term,
                     version=version,
                     identity=self._fence.pool_identity,
                 )
-                self._tell(hello)
+                self._send(hello)
                 await channel.wait_closed()
                 self._channel, backoff = None, _FIRST_BACKOFF_S
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
-    async def _beat(self) -> None:
-        """Say that the node lives."""
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats to the pool."""
         while not self._exit.done():
-            self._tell(NodeAlive())
+            self._send(NodeAlive())
             await asyncio.sleep(until_mark(time.time(), BEAT_S))
 
-    async def _reap(self) -> None:
-        """Reap what was left to the node, and see that its zygotes come."""
+    async def _reap_orphans(self) -> None:
+        """Reap orphans, and check the process template."""
         while not self._exit.done():
             self._zygote.look()
             reap_orphans((*self._zygote.kept, *(self._grant.awaited if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
 
-    async def _watch(self) -> None:
-        """Tell the pool that a script has changed: a job that would not take this node may do so now."""
+    async def _watch_scripts(self) -> None:
+        """Report changed scripts to the pool: a job that did not accept this node may do so now."""
         while not self._exit.done():
             if self._scripts.changed():
-                self._obey(self._fence.on_node_changed())
+                self._execute(self._fence.on_node_changed())
             await asyncio.sleep(_WATCH_S)
 
-    def _task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self._on_task_done)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._exit.done():
@@ -229,7 +232,7 @@ class PoolAgent:
 
 
 async def live(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
-    """Run a pool's node until it is told to end; SIGTERM or SIGHUP (after its grace) and SIGINT do that."""
+    """Run a pool's node until a signal ends it (SIGTERM, SIGHUP or SIGINT), after its grace."""
     agent = PoolAgent(settings, say)
     loop = asyncio.get_running_loop()
     for number, code in ending_signals().items():
@@ -238,13 +241,14 @@ async def live(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
 
 
 def run_pool_agent(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
-    """Run a pool's node in this process and return its exit code.
+    """Run a pool's node in this process, and return its exit code.
 
     Args:
+        settings: of the node.
         say: prints one line for the user.
 
     Raises:
-        OSError: the kernel does not let it be the parent of its processes' orphans.
+        OSError: the kernel does not let this process adopt its orphaned descendants.
     """
     if settings.parent:
         die_with_parent(settings.parent)

@@ -1,4 +1,4 @@
-"""What a pool's node is told at its start."""
+"""The settings of a pool's node."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from holdfast.control.link.forking import PRELOAD
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolNodeSettings:
-    """One node of a pool.
+    """The settings of one node of a pool. Fields without a comment are as in `AgentSettings`."""
 
-    pool: the pool's http(s) URL. token: what it is shown. node: this node's name. folder: a private one, for sockets.
-    advertise, rack, zone, failure_rate, tls_ca, environment, log_folder, preload, parent: as of `AgentSettings`.
-    workers: a job with more on a node than these finds this one unfit; 0: any number. grace_s: so long the node stays
-    once it is told to end, for its job to leave it in good order. passing: its name is of this process alone. shows:
-    whether what workers print is printed.
-    """
-
+    #: http(s) URL of the pool
     pool: str
+    #: token for the pool
     token: str
+    #: name of this node
     node: str
+    #: a private folder, for sockets
     folder: str
     advertise: str = "127.0.0.1"
     rack: str = ""
@@ -29,9 +26,13 @@ class PoolNodeSettings:
     tls_ca: str = ""
     environment: dict[str, str] = field(default_factory=dict[str, str])
     log_folder: str = ""
+    #: jobs with more workers per node than this find the node unfit; 0: any number
     workers: int = 0
+    #: seconds that the node stays after a signal to end, so that its job can drain it
     grace_s: float = 0.0
+    #: whether the name of the node is used by this process only, and is forgotten after it
     passing: bool = False
+    #: whether to print the output of workers
     shows: bool = True
     preload: tuple[str, ...] = PRELOAD
     parent: int = 0

@@ -1,37 +1,40 @@
-"""Scripts that were to run on this node: once one has changed here, it may do for a job that would not take it."""
+"""Detects changes of scripts that were started on this node.
+
+After a change, a job that did not accept this node may accept it.
+"""
 
 from __future__ import annotations
 
 import os
 
-#: of so many scripts is known how they were; those that were looked at first are forgotten first
+#: the most scripts that are watched; the oldest are forgotten first
 _KEPT = 256
 
-_Looks = tuple[int, int, int] | None
+_Fingerprint = tuple[int, int, int] | None
 
 
 class WatchedScripts:
-    """How scripts were when a grant began by which they were to run, whatever has become of that."""
+    """The state of scripts when a grant started them, whether or not that succeeded."""
 
     def __init__(self) -> None:
-        self._were: dict[str, _Looks] = {}
+        self._known: dict[str, _Fingerprint] = {}
 
     def looked_at(self, script: str) -> None:
-        """A script is about to be looked at, and to run if it can."""
-        self._were.pop(script, None)
-        self._were[script] = _looks(script)
-        while len(self._were) > _KEPT:
-            del self._were[next(iter(self._were))]
+        """Watch a script, which is about to be checked and started."""
+        self._known.pop(script, None)
+        self._known[script] = _fingerprint(script)
+        while len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
 
     def changed(self) -> bool:
-        """Tell whether any has changed; each change is told once."""
-        now = {script: _looks(script) for script in self._were}
-        before, self._were = self._were, now
+        """Return whether any script has changed since the last call."""
+        now = {script: _fingerprint(script) for script in self._known}
+        before, self._known = self._known, now
         return now != before
 
 
-def _looks(script: str) -> _Looks:
-    """Return what changes where a file does; None: it cannot be looked at."""
+def _fingerprint(script: str) -> _Fingerprint:
+    """Return values that change with a file, or None if it cannot be read."""
     try:
         found = os.stat(script)
     except OSError:
