@@ -53,7 +53,7 @@ def client_of(url: str) -> CoordinatorClient:
 def test_whoever_is_no_coordinator_is_said_to_be_none(
     ask: Callable[[CoordinatorClient], object], stranger: str
 ) -> None:
-    with client_of(stranger) as client, pytest.raises(UnreachableError, match="is no coordinator of holdfast"):
+    with client_of(stranger) as client, pytest.raises(UnreachableError, match="is not a coordinator of holdfast"):
         ask(client)
 
 

@@ -173,7 +173,7 @@ def _unregistered_job(url: str, token: str | None, tls_ca: str) -> JobEntry:
     if token is None:
         if _is_unreachable(url):
             raise UnreachableError(
-                f"no coordinator answers at {url}: check the address, and give its token, too ({TOKEN})"
+                f"no coordinator answers at {url}: check the address, and give its token ({TOKEN})"
             )
         raise BadInputError(f"the job at {url} does not run on this machine: give its token in {TOKEN} or --token-file")
     check_token(token)

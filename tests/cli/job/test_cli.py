@@ -314,7 +314,7 @@ def test_nobody_answers_is_nobody_answers_without_a_token_too(
     result = holdfast(environment, *words, "--address", "http://127.0.0.1:9")
     assert result.returncode == 3, result.stderr
     (line,) = result.stderr.splitlines()
-    assert "no coordinator answers at http://127.0.0.1:9; where one does, give its token, too" in line
+    assert "no coordinator answers at http://127.0.0.1:9: check the address, and give its token" in line
 
 
 def test_commands_beside_a_job_that_runs(
@@ -348,7 +348,7 @@ def test_commands_beside_a_job_that_runs(
         assert holdfast(environment, "events", "-j", "fake_training", str(job.events_file)).returncode == 0
         elsewhere = holdfast(environment, "status", "-j", "other")
         assert elsewhere.returncode == 3
-        assert "those that run are fake_training" in elsewhere.stderr
+        assert "the running jobs are fake_training" in elsewhere.stderr
 
         fewer = holdfast(environment, "scale", "1")
         assert fewer.returncode == 4
