@@ -92,7 +92,9 @@ def test_an_unregistered_url_needs_a_token(directory: Path) -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(BadInputError, match="--token-file"):
             find_job(directory, url)
-    with pytest.raises(UnreachableError, match=f"no coordinator answers at {url}: check the address, and give its token"):
+    with pytest.raises(
+        UnreachableError, match=f"no coordinator answers at {url}: check the address, and give its token"
+    ):
         find_job(directory, url)
     for none in ("http://127.0.0.1:port", "127.0.0.1", "http://[::1", "http://127.0.0.1"):
         with pytest.raises(BadInputError, match="--token-file"):

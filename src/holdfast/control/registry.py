@@ -172,9 +172,7 @@ def find_job(
 def _unregistered_job(url: str, token: str | None, tls_ca: str) -> JobEntry:
     if token is None:
         if _is_unreachable(url):
-            raise UnreachableError(
-                f"no coordinator answers at {url}: check the address, and give its token ({TOKEN})"
-            )
+            raise UnreachableError(f"no coordinator answers at {url}: check the address, and give its token ({TOKEN})")
         raise BadInputError(f"the job at {url} does not run on this machine: give its token in {TOKEN} or --token-file")
     check_token(token)
     return JobEntry(url=url, token=token, job="", pid=0, tls_ca=tls_ca)
