@@ -17,7 +17,7 @@ import pytest
 from formats import LINES, MESSAGES, examples_of
 
 from holdfast.cli.spec_options import collect_job, job_spec
-from holdfast.control.link.snapshots.files import StoredPart, find_parts, path_of
+from holdfast.control.link.snapshots.files import StoredPart, find_parts, part_path
 from holdfast.protocol.checkpoints.directory import find_checkpoints, verify
 from holdfast.runtime.snapshots.cutting import PartManifest
 from holdfast.storage import LocalStorage
@@ -117,7 +117,7 @@ def test_parts_of_a_snapshot_that_were_written_are_found_and_read(tmp_path: Path
     assert damaged == []
     assert sorted((part.step, part.part, part.parts) for part in parts) == [(6, 0, 2), (6, 1, 2)]
     for part in parts:
-        stored = StoredPart(path_of(folder, part), "tiny_moe")
+        stored = StoredPart(part_path(folder, part), "tiny_moe")
         assert msgspec.msgpack.decode(stored.manifest, type=PartManifest).state
         stored.close()
 

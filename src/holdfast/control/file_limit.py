@@ -32,6 +32,6 @@ def room_for_nodes(workers: int) -> int:
     return (file_limit() - _RESERVED_FILES) // (_NODE_FILES + workers)
 
 
-def few_files(room: int) -> str:
+def describe_limit(room: int) -> str:
     """Return a message that the limit on open files allows this many nodes only."""
     return f"its processes may open as many files as {max(room, 0)} nodes take; raise the limit (ulimit -n)"

@@ -29,7 +29,7 @@ _DESCRIPTORS = 2
 _RANDOM = {"numpy.random": "seed", "torch": "default_generator.seed"}
 
 
-class ZygotePlace(NamedTuple):
+class ZygoteResources(NamedTuple):
     """The resources with which a zygote starts."""
 
     listener: socket.socket
@@ -52,7 +52,7 @@ class Loaded:
         )
 
 
-def serve(requests: socket.socket) -> ZygotePlace | None:
+def serve(requests: socket.socket) -> ZygoteResources | None:
     """Fork zygotes on request. Return None when the socket is closed, and in a forked zygote its resources."""
     loaded = Loaded()
     with contextlib.suppress(ConnectionError):  # the requester has ended
@@ -73,14 +73,14 @@ def serve(requests: socket.socket) -> ZygotePlace | None:
     return None
 
 
-def _become_zygote(listener: int, lifeline: int) -> ZygotePlace:
+def _become_zygote(listener: int, lifeline: int) -> ZygoteResources:
     """Turn this grandchild into a zygote, equal to one that was started directly."""
     os.setpgid(0, 0)
     os.dup2(lifeline, 0)
     for descriptor in (listener, lifeline):
         os.set_inheritable(descriptor, False)
     _reseed()
-    return ZygotePlace(socket.socket(fileno=listener), lifeline)
+    return ZygoteResources(socket.socket(fileno=listener), lifeline)
 
 
 def _reseed() -> None:
@@ -93,7 +93,7 @@ def _reseed() -> None:
             operator.attrgetter(seed)(sys.modules[name])()
 
 
-def start_mould(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:
+def start_template(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:
     """Start a template, and return it with the non-blocking socket for requests.
 
     Raises:

@@ -21,7 +21,7 @@ from holdfast.control.agent.channel import (
     open_channel,
     websocket_url,
 )
-from holdfast.control.serving.turns import in_parts
+from holdfast.control.serving.turns import split_message
 from holdfast.coordination.generations.plan_change import change_of
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted
@@ -263,11 +263,11 @@ def large_plan(workers: int) -> PrepareNode:
 def test_what_is_large_comes_in_parts() -> None:
     plan = large_plan(30_000)
     data = msgspec.msgpack.encode(plan)
-    parts = in_parts(data)
+    parts = split_message(data)
     assert len(data) > 3 * MAX_MESSAGE_BYTES
     assert len(parts) == -(-len(data) // (MAX_PART_BYTES - 64))
     assert max(map(len, parts)) <= MAX_PART_BYTES
-    assert in_parts(data[:1000]) == [data[:1000]]
+    assert split_message(data[:1000]) == [data[:1000]]
 
     async def handler(connection: ServerConnection) -> None:
         for part in parts:

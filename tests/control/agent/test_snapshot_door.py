@@ -14,7 +14,7 @@ import pytest
 from holdfast.control.agent.snapshots.door import SnapshotServer
 from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
 from holdfast.control.link import wire as link_wire
-from holdfast.control.link.snapshots.files import DamagedPartError, PartFile, StoredPart, path_of, read_body
+from holdfast.control.link.snapshots.files import DamagedPartError, PartWriter, StoredPart, part_path, read_body
 from holdfast.control.link.snapshots.reading import ANSWER, MAGIC, REQUEST, TAG, RemotePart, proof
 from holdfast.control.link.wire import Wire
 from holdfast.protocol.messages.agent import WantedPart
@@ -30,7 +30,7 @@ def part(number: int = 0, step: int = 10) -> SnapshotPart:
 
 
 def write(folder: Path, snapshot: SnapshotPart) -> None:
-    file = PartFile(folder, len(BODY))
+    file = PartWriter(folder, len(BODY))
     file.body[:] = BODY
     file.finish("job", snapshot, b"manifest")
 
@@ -78,7 +78,7 @@ def test_a_part_that_is_not_there_is_none(keeper: Keeper) -> None:
 
 
 def test_a_damaged_one_is_not_believed(keeper: Keeper, tmp_path: Path) -> None:
-    path = path_of(tmp_path / "there", part())
+    path = part_path(tmp_path / "there", part())
     data = bytearray(path.read_bytes())
     data[len(BODY) // 2] ^= 1
     path.write_bytes(data)
@@ -116,7 +116,7 @@ def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper
     here.wait(3)
     here.fetching.close()
     assert [one.step for one in here.parts] == [30, 20, 10]
-    stored = StoredPart(path_of(here.folder, part(step=20)), "job")
+    stored = StoredPart(part_path(here.folder, part(step=20)), "job")
     assert body_of(stored) == BODY
     stored.close()
     assert len(list(here.folder.iterdir())) == 3, "nothing is left of their coming"
@@ -124,7 +124,7 @@ def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper
 
 def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keeper: Keeper, tmp_path: Path) -> None:
     write(tmp_path / "there", part(step=20))
-    path = path_of(tmp_path / "there", part(step=20))
+    path = part_path(tmp_path / "there", part(step=20))
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
@@ -133,7 +133,7 @@ def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keepe
     here.wait(1)
     here.fetching.close()
     assert here.parts == [part()]
-    assert [entry.name for entry in here.folder.iterdir()] == [path_of(here.folder, part()).name]
+    assert [entry.name for entry in here.folder.iterdir()] == [part_path(here.folder, part()).name]
 
 
 def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
@@ -154,7 +154,7 @@ def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
             folder = tmp_path / "there"
             folder.mkdir()
             write(folder, part())
-            stored = StoredPart(path_of(folder, part()), "job")
+            stored = StoredPart(part_path(folder, part()), "job")
             header = msgspec.msgpack.encode(stored.header)
             wire.write(ANSWER.pack(len(header)), header, proof(KEY, b"header", nonces, header), stored.manifest)
             stored.close()

@@ -14,7 +14,7 @@ import pytest
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots import keeper as keeping
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper, remove_snapshots, snapshot_folder
-from holdfast.control.link.snapshots.files import PartFile, path_of
+from holdfast.control.link.snapshots.files import PartWriter, part_path
 from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec
 from holdfast.protocol.state import SnapshotPart
@@ -31,10 +31,10 @@ def settings(base: Path, *, every: int = 5, node: str = "a") -> AgentSettings:
 
 
 def write(folder: Path) -> Path:
-    file = PartFile(folder, 4)
+    file = PartWriter(folder, 4)
     file.body[:] = b"body"
     file.finish("job", PART, b"")
-    return path_of(folder, PART)
+    return part_path(folder, PART)
 
 
 def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_ends(tmp_path: Path) -> None:

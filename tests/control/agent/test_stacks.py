@@ -17,14 +17,14 @@ from holdfast.coordination.timing.reading import CollectiveWait, ProgressAccount
 
 SCRIPT = """
 import sys, threading, time
-from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.stacks import dump_stacks_on_signal
 
 def evaluates_for_ever():
     print("ready", flush=True)
     while True:
         pass  # the interpreter's lock is seldom free
 
-kept = answer_with_stacks(sys.argv[1])
+kept = dump_stacks_on_signal(sys.argv[1])
 threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
 evaluates_for_ever()
 """

@@ -14,7 +14,7 @@ import pytest
 from holdfast.control.agent.places import ProcessSlot
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.framing import Crashed
-from holdfast.control.link.last_words import LastWords
+from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.failures import FailureKind
@@ -33,7 +33,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
     settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")
     for name, value in settings.to_environment().items():
         monkeypatch.setenv(name, value)
-    words = LastWords(
+    words = ScriptErrorHook(
         lambda: print("ending", file=sys.stderr), lambda error: error, keep, lambda: print("saving", file=sys.stderr)
     )
     words.install()

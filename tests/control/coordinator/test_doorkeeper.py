@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast.control.coordinator.server import bind
-from holdfast.control.serving.doorkeeper import Doorkeeper, Limits, check_room
+from holdfast.control.serving.doorkeeper import ConnectionLimiter, Limits, check_room
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 
@@ -64,7 +64,7 @@ class Door:
 
     def __init__(self, limits: Limits) -> None:
         self.listener = bind("127.0.0.1", 0)
-        self.keeper = Doorkeeper(self.listener, Greeter, None, CountedLog(LOG, time.monotonic), limits)
+        self.keeper = ConnectionLimiter(self.listener, Greeter, None, CountedLog(LOG, time.monotonic), limits)
         self._visitors: list[Visitor] = []
 
     async def come(self, host: str = "127.0.0.1", *, known: bool = False) -> Visitor:

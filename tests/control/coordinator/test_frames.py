@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.frames import LARGE_BYTES, SMALL_BYTES, FrameEnds, ReadBuffer, short_message
+from holdfast.control.serving.frames import LARGE_BYTES, SMALL_BYTES, FrameTracker, ReadBuffer, short_message
 
 SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
 LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))
@@ -19,7 +19,7 @@ LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for
 def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: list[int]) -> None:
     whole = [frame.serialize(mask=bool(number % 3)) for number, frame in enumerate(frames)]
     ends = {sum(map(len, whole[:number])) for number in range(len(whole) + 1)}
-    data, at, follows = b"".join(whole), 0, FrameEnds()
+    data, at, follows = b"".join(whole), 0, FrameTracker()
     for cut in [*cuts, len(data)]:
         follows.take(data[at : at + cut])
         at = min(at + cut, len(data))

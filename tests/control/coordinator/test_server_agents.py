@@ -28,7 +28,7 @@ from websockets.sync.client import ClientConnection
 
 from holdfast.control.serving import agent_channel
 from holdfast.control.serving.agent_channel import AgentChannel, AgentConnection, Framer
-from holdfast.control.serving.turns import in_parts
+from holdfast.control.serving.turns import split_message
 from holdfast.protocol.events import FailureDetected
 from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.messages.agent import AgentMessage, FromWorker, Heartbeat, Refused, Welcome
@@ -424,7 +424,7 @@ def test_messages_leave_in_order_and_the_close_comes_last() -> None:
         assert connection.closed.done()
         for socket.room in (2, 3):
             assert not connection.empty.done()
-            connection.has_room()
+            connection.on_writable()
         assert connection.empty.done()
         return socket.sent
 
@@ -443,11 +443,11 @@ def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_
     async def main() -> None:
         socket = FakeSocket(room=0)
         connection = _connection(socket)
-        parts = in_parts(bytes(MAX_WHOLE_BYTES))
+        parts = split_message(bytes(MAX_WHOLE_BYTES))
         for part in [*parts, b"stop"]:
             connection.send(part)
         socket.room = 1 << 20
-        connection.has_room()
+        connection.on_writable()
         assert socket.stands
         assert socket.sent == [Framer()(part) for part in [*parts, b"stop"]]
 

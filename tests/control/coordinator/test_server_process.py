@@ -18,7 +18,7 @@ from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from holdfast.control.coordinator.server import bind, opened_store
+from holdfast.control.coordinator.server import bind, open_job_store
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.registry import live_jobs
 from holdfast.control.store.choose import open_store
@@ -122,7 +122,7 @@ def test_a_locked_store_is_bad_input_but_for_one_who_takes_over(takeover: bool, 
 
     config = CoordinatorConfig(spec=JobSpec(name="j"), takeover=takeover)
     with pytest.raises(kind, match="sqlite:s is locked"):
-        opened_store(ServerSettings(config=config, store="sqlite:s"), locked)
+        open_job_store(ServerSettings(config=config, store="sqlite:s"), locked)
 
 
 def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:

@@ -266,7 +266,7 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
         first = asyncio.create_task(bench.shell.feed(Tick()))
         await _soon(lambda: connection.said == [1])
         others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove(2))]
-        looked = asyncio.create_task(bench.shell.between_turns(lambda: list(connection.said)))
+        looked = asyncio.create_task(bench.shell.read_durable(lambda: list(connection.said)))
         for _ in range(10):
             await asyncio.sleep(0)
         assert (connection.said, bench.journal.last_seq, bench.stored_term()) == ([1], 1, 0)
@@ -432,7 +432,7 @@ def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(
         while bench.store.tries < 2:
             await asyncio.sleep(0.01)
         bench.time += 60.0
-        for ask in (bench.shell.check_store, lambda: bench.shell.between_turns(lambda: None).send(None)):
+        for ask in (bench.shell.check_store, lambda: bench.shell.read_durable(lambda: None).send(None)):
             with pytest.raises(RefusedError, match=r"unavailable for 60 s.*training goes on.*nobody answers at h:1"):
                 ask()
         assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)

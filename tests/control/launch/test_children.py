@@ -21,7 +21,7 @@ import sys
 from holdfast.control.launch import children
 def begins(order):
     raise {error}
-children.carry_out = begins
+children.execute_order = begins
 sys.exit(children.main())
 """
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from holdfast.control.link.deafness import go_deaf
+from holdfast.control.link.deafness import block_incoming_tcp
 
 _context = multiprocessing.get_context("fork")
 #: for what must come
@@ -23,7 +23,7 @@ def _listener() -> socket.socket:
 def _live(address: tuple[str, int], pipe: Connection) -> None:
     with _listener() as listener, socket.create_connection(address) as connection:
         assert connection.recv(5) == b"hello"
-        pipe.send((listener.getsockname(), go_deaf()))
+        pipe.send((listener.getsockname(), block_incoming_tcp()))
         pipe.recv()
         pipe.send(select.select([connection, listener], [], [], 0.0)[0] == [])
         pipe.recv()

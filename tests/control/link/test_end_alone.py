@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from holdfast.control.link.end_alone import EndAlone
+from holdfast.control.link.end_alone import SoloExitHook
 from holdfast.errors import BadInputError, JobFailedError
 
 SCRIPT = """
-from holdfast.control.link.end_alone import EndAlone
+from holdfast.control.link.end_alone import SoloExitHook
 from holdfast.errors import {error}
-EndAlone(lambda: print("saved")).install()
+SoloExitHook(lambda: print("saved")).install()
 raise {error}("what is wrong")
 """
 
@@ -31,8 +31,8 @@ def test_a_script_s_own_error_is_python_s(monkeypatch: pytest.MonkeyPatch) -> No
     printed: list[BaseException] = []
     saved: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: printed.append(error))
-    EndAlone(lambda: saved.append("first")).install()
-    EndAlone(lambda: saved.append("second")).install()
+    SoloExitHook(lambda: saved.append("first")).install()
+    SoloExitHook(lambda: saved.append("second")).install()
     errors = [LookupError("mine"), BadInputError("ours"), JobFailedError("ours")]
     sys.excepthook(LookupError, errors[0], None)
     for error in errors[1:]:

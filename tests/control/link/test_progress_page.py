@@ -272,7 +272,7 @@ def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: Prog
 
 
 def test_a_worker_s_collections_are_on_its_page(page: ProgressPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_page, "answer_with_stacks", lambda path: None)
+    monkeypatch.setattr(progress_page, "dump_stacks_on_signal", lambda path: None)
     slot = open_progress(WorkerSettings(spec=JobSpec(script="x.py"), socket="", worker="n0/0/a", progress=page.path))
     assert isinstance(slot, ProgressWriter)
     gc.collect()

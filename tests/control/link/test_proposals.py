@@ -9,7 +9,7 @@ from itertools import permutations
 
 import pytest
 
-from holdfast.control.link.unit.proposals import ProposalTable, words_of
+from holdfast.control.link.unit.proposals import ProposalTable, count_words
 from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 
 A, B, C = Proposal(1, 1, 0), Proposal(1, 1, 1), Proposal(2, 1, 0)
@@ -96,7 +96,7 @@ class Explorer:
 
     def __init__(self, scripts: Sequence[Sequence[Proposal]], wants: Sequence[bool], deaths: int = 0) -> None:
         self.scripts, self.wants, self.deaths = scripts, wants, deaths
-        start = World((0,) * words_of(len(scripts)), (Life(),) * len(scripts))
+        start = World((0,) * count_words(len(scripts)), (Life(),) * len(scripts))
         self.before: dict[World, set[World]] = {start: set()}
         self.ends: list[World] = []
         queue = deque([start])

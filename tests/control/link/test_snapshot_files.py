@@ -14,11 +14,11 @@ from holdfast.control.link.snapshots import files
 from holdfast.control.link.snapshots.files import (
     CHUNK_BYTES,
     DamagedPartError,
-    PartFile,
+    PartWriter,
     StoredPart,
     find_parts,
     make_folder,
-    path_of,
+    part_path,
     read_body,
     remove_abandoned,
 )
@@ -29,10 +29,10 @@ MANIFEST = b"what it is"
 
 
 def write(folder: Path, body: bytes, part: SnapshotPart = PART, job: str = "job") -> Path:
-    file = PartFile(folder, len(body))
+    file = PartWriter(folder, len(body))
     file.body[:] = body
     file.finish(job, part, MANIFEST)
-    return path_of(folder, part)
+    return part_path(folder, part)
 
 
 def read(path: Path) -> bytes:
@@ -88,9 +88,9 @@ def test_where_there_is_no_room_it_is_said_and_nothing_is_left(tmp_path: Path, m
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=files.SPARE_BYTES + 99))
     with pytest.raises(OSError, match="no room for 100 bytes: 99 are free for use"):
-        PartFile(tmp_path, 100)
+        PartWriter(tmp_path, 100)
     assert list(tmp_path.iterdir()) == []
-    file = PartFile(tmp_path, 99)
+    file = PartWriter(tmp_path, 99)
     file.abandon()
     file.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -114,7 +114,7 @@ def test_what_a_process_was_writing_when_it_died_goes(tmp_path: Path) -> None:
     dead.wait()
     left = tmp_path / f"{files.WRITING}{dead.pid}-{PART.name}"
     left.write_bytes(b"half")
-    under_way = PartFile(tmp_path, 8)
+    under_way = PartWriter(tmp_path, 8)
     remove_abandoned(tmp_path)
     assert not left.exists()
     under_way.finish("job", PART, MANIFEST)

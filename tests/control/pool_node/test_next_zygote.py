@@ -136,7 +136,7 @@ async def the_mould_does_not_answer():
     next_zygote._FORK_TIMEOUT_S = 0.0
     mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
     its.close()
-    next_zygote.start_mould = lambda *_: (mute, ours)
+    next_zygote.start_template = lambda *_: (mute, ours)
     zygote.begin()
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
     asked = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))

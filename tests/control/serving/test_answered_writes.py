@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from holdfast.control.serving.patience import PatientWriter, done_while_answered
+from holdfast.control.serving.patience import RetryingWriter, wait_while_answered
 
 LIMIT_S = 0.001
 
@@ -24,7 +24,7 @@ def test_what_waits_behind_others_writes_is_waited_for() -> None:
                 work.set_result(None)
             return LIMIT_S / 2
 
-        return await done_while_answered(work, unanswered_s, LIMIT_S)
+        return await wait_while_answered(work, unanswered_s, LIMIT_S)
 
     assert asyncio.run(wait())
 
@@ -32,7 +32,7 @@ def test_what_waits_behind_others_writes_is_waited_for() -> None:
 def test_a_write_that_is_not_answered_is_not_waited_for() -> None:
     async def wait() -> bool:
         work = asyncio.get_running_loop().create_future()
-        return await done_while_answered(work, lambda: LIMIT_S, LIMIT_S)
+        return await wait_while_answered(work, lambda: LIMIT_S, LIMIT_S)
 
     assert not asyncio.run(wait())
 
@@ -40,7 +40,7 @@ def test_a_write_that_is_not_answered_is_not_waited_for() -> None:
 def test_a_write_is_unanswered_until_it_is_made() -> None:
     async def make() -> list[float]:
         clock = iter([10.0, 13.0])
-        writer = PatientWriter(lambda: next(clock), lambda away_s: None)
+        writer = RetryingWriter(lambda: next(clock), lambda away_s: None)
         begun, goes_on = threading.Event(), threading.Event()
         seen = [writer.unanswered_s]
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from holdfast.control.link.snapshots.files import path_of
+from holdfast.control.link.snapshots.files import part_path
 from holdfast.coordination.experts.blobs import decode_experts, encode_experts
 from holdfast.coordination.experts.holding import Rearrangement
 from holdfast.errors import BadInputError
@@ -253,7 +253,7 @@ def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPl
 def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
     part = plan.expert_stash_part(rank, STEP)
     assert part is not None
-    path_of(folder, part).write_bytes(b"")
+    part_path(folder, part).write_bytes(b"")
 
 
 @pytest.mark.parametrize("layout", [Layout(), LAYOUT], ids=str)

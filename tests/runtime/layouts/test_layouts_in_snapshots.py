@@ -8,7 +8,7 @@ import pytest
 import torch
 from spread_states import Late, unit
 
-from holdfast.control.link.snapshots.files import StoredPart, path_of
+from holdfast.control.link.snapshots.files import StoredPart, part_path
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
@@ -72,7 +72,7 @@ def test_each_role_reads_its_own_parts_alone(folder: Path) -> None:
         kept = {}
         for rank in range(len(MEMBERS)):
             if rank % LAYOUT.places != place:
-                path = path_of(folder, source(len(MEMBERS)).part(rank))
+                path = part_path(folder, source(len(MEMBERS)).part(rank))
                 kept[path] = path.read_bytes()
                 path.unlink()
         reader = snapshots_of_one(folder, place, one.state, one.place)
@@ -89,7 +89,7 @@ def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
         one.train(1)
         sizes: list[int] = []
         for rank in range(place, len(MEMBERS), LAYOUT.places):
-            part = StoredPart(path_of(folder, source(len(MEMBERS)).part(rank)), "job")
+            part = StoredPart(part_path(folder, source(len(MEMBERS)).part(rank)), "job")
             sizes.append(part.header.body_bytes)
             part.close()
         assert sum(sizes) == one.state.capture().nbytes

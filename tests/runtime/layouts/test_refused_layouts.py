@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from holdfast.control.link.end_alone import EndAlone
+from holdfast.control.link.end_alone import SoloExitHook
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
@@ -225,4 +225,4 @@ def test_what_init_refuses_ends_a_script_that_runs_alone_as_bad_input(monkeypatc
     wrong: Any = (2, 1)
     with pytest.raises(BadInputError, match=r"holdfast\.init\(layout=\(2, 1\)\) is a tuple: give holdfast\.Layout\("):
         init(layout=wrong)
-    assert isinstance(sys.excepthook, EndAlone)
+    assert isinstance(sys.excepthook, SoloExitHook)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from spread_states import Late, Rows, SpreadState, unit
 
-from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, path_of
+from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, part_path
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import Layout
@@ -79,7 +79,7 @@ def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: 
 
 def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> None:
     put_all(tmp_path, Layout(shard=2))
-    file = path_of(tmp_path, part_of(1, 2))
+    file = part_path(tmp_path, part_of(1, 2))
     data = bytearray(file.read_bytes())
     data[0] ^= 1
     file.write_bytes(data)
@@ -102,7 +102,7 @@ def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
     places[1].average.state["decay"] = 0.5
     stash_state(places[1].state, places[1].place, tmp_path, "job", part_of(1, 2))
     filling = StashReader(unit(Layout())[0].state, unit(Layout())[0].place)
-    first, second = (StoredPart(path_of(tmp_path, part_of(number, 2)), "job") for number in range(2))
+    first, second = (StoredPart(part_path(tmp_path, part_of(number, 2)), "job") for number in range(2))
     filling.read_part(first)
     with pytest.raises(DamagedPartError, match="another state than the other parts"):
         filling.read_part(second)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, evaluation
 
-from holdfast.control.link.last_words import LastWords
+from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.directory import find_checkpoints
 from holdfast.protocol.messages import any_side as msg
@@ -104,7 +104,7 @@ def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
             step.backward(torch.nn.functional.mse_loss(model(inputs), targets))
         if step.apply() and step.number == EXPERT_STEPS:
             break
-    ended = LastWords.installed()
+    ended = ScriptErrorHook.installed()
     assert ended is not None
     ended.save()  # (as what runs a script does once that has ended)
     while not (Path(directory) / "end").exists():  # (the agents' stand-in would take a process that ends for lost)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.control.link.progress_page import NoProgress
-from holdfast.control.link.unit.proposals import ProposalTable, words_of
+from holdfast.control.link.unit.proposals import ProposalTable, count_words
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.layouts.proposals import Proposal
@@ -132,7 +132,7 @@ class Place:
 
 @pytest.fixture
 def unit(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
-    changed, lock, words = threading.Condition(), threading.Lock(), [0] * words_of(2)
+    changed, lock, words = threading.Condition(), threading.Lock(), [0] * count_words(2)
     keeping: tuple[bool, ...] = getattr(request, "param", (True, True))
     pages = [Page(words, lock, place=number) for number in range(2)]
     places = [

@@ -12,7 +12,7 @@ import torch
 
 import holdfast
 from holdfast.control.agent.snapshots.door import SnapshotServer
-from holdfast.control.link.snapshots.files import path_of
+from holdfast.control.link.snapshots.files import part_path
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
@@ -91,14 +91,14 @@ class Job:
         )
 
     def flip(self, node: int, part: int) -> None:
-        path = path_of(self.nodes[node].folder, self.source().part(part))
+        path = part_path(self.nodes[node].folder, self.source().part(part))
         data = bytearray(path.read_bytes())
         data[100] ^= 16
         path.write_bytes(data)
 
     def copy(self, part: int, there: int) -> None:
         name = self.source().part(part)
-        path_of(self.nodes[there].folder, name).write_bytes(path_of(self.nodes[part].folder, name).read_bytes())
+        part_path(self.nodes[there].folder, name).write_bytes(part_path(self.nodes[part].folder, name).read_bytes())
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_any_worker_gets_the_whole_state_from_the_parts_of_all(
     for node in snapped.nodes:
         (taken,) = node.told
         assert isinstance(taken, SnapshotTaken)
-        assert taken.bytes == path_of(node.folder, taken.snapshot).stat().st_size
+        assert taken.bytes == part_path(node.folder, taken.snapshot).stat().st_size
     other = Node(tmp_path / "other", "other", make(2))
     assert other.snapshots.restore(snapped.source(), snapped.plan, 0) == 10
     assert state_hash(other.state.capture()) == state_hash(snapped.nodes[0].state.capture())
@@ -237,7 +237,7 @@ def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkey
     def no_room(folder: Path, nbytes: int) -> Any:
         raise OSError(next(refusals))
 
-    monkeypatch.setattr(taking, "PartFile", no_room)
+    monkeypatch.setattr(taking, "PartWriter", no_room)
     for step in (1, 2, 3):
         node.snapshots.on_step_applied(plan, step)
         node.snapshots.wait_copied()

@@ -34,7 +34,7 @@ from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.link.checkpoints.lanes import CheckpointLanes
 from holdfast.control.link.checkpoints.spool import part_of
 from holdfast.control.link.checkpoints.store import CheckpointStore
-from holdfast.control.link.deafness import go_deaf
+from holdfast.control.link.deafness import block_incoming_tcp
 from holdfast.control.link.framing import PartHanded, ToWorkerProcess
 from holdfast.control.processes import die_with_parent, ending_signals
 from holdfast.coordination.agent.identity import NodeIdentity, Notice
@@ -337,7 +337,7 @@ class Agent:
             case "link-down":
                 self.workforce.pass_on(self.machine.workers, Inject(fault="link-down"))
                 self._silent = True
-                go_deaf()
+                block_incoming_tcp()
             case _:
                 number = signal.SIGSTOP if fault.fault == "freeze" else signal.SIGKILL
                 self.workforce.send_signal(number)

@@ -12,7 +12,7 @@ import traceback
 from types import TracebackType
 
 from holdfast.control.link.framing import Crashed
-from holdfast.control.link.last_words import LastWords
+from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -67,7 +67,7 @@ def run_script(script: str, module: str = "") -> int:
         _save()
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
-        session = LastWords.installed()
+        session = ScriptErrorHook.installed()
         if session is not None:
             # First, because making a traceback may take longer than the limit of the script's activity.
             session.ending()
@@ -87,7 +87,7 @@ def run_script(script: str, module: str = "") -> int:
 
 def _save() -> None:
     """The script has ended well: where it had left its loop, what that had led to is saved."""
-    session = LastWords.installed()
+    session = ScriptErrorHook.installed()
     if session is not None:
         session.save()
 
@@ -182,7 +182,7 @@ def _report_and_keep(
     kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False
 ) -> bool:
     """Report to the agent, as `_tell`. If a session trains in this process, wait until its state is not needed."""
-    session, settings = LastWords.installed(), WorkerSettings.from_environment(os.environ)
+    session, settings = ScriptErrorHook.installed(), WorkerSettings.from_environment(os.environ)
     if session is not None and settings is not None:
         error = session.locate(error)
         crashed = Crashed(

@@ -22,7 +22,7 @@ from holdfast.control.coordinator.job_journal import lags_behind
 from holdfast.control.coordinator.searcher import searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.coordinator.status import slowness_of, status_of
+from holdfast.control.coordinator.status import job_status, measure_slowness
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.coordination.inputs import Drain, MoveNodes, PoolSaid, Shutdown, Tick
 from holdfast.coordination.job.coordinator import Coordinator
@@ -81,7 +81,7 @@ class JobHost:
         again = lags_behind(record, journal) or (settings.kept and journal.ended)
         ended = (journal.term, journal.generation) if again else None
         self._coordinator = Coordinator(config, journal.position, record, ended)
-        self._metrics.slowness = partial(slowness_of, self._coordinator)
+        self._metrics.slowness = partial(measure_slowness, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
         self._searcher = searcher(lambda planned: self._start_task(self._shell.feed(planned)))
         self._shell = Shell(
@@ -190,12 +190,12 @@ class JobHost:
             self.over.set_exception(error)
 
     async def _status(self) -> dict[str, Any]:
-        job = await self._shell.between_turns(lambda: status_of(self._coordinator, self._metrics.ledger, self._now()))
+        job = await self._shell.read_durable(lambda: job_status(self._coordinator, self._metrics.ledger, self._now()))
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
 
     async def _foresee(self, order: Drain | MoveNodes) -> list[MoveForecast]:
         """Return the forecast for a drain, or for a move."""
         parts = self._coordinator.parts
         if isinstance(order, Drain):
-            return await self._shell.between_turns(lambda: foresee(parts, order.nodes))
-        return await self._shell.between_turns(lambda: foresee(parts, order.nodes, order.to, stays=True))
+            return await self._shell.read_durable(lambda: foresee(parts, order.nodes))
+        return await self._shell.read_durable(lambda: foresee(parts, order.nodes, order.to, stays=True))

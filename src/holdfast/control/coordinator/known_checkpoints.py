@@ -10,7 +10,7 @@ from holdfast.protocol.record import KnownCheckpoint
 from holdfast.storage import error_text, storage_at
 
 
-def intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
+def load_intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
     """Return the intact checkpoints of a directory, oldest first, and report the damaged ones.
 
     Args:

@@ -28,7 +28,7 @@ from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.doorkeeper import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
-from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.listening import bind, listener_url, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.choose import open_store
@@ -95,7 +95,7 @@ async def serve(
         _log.warning("%s", warning)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bind(settings.host, settings.port))
-        store = stack.enter_context(contextlib.closing(opened_store(settings)))
+        store = stack.enter_context(contextlib.closing(open_job_store(settings)))
         keeper = RecordKeeper(store, settings.job)
         journal, metrics = open_journal(settings, keeper)
         stack.enter_context(contextlib.closing(journal))
@@ -113,7 +113,7 @@ async def serve(
             return await server.run()
 
 
-def opened_store(settings: ServerSettings, opener: Callable[[str], Store] = open_store) -> Store:
+def open_job_store(settings: ServerSettings, opener: Callable[[str], Store] = open_store) -> Store:
     """Open the store of the job.
 
     Raises:
@@ -144,7 +144,7 @@ class _Server:
         self._stranger_log = CountedLog(_log, clock.monotonic)
         self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._token = settings.token or secrets.token_urlsafe(32)
-        self._url = url_of(listener, tls=settings.tls_cert is not None)
+        self._url = listener_url(listener, tls=settings.tls_cert is not None)
         self._signals = 0
         #: URL of the previous coordinator, or "" without one
         self._predecessor_url = keeper.record.url if keeper.record is not None else ""

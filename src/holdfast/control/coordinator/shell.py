@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.control.serving.stored_record import StoredRecord, outdated_store
-from holdfast.control.serving.turns import MachineShell, in_parts
+from holdfast.control.serving.turns import MachineShell, split_message
 from holdfast.control.store.interface import Store
 from holdfast.coordination.experts.searching import PlacementSearch
 from holdfast.coordination.inputs import Disconnected, FileFailed, Input, Received, StoreBack
@@ -177,7 +177,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
     def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
         recipients = [self.connections[number] for number in numbers if number in self.connections]
         if message is not self._last_message:
-            self._last_message, self._last_parts = message, in_parts(self._encoder.encode(message))
+            self._last_message, self._last_parts = message, split_message(self._encoder.encode(message))
         for part in self._last_parts:
             for connection in recipients:
                 connection.send(part)

@@ -27,7 +27,7 @@ MOST_AWAITED = 64
 MOST_PACES = 16
 
 
-def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
+def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
     """Return the job's status as plain data.
 
     `awaited` lists the processes known to hold up the job, at most `MOST_AWAITED`. `paces` lists how long members
@@ -64,11 +64,11 @@ def status_of(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[
         ],
         "paces": [
             {"rank": plan.rank(pace.worker) if plan else None, **dataclasses.asdict(pace)}
-            for pace in paces_of(coordinator)[:MOST_PACES]
+            for pace in member_paces(coordinator)[:MOST_PACES]
         ],
         "links": [
             {"rank": plan.rank(link.worker) if plan else None, **dataclasses.asdict(link)}
-            for link in links_of(coordinator)[:MOST_PACES]
+            for link in link_paces(coordinator)[:MOST_PACES]
         ],
         "clock": now,
         **_layout(record),
@@ -84,21 +84,21 @@ def _layout(record: Record) -> dict[str, str]:
     return {"layout": f"{describe_layout(record.layout)}{f' ({listed}{coming})' if listed else ''}"}
 
 
-def paces_of(coordinator: Coordinator) -> list[WorkerPace]:
+def member_paces(coordinator: Coordinator) -> list[WorkerPace]:
     """Return the pace of each member, slowest first."""
     plan = coordinator.record.plan
     return coordinator.parts.inquiry.stragglers.paces(plan.workers if plan else ())
 
 
-def links_of(coordinator: Coordinator) -> list[LinkPace]:
+def link_paces(coordinator: Coordinator) -> list[LinkPace]:
     """Return the rate at which the data of each member goes out, slowest first."""
     plan = coordinator.record.plan
     return coordinator.parts.inquiry.stragglers.links(plan.workers if plan else ())
 
 
-def slowness_of(coordinator: Coordinator) -> Slowness:
+def measure_slowness(coordinator: Coordinator) -> Slowness:
     """Return the scores of the slowest members, and how often each activity took longer than usual."""
-    paces, links = paces_of(coordinator), links_of(coordinator)
+    paces, links = member_paces(coordinator), link_paces(coordinator)
     return Slowness(
         worker=paces[0].score if paces else None,
         link=links[0].score if links else None,

@@ -54,7 +54,7 @@ def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) 
     return child
 
 
-def carry_out(order: CoordinatorOrder | AgentOrder) -> int:
+def execute_order(order: CoordinatorOrder | AgentOrder) -> int:
     """Run the ordered process. Return the exit code."""
     # Imported only here: an agent must not wait for what only a coordinator needs, nor a coordinator, nor a launcher.
     if isinstance(order, AgentOrder):
@@ -78,7 +78,7 @@ def main() -> int:
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            return carry_out(order)
+            return execute_order(order)
     except HoldfastError as error:
         print_error(f"holdfast: {error}")
         return error.exit_code

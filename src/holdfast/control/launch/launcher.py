@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import find_abandoned_snapshots, remove_snapshots
 from holdfast.control.checkpoint_lock import lock_owner, locked_directory
-from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
+from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
-from holdfast.control.file_limit import few_files, raise_file_limit, room_for_nodes
+from holdfast.control.file_limit import describe_limit, raise_file_limit, room_for_nodes
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
 from holdfast.control.launch.places import job_folders, reserved_port
@@ -169,7 +169,7 @@ class Launcher:
             self._over.set_result(EXIT_AFTER_SIGNAL[number.name])
         else:
             self._interrupted = True
-            self._task(self._ask_for_the_end(number))
+            self._task(self._request_end(number))
 
     # ---- calls of a director ----
 
@@ -198,7 +198,7 @@ class Launcher:
         while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
             await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
 
-    async def _ask_for_the_end(self, number: signal.Signals) -> None:
+    async def _request_end(self, number: signal.Signals) -> None:
         """Ask for the end, after a last checkpoint if any are kept, and ask again: a coordinator may die meanwhile."""
         save = bool(self._spec.checkpoint.dir)
         if save:
@@ -303,18 +303,18 @@ class Launcher:
         if self._agents[name] is child:
             self._refilling.ended(name, code)
             await self._refill()
-        await self._end_if_all_are_gone()
+        await self._end_without_nodes()
 
-    async def _end_if_all_are_gone(self) -> None:
-        if not self._nobody_is_left() or (self._director is not None and self._director.patient):
+    async def _end_without_nodes(self) -> None:
+        if not self._has_no_nodes() or (self._director is not None and self._director.patient):
             return
         # The coordinator may know why; a user may ask for a new node.
         await asyncio.sleep(_ALL_GONE_S)
-        if self._nobody_is_left():
+        if self._has_no_nodes():
             _log.error("all nodes are gone")
             self._over.set_result(EXIT_FAILED)
 
-    def _nobody_is_left(self) -> bool:
+    def _has_no_nodes(self) -> bool:
         """Return whether the job has no node left, neither of this launcher nor of others."""
         mine = any(agent.code is None for agent in self._agents.values())
         return not (self._over.done() or mine or self._standing.nodes - self._agents.keys())
@@ -325,7 +325,7 @@ class Launcher:
                 self._director.take(event)
             self._standing.take(event)
             if isinstance(event, NodeLeft):
-                self._task(self._end_if_all_are_gone())
+                self._task(self._end_without_nodes())
             self._refilling.take(event)
             self._on_event(event)
             await self._refill()
@@ -350,7 +350,7 @@ class Launcher:
             for asked in range(count):
                 room = room_for_nodes(self._spec.workers_per_node)
                 if sum(agent.code is None for agent in self._agents.values()) >= room:
-                    self._say(f"holdfast: {count - asked} more nodes are not started: {few_files(room)}")
+                    self._say(f"holdfast: {count - asked} more nodes are not started: {describe_limit(room)}")
                     break
                 await self.start_node(name or self._free_name())
 
@@ -399,10 +399,10 @@ class Launcher:
     def _task(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
@@ -432,7 +432,7 @@ async def launch(
         len(settings.start_names) + len(settings.standby_names),
     )
     if nodes > room:
-        raise BadInputError(f"the job begins with {nodes} nodes on this machine: {few_files(room)}")
+        raise BadInputError(f"the job begins with {nodes} nodes on this machine: {describe_limit(room)}")
     spec = settings.spec
     owner = lock_owner(spec.settled(os.getcwd()).name, secrets.token_hex(8), spec.output.events)
     with (
@@ -443,7 +443,7 @@ async def launch(
         lock = locked_directory(spec.checkpoint.dir, owner, say)
         before = await asyncio.to_thread(stack.enter_context, lock)
         alone = before is not None and (before.job, before.events) == (owner.job, owner.events)
-        checkpoints = intact_checkpoints(spec.checkpoint.dir, say)
+        checkpoints = load_intact_checkpoints(spec.checkpoint.dir, say)
         remove_abandoned_folders(find_abandoned_snapshots(spec.checkpoint.snapshot_dir))
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director, alone=alone)
         loop = asyncio.get_running_loop()

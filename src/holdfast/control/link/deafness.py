@@ -14,7 +14,7 @@ _SO_ATTACH_FILTER = 26
 _RETURN = 0x06
 
 
-def go_deaf() -> int:
+def block_incoming_tcp() -> int:
     """Block all incoming data on every TCP socket of this process, and return the number of these sockets.
 
     Peers get no sign of it: their data is not acknowledged, connections to listeners time out, and no socket sees an

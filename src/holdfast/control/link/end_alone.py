@@ -12,7 +12,7 @@ from types import TracebackType
 from holdfast.errors import HoldfastError
 
 
-class EndAlone:
+class SoloExitHook:
     """The hook for uncaught exceptions (`sys.excepthook`) without an agent. It calls the hook that it replaces.
 
     An error of holdfast ends the process with the error's own exit code, not with Python's 1. A checkpoint that is
@@ -41,6 +41,6 @@ class EndAlone:
 
     def install(self) -> None:
         """Become the hook of the process, instead of the hook of an earlier job."""
-        if isinstance(self._before, EndAlone):
+        if isinstance(self._before, SoloExitHook):
             self._before = self._before._before
         sys.excepthook = self

@@ -140,7 +140,7 @@ class ForkedProcess:
             self._connection.close()
             raise
 
-    def how_it_ended(self, timeout_s: float) -> str:
+    def describe_end(self, timeout_s: float) -> str:
         """Describe how the process ended, after waiting at most `timeout_s` for the zygote's message."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError, FrameError):
@@ -160,7 +160,7 @@ class ForkedProcess:
         self._connection.close()
 
 
-class ProcessSupply:
+class ProcessForker:
     """Requests processes from an existing zygote, or else starts its own zygote."""
 
     def __init__(self, socket_path: str, preload: Sequence[str]) -> None:

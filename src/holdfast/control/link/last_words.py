@@ -10,7 +10,7 @@ from holdfast.control.link.framing import Crashed
 from holdfast.protocol.messages.worker import ScriptError
 
 
-class LastWords:
+class ScriptErrorHook:
     """The hook for uncaught exceptions (`sys.excepthook`) while a session trains. It calls the hook that it replaces.
 
     The code that runs the script (control.agent.worker_process) finds it there, and uses it before the process ends.
@@ -40,7 +40,7 @@ class LastWords:
         self._before(kind, error, trace)
 
     @classmethod
-    def installed(cls) -> LastWords | None:
+    def installed(cls) -> ScriptErrorHook | None:
         """Return the installed hook, or None if no session trains in this process."""
         hook = sys.excepthook
         return hook if isinstance(hook, cls) else None

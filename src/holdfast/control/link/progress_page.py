@@ -31,7 +31,7 @@ import threading
 import time
 from typing import Protocol
 
-from holdfast.control.link.stacks import answer_with_stacks
+from holdfast.control.link.stacks import dump_stacks_on_signal
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.coordination.timing.reading import CollectiveWait, ProgressAccount, Reading, Total
 from holdfast.protocol.messages.progress import ACTIVITIES, Activity
@@ -271,7 +271,7 @@ def open_progress(settings: WorkerSettings) -> ProgressSlot:
     if not settings.progress:
         return NoProgress()
     try:
-        answer_with_stacks(settings.stacks)
+        dump_stacks_on_signal(settings.stacks)
         writer = ProgressWriter(settings.progress, settings.local_rank)
         gc.callbacks.append(writer.on_collection)
         return writer

@@ -15,7 +15,7 @@ from typing import IO
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 
 
-def answer_with_stacks(path: str) -> IO[str]:
+def dump_stacks_on_signal(path: str) -> IO[str]:
     """Append this process's stacks to a file whenever the signal arrives. The returned file must stay open.
 
     Raises:

@@ -171,7 +171,7 @@ class Strangers:
         with self._lock:
             self._since.pop(connection, None)
 
-    def drop_late(self) -> None:
+    def drop_expired(self) -> None:
         """Drop the connections that have exceeded their time."""
         until = self._monotonic() - self._seconds
         with self._lock:
@@ -240,7 +240,7 @@ class Reception:
 
     def _listen(self, listener: socket.socket) -> None:
         while not self._connections.shut:
-            self.strangers.drop_late()
+            self.strangers.drop_expired()
             self._log.flush()
             try:
                 connection, _ = listener.accept()

@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_a_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """Run blocking work in a new thread, and return its result. If the caller is cancelled, the work runs on alone.
 
     asyncio's own threads are few, the store needs them for its writes, and a process ends only once they all have

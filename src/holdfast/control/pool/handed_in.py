@@ -15,7 +15,7 @@ from holdfast.storage import is_url
 _PATHS = tuple(name.split(".") for name, key in keys_of(JobSpec).items() if key.extra.get("path"))
 
 
-def check_handed_in(spec: JobSpec) -> None:
+def check_submission(spec: JobSpec) -> None:
     """Check that a node can start a job as submitted.
 
     Raises:

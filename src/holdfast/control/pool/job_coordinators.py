@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 from holdfast.control.coordinator.job_host import JobHost
 from holdfast.control.coordinator.job_identity import checkpoint_lock, is_running, with_identity
 from holdfast.control.coordinator.job_journal import open_journal
-from holdfast.control.coordinator.known_checkpoints import intact_checkpoints
+from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
-from holdfast.control.pool.beside import in_a_thread
+from holdfast.control.pool.beside import run_in_thread
 from holdfast.control.pool.leftovers import job_key
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.store.interface import Store
@@ -73,7 +73,7 @@ class _Hosted:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def is_to_end(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the end of the job was requested."""
         return self.shares is not None and self.shares.wish in ("stop", "stop_now")
 
@@ -134,7 +134,7 @@ class JobCoordinators:
         hosted = self._hosted.get(job)
         if hosted is not None and hosted.job.submission == shares.submission:
             hosted.shares = shares
-            if hosted.is_to_end:
+            if hosted.is_ending:
                 hosted.ended.set()
             if hosted.host is not None:
                 hosted.host.hear(PoolSaid(shares))
@@ -197,7 +197,7 @@ class JobCoordinators:
             if isinstance(error, _EndedFirstError):
                 self._report_end(hosted, "stopped", "")
                 return
-            if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_to_end):
+            if isinstance(error, BadInputError) and (not hosted.trains or hosted.is_ending):
                 self._report_end(hosted, "failed", str(error))
                 return
             if isinstance(error, SupersededError):
@@ -259,7 +259,7 @@ class JobCoordinators:
                 ticking.cancel()
             if host is not None:
                 await host.close()
-            await in_a_thread(lock.close)
+            await run_in_thread(lock.close)
 
     async def _open(self, hosted: _Hosted) -> tuple[Callable[[], JobHost], ExitStack]:
         """Read the persistent state of a job.
@@ -273,10 +273,10 @@ class JobCoordinators:
             _EndedFirstError: the end of the job was requested.
         """
         job, nodes = hosted.job, self._nodes()
-        keeper = await in_a_thread(lambda: RecordKeeper(self._store, f"{job.name}/{job.submission}"))
+        keeper = await run_in_thread(lambda: RecordKeeper(self._store, f"{job.name}/{job.submission}"))
         held = keeper.record.held if keeper.record is not None else None
         hosted.trains = held is not None and held.standing == "going"
-        opening = asyncio.ensure_future(in_a_thread(lambda: self._open_blocking(hosted, keeper, nodes)))
+        opening = asyncio.ensure_future(run_in_thread(lambda: self._open_blocking(hosted, keeper, nodes)))
         ended = asyncio.ensure_future(hosted.ended.wait())
         try:
             await asyncio.wait((opening,) if hosted.trains else (opening, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -299,7 +299,7 @@ class JobCoordinators:
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
         held = keeper.record.held if keeper.record is not None else None
         if not spec.output.events:
-            events = self._settings.journal_of(job.name, job.submission)
+            events = self._settings.job_journal(job.name, job.submission)
             spec = replace(spec, output=replace(spec.output, events=events))
         spec = replace(spec, output=replace(spec.output, log_dir=self.log_folder(job)))
         classes = spec.recovery.failure_classes
@@ -315,7 +315,7 @@ class JobCoordinators:
             pool_nodes=nodes,
             takeover=held is not None and held.standing != "suspended",
         )
-        checkpoints = intact_checkpoints(spec.checkpoint.dir, _log.warning)
+        checkpoints = load_intact_checkpoints(spec.checkpoint.dir, _log.warning)
         settings = ServerSettings(config=config, checkpoints=checkpoints, store=self._settings.store)
         settings = with_identity(settings, keeper.record)
         books = open_journal(settings, keeper)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection
 
 from holdfast.control.coordinator.shell import record_key
-from holdfast.control.pool.beside import in_a_thread
+from holdfast.control.pool.beside import run_in_thread
 from holdfast.control.store.interface import Store, StoreError
 
 #: seconds between two sweeps
@@ -62,13 +62,13 @@ class Leftovers:
             StoreError: the store does not answer. The next sweep removes the remaining records.
         """
         if self._present is None:
-            self._present = set(await in_a_thread(lambda: self._store.list("jobs/").entries))
+            self._present = set(await run_in_thread(lambda: self._store.list("jobs/").entries))
         # read only after the listing, so that every listed job was known to the pool before
         known = set(self._known())
         leftover = {key for key in self._present - known if _OF_A_POOL.fullmatch(key)} - set(self._used())
         self._present |= known
         for key in sorted(leftover):
-            await in_a_thread(lambda key=key: self._remove(key))
+            await run_in_thread(lambda key=key: self._remove(key))
             self._present.discard(key)
 
     def _remove(self, key: str) -> None:

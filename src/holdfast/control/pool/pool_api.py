@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.control.api_types import END_HEADER, MAX_WAIT_S, DrainRequest
-from holdfast.control.pool.handed_in import check_handed_in
+from holdfast.control.pool.handed_in import check_submission
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
-from holdfast.control.serving.patience import done_while_answered
+from holdfast.control.serving.patience import wait_while_answered
 from holdfast.coordination.pool.foresight import forecast_drain
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
@@ -136,7 +136,7 @@ class PoolApi:
 
     async def pool(self, request: Request) -> Response:
         """Return the state of the pool."""
-        return json_answer(await self._shell.between_turns(lambda: pool_status(self._shell)))
+        return json_answer(await self._shell.read_durable(lambda: pool_status(self._shell)))
 
     async def events(self, request: Request) -> Response:
         """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it."""
@@ -147,16 +147,16 @@ class PoolApi:
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus' text format."""
-        return Response(await self._shell.between_turns(self._metrics), media_type="text/plain; version=0.0.4")
+        return Response(await self._shell.read_durable(self._metrics), media_type="text/plain; version=0.0.4")
 
     async def jobs(self, request: Request) -> Response:
         """Return all jobs, finished ones last."""
-        return json_answer({"jobs": (await self._shell.between_turns(lambda: pool_status(self._shell)))["jobs"]})
+        return json_answer({"jobs": (await self._shell.read_durable(lambda: pool_status(self._shell)))["jobs"]})
 
     async def job(self, request: Request) -> Response:
         """Return one job, and the conditions under which it would start."""
         name = request.path_params["name"]
-        status = await self._shell.between_turns(lambda: self._explain(name))
+        status = await self._shell.read_durable(lambda: self._explain(name))
         return json_answer(status)
 
     def _explain(self, name: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class PoolApi:
     async def submit(self, request: Request) -> Response:
         """Submit a job, and return its number."""
         spec = await body_of(request, JobSpec, self._body_s)
-        check_handed_in(spec)
+        check_submission(spec)
         if answer := await self._feed(SubmitJob(spec)):
             return answer
         return json_answer({"submission": self._known(spec.name).submission})
@@ -206,7 +206,7 @@ class PoolApi:
     async def compact(self, request: Request) -> Response:
         """Move jobs closer together if that is worth its cost, and return the moves."""
         body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
-        at = await self._shell.between_turns(lambda: build_occupancy(state))
+        at = await self._shell.read_durable(lambda: build_occupancy(state))
         found = await self._compute(compact, at, body.worth_s)
         if not body.dry_run and (answer := await self._feed(MoveJobs(found.moves))):
             return answer
@@ -215,7 +215,7 @@ class PoolApi:
     async def what_if(self, request: Request) -> Response:
         """Return the plan that would follow a change."""
         change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
-        now, then = await self._shell.between_turns(lambda: machine.preview_change(change))
+        now, then = await self._shell.read_durable(lambda: machine.preview_change(change))
         policy = machine.config.policy
         found = await self._compute(compute_what_if, policy, now, then)
         return json_answer({**asdict(found), "policy": policy.name})
@@ -224,7 +224,7 @@ class PoolApi:
         """Drain nodes for maintenance, or return the forecast for that."""
         body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
-            now = await self._shell.between_turns(state.copy)
+            now = await self._shell.read_durable(state.copy)
             return json_answer({"forecast": await self._compute(forecast_drain, now, body.nodes)})
         return await self._request(DrainNodes(body.nodes))
 
@@ -252,7 +252,7 @@ class PoolApi:
         self._requests.add(feeding)
         feeding.add_done_callback(self._requests.discard)
         # if a thousand nodes connect at once, many of their inputs are written before this one
-        if not await done_while_answered(feeding, lambda: self._shell.unanswered_s, WRITE_S):
+        if not await wait_while_answered(feeding, lambda: self._shell.unanswered_s, WRITE_S):
             # the first request finds out that the store is unavailable, and its result is not known yet
             feeding.add_done_callback(_retrieve_error)
             raise RefusedError(

@@ -34,7 +34,7 @@ from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
-from holdfast.control.serving.listening import bind, steady_time, url_of
+from holdfast.control.serving.listening import bind, listener_url, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
@@ -147,7 +147,7 @@ class _PoolServer:
         self._token = settings.token
         self._stranger_log = CountedLog(_log, clock.monotonic)
         self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
-        self._url = url_of(listener, tls=settings.tls_cert is not None)
+        self._url = listener_url(listener, tls=settings.tls_cert is not None)
         #: URL of the previous server, or "" without one
         self._predecessor_url = keeper.record.url if keeper.record is not None else ""
         self._entry = JobEntry(

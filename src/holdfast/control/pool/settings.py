@@ -76,7 +76,7 @@ class PoolSettings:
         check_name("the pool's name", self.name)
         check_listening(self.host, self.port, self.token, self.tls_cert, self.tls_key)
 
-    def journal_of(self, job: str, submission: int) -> str:
+    def job_journal(self, job: str, submission: int) -> str:
         """Return the path of the events file of a job without one of its own, or "" for none."""
         return str(self.folder / f"{job}.{submission}.events.jsonl") if self.folder else ""
 

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 
-from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_mould
+from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_template
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess, is_stopped
 
@@ -107,7 +107,7 @@ class NextZygote:
             OSError: no template can be started.
         """
         if self._template is None:
-            self._template, self._channel = start_mould(self._settings.environment, self._settings.preload)
+            self._template, self._channel = start_template(self._settings.environment, self._settings.preload)
             asyncio.get_running_loop().add_reader(self._channel, self._on_message)
         if not self._ready or self._listener is None:
             return

@@ -113,7 +113,7 @@ class AgentConnection:
             self.closing = True
             self.code, self.why = code, why
             _set_done(self.closed)
-            self.has_room()
+            self.on_writable()
 
     def refuse(self, why: str) -> None:
         """Close the connection because of an invalid message, or a missing one."""
@@ -123,7 +123,7 @@ class AgentConnection:
 
     # called by the socket
 
-    def has_room(self) -> None:
+    def on_writable(self) -> None:
         """Send waiting messages while the socket has room."""
         while self._queue and self._socket.writes:
             frame = self._queue.popleft()

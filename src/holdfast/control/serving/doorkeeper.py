@@ -90,7 +90,7 @@ class _Connection:
             self.socket.shutdown(socket.SHUT_RDWR)  # during a TLS handshake, which then fails
 
 
-class Doorkeeper:
+class ConnectionLimiter:
     """Accepts connections from a listening socket while it is open."""
 
     def __init__(

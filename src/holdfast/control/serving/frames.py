@@ -42,7 +42,7 @@ class ReadBuffer:
         return data
 
 
-class FrameEnds:
+class FrameTracker:
     """Tracks where frames end, whatever they contain."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def steady_time(clock: Clock) -> Callable[[], float]:
     return lambda: clock.monotonic() + offset
 
 
-def url_of(listener: socket.socket, *, tls: bool) -> str:
+def listener_url(listener: socket.socket, *, tls: bool) -> str:
     """Return the URL at which other machines reach a listening socket."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):

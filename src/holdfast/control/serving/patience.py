@@ -21,7 +21,7 @@ AGAIN_S = 0.5
 _log = logging.getLogger("holdfast.store")
 
 
-class PatientWriter:
+class RetryingWriter:
     """Makes writes to a store, one at a time, and repeats them while the store is unavailable.
 
     Args:
@@ -100,7 +100,7 @@ class PatientWriter:
             self._on_back(away_s)
 
 
-async def done_while_answered(work: asyncio.Future[Any], unanswered_s: Callable[[], float], limit_s: float) -> bool:
+async def wait_while_answered(work: asyncio.Future[Any], unanswered_s: Callable[[], float], limit_s: float) -> bool:
     """Wait for work that waits for writes, while the store answers.
 
     Args:

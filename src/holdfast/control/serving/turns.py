@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.control.serving.patience import PatientWriter
+from holdfast.control.serving.patience import RetryingWriter
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages.agent import Part
 from holdfast.protocol.names import MAX_PART_BYTES
@@ -135,7 +135,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._lock = Turns()
         #: inputs that no transaction has handled yet, in order
         self._waiting: deque[_QueuedInput[I]] = deque()
-        self._writer = PatientWriter(now, self._store_back)
+        self._writer = RetryingWriter(now, self._store_back)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # the machine, defined by subclasses
@@ -257,7 +257,7 @@ class MachineShell(ABC, Generic[I, O, R]):
 
         await self._run_in_order(admit)
 
-    async def between_turns(self, read: Callable[[], T]) -> T:
+    async def read_durable(self, read: Callable[[], T]) -> T:
         """Return the result of a function that reads the machine while its whole state is durable.
 
         Raises:
@@ -400,7 +400,7 @@ class MachineShell(ABC, Generic[I, O, R]):
             connection.close()
 
 
-def in_parts(data: bytes) -> list[bytes]:
+def split_message(data: bytes) -> list[bytes]:
     """Return an encoded message, split into parts if it is large.
 
     A message to a thousand agents waits as the same bytes for all, except for the part that each socket has not yet

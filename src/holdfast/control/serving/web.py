@@ -20,8 +20,8 @@ from uvicorn.server import ServerState
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from holdfast.control.serving.doorkeeper import Address, Doorkeeper, Limits
-from holdfast.control.serving.frames import FrameEnds, ReadBuffer, short_message
+from holdfast.control.serving.doorkeeper import Address, ConnectionLimiter, Limits
+from holdfast.control.serving.frames import FrameTracker, ReadBuffer, short_message
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -74,7 +74,7 @@ class SocketUser(Protocol):
         """Handle a received message, or None for a text message."""
         ...
 
-    def has_room(self) -> None:
+    def on_writable(self) -> None:
         """Handle that the written data is out, so that the socket has room again."""
         ...
 
@@ -96,7 +96,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     _user: SocketUser | None = None
     _read: ReadBuffer | None = None
     #: frame boundaries of the data after the request that opened it
-    _ends: FrameEnds | None = None
+    _ends: FrameTracker | None = None
 
     # called by the application
 
@@ -157,7 +157,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ends is None:
-            self._ends = FrameEnds()  # these bytes are the request, and nothing else
+            self._ends = FrameTracker()  # these bytes are the request, and nothing else
         elif not self._ends.between:
             self._ends.take(data)
         else:
@@ -187,7 +187,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._user is not None:
-            self._user.has_room()
+            self._user.on_writable()
 
     def handle_parser_exception(self) -> None:
         code = self.conn.close_sent.code if self.conn.close_sent is not None else 1006
@@ -232,7 +232,7 @@ class WebServer:
         self._log = log
         self._limits = limits
         self._server: uvicorn.Server | None = None
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: ConnectionLimiter | None = None
         self._stopped = False
 
     def known(self, client: Address | None) -> None:
@@ -255,7 +255,7 @@ class WebServer:
         def protocol(on_lost: Callable[[], object]) -> H11Protocol:
             return _Protocol(config, server.server_state, shown, on_lost)
 
-        self._doorkeeper = Doorkeeper(self._listener, protocol, config.ssl, self._log, self._limits)
+        self._doorkeeper = ConnectionLimiter(self._listener, protocol, config.ssl, self._log, self._limits)
         with self._libraries_counted(), self._doorkeeper.opened():
             await server.serve(sockets=[])
             await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # wait for the cancelled tasks

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.control.link.forking import ForkedProcess, ProcessSupply
+from holdfast.control.link.forking import ForkedProcess, ProcessForker
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.runtime.data.datasets import Fetch
 from holdfast.runtime.data.loader_channel import ChannelEnd, Message, MessageKind, unpack_exception
@@ -62,7 +62,7 @@ class LoaderPool:
         part: int = 0,
         workers: int,
         ahead: int,
-        processes: ProcessSupply,
+        processes: ProcessForker,
         keep_apart: bool = False,
     ) -> None:
         """Prepare; no process is started yet.
@@ -214,7 +214,7 @@ class LoaderPool:
 
     def _replace_worker(self, dead: _LoaderWorker) -> None:
         """Replace a loader worker that died, and send its requests again."""
-        how = dead.process.how_it_ended(_EXIT_WAIT_S)
+        how = dead.process.describe_end(_EXIT_WAIT_S)
         dead.close()
         at = next(iter(dead.requested.values()), None) if dead.up else None
         if at is not None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.control.link.forking import ProcessSupply
+from holdfast.control.link.forking import ProcessForker
 from holdfast.errors import BadInputError
 from holdfast.runtime.data.datasets import BatchFetcher, CurriculumData, JobData, MappedData
 from holdfast.runtime.data.loader_pool import PREFETCH_FACTOR, PRELOAD_FOR_LOADERS, Key, LoaderPool
@@ -181,7 +181,7 @@ class MicroBatchLoader:
             part=self._random_part,
             workers=self.options.num_workers,
             ahead=self.options.prefetch_factor or PREFETCH_FACTOR,
-            processes=ProcessSupply(zygote, PRELOAD_FOR_LOADERS),
+            processes=ProcessForker(zygote, PRELOAD_FOR_LOADERS),
             keep_apart=self._data.keep_apart,
         )
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.control.link.deafness import go_deaf
+from holdfast.control.link.deafness import block_incoming_tcp
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.orders import Inject
 
@@ -141,7 +141,7 @@ class Faults:
             case "corrupt-state":
                 self._corrupt()
             case "link-down":
-                go_deaf()
+                block_incoming_tcp()
             case "disk-full":
                 self._disk_full = True
             case _:

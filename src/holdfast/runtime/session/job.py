@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from holdfast.clock import SystemClock
-from holdfast.control.link.end_alone import EndAlone
-from holdfast.control.link.last_words import LastWords
+from holdfast.control.link.end_alone import SoloExitHook
+from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.control.link.progress_page import NoProgress, open_progress
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
@@ -98,7 +98,7 @@ class Job:
         self._checkpoint_dir = settings.spec.checkpoint.dir if settings else checkpoint_dir
         self._checkpoint_every = settings.spec.checkpoint.every if settings else checkpoint_every
         self._session: Session | None = None
-        self._last_words: LastWords | None = None
+        self._last_words: ScriptErrorHook | None = None
         self._ended = False
         #: warnings that rank 0 logs for all workers
         self._warnings: list[str] = []
@@ -435,7 +435,7 @@ class Job:
         )
         session.attach(config, summarize_data(workload.loader) if settings else ())
         if settings:
-            self._last_words = LastWords(
+            self._last_words = ScriptErrorHook(
                 session.on_script_end, session.locate_error, session.hold_state, session.left_loop.save
             )
             self._last_words.install()
@@ -470,8 +470,8 @@ def init(
     if guard := TrainingGuard.installed():
         guard.attached()
     if settings is None:
-        EndAlone(lambda: None).install()  # So an error in init() gives the same exit code as a later one.
+        SoloExitHook(lambda: None).install()  # So an error in init() gives the same exit code as a later one.
     job = Job(settings, layout=layout, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)
     if settings is None:
-        EndAlone(job.await_saved).install()
+        SoloExitHook(job.await_saved).install()
     return job

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartFile, PartReader, read_body
+from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, PartWriter, read_body
 from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
 from holdfast.runtime.moe.holding.job_experts import JobExperts
@@ -34,7 +34,7 @@ def stash_experts(
     """
     pairs = tuple((layer, expert) for layer, these in enumerate(names) for expert in these)
     rows = experts.rows_of_pairs(pairs)
-    file = PartFile(folder, sum(row.nbytes for row in rows))
+    file = PartWriter(folder, sum(row.nbytes for row in rows))
     try:
         if len(file.body):
             copy_range(rows, 0, torch.frombuffer(file.body, dtype=torch.uint8))

@@ -16,8 +16,8 @@ import torch
 from holdfast.control.link.snapshots.files import (
     CHUNK_BYTES,
     DamagedPartError,
-    PartFile,
     PartReader,
+    PartWriter,
     chunks,
     read_body,
 )
@@ -53,7 +53,7 @@ def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job:
         raise BadInputError(f"{late} was made after job.protect(), so another layout cannot place it: make it before")
     view = state.capture()
     laid = lay_out(view, 0, 1, place=place)
-    file = PartFile(folder, laid.nbytes)
+    file = PartWriter(folder, laid.nbytes)
     try:
         if laid.nbytes:
             laid.copy_pieces(torch.frombuffer(file.body, dtype=torch.uint8))

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, StoredPart, path_of
+from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, StoredPart, part_path
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
@@ -165,7 +165,7 @@ class SnapshotRestorer:
     def _open(self, keeper: Keeper, key: bytes, snapshot: SnapshotPart) -> PartReader:
         if keeper.node != self._node:
             return RemotePart(keeper, key, snapshot, self._job)
-        stored = StoredPart(path_of(self._folder, snapshot), self._job)
+        stored = StoredPart(part_path(self._folder, snapshot), self._job)
         if stored.header.snapshot != snapshot:
             stored.close()
             raise DamagedPartError(f"it is {stored.header.snapshot.name} of another run")

@@ -19,7 +19,7 @@ from threading import Event, Lock
 import msgspec
 import torch
 
-from holdfast.control.link.snapshots.files import PartFile
+from holdfast.control.link.snapshots.files import PartWriter
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart
@@ -77,7 +77,7 @@ class SnapshotTaker:
         self._latest: _Copy | None = None
         self._writing: Future[None] | None = None
         #: the file for the next part; used only by the thread
-        self._next_file: PartFile | None = None
+        self._next_file: PartWriter | None = None
         #: why the last part was left out, without numbers; "" if it was written
         self._last_reason = ""
         self._lock = Lock()
@@ -167,7 +167,7 @@ class SnapshotTaker:
             file.abandon()
             raise
 
-    def _open_file(self, nbytes: int) -> PartFile:
+    def _open_file(self, nbytes: int) -> PartWriter:
         """Return a file of this size: the prepared one, if it fits.
 
         Raises:
@@ -178,12 +178,12 @@ class SnapshotTaker:
             return ready
         if ready is not None:
             ready.abandon()
-        return PartFile(self._folder, nbytes)
+        return PartWriter(self._folder, nbytes)
 
     def _prepare_next_file(self, nbytes: int) -> None:
         """Allocate memory for the next part in advance, because allocating its pages takes longer than copying."""
         with contextlib.suppress(OSError):  # `_open_file` tries again.
-            self._next_file = PartFile(self._folder, nbytes)
+            self._next_file = PartWriter(self._folder, nbytes)
 
     def _report_left_out(self, generation: int, step: int, why: str) -> None:
         """Report the reason once; later snapshots are tried anyway, because there may be more memory, or time."""

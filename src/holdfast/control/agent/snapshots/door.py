@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.control.link.snapshots import files
-from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, path_of
+from holdfast.control.link.snapshots.files import DamagedPartError, StoredPart, part_path
 from holdfast.control.link.snapshots.reading import (
     ANSWER,
     MAGIC,
@@ -86,7 +86,7 @@ class SnapshotServer:
     def _answer(self, connection: socket.socket, wire: Wire, request: bytes, key: bytes, nonces: bytes) -> None:
         try:
             asked = msgspec.msgpack.decode(request, type=SnapshotPart)
-            stored = StoredPart(path_of(self._folder, asked), self._job)
+            stored = StoredPart(part_path(self._folder, asked), self._job)
         except (*MALFORMED, OSError, DamagedPartError) as error:
             wire.write(ANSWER.pack(0))
             raise TransferError(f"it asks for what is not here: {error}") from None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast.control.link.snapshots.files import DamagedPartError, PartFile, PartReader, read_body
+from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, PartWriter, read_body
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.counted_log import CountedLog
 from holdfast.protocol.messages.agent import WantedPart
@@ -98,7 +98,7 @@ class SnapshotFetcher:
         with self._changed:
             self._reader = reader
         try:
-            part = PartFile(self._folder, reader.header.body_bytes)
+            part = PartWriter(self._folder, reader.header.body_bytes)
             try:
                 self._read(reader, part)
             except (OSError, DamagedPartError):
@@ -110,7 +110,7 @@ class SnapshotFetcher:
                 self._reader = None
             reader.close()
 
-    def _read(self, reader: PartReader, part: PartFile) -> None:
+    def _read(self, reader: PartReader, part: PartWriter) -> None:
         begun = time.monotonic()
 
         def target(start: int, length: int) -> list[memoryview]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.door import SnapshotServer
 from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
-from holdfast.control.link.snapshots.files import find_parts, make_folder, path_of, remove_abandoned
+from holdfast.control.link.snapshots.files import find_parts, make_folder, part_path, remove_abandoned
 from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.messages.agent import NodeSnapshots, WantedPart
 from holdfast.protocol.state import SnapshotPart
@@ -121,7 +121,7 @@ class SnapshotKeeper:
         if why:
             _log.warning("%s of snapshots dropped: %s", f"{len(parts)} part{'s' * (len(parts) > 1)}", why)
         for part in parts:
-            path_of(self._folder, part).unlink(missing_ok=True)
+            part_path(self._folder, part).unlink(missing_ok=True)
         remove_abandoned(self._folder)
 
     async def close(self, *, remove: bool) -> None:

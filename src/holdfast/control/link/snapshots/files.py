@@ -134,7 +134,7 @@ def decode_header(data: bytes, job: str) -> PartHeader:
     return header
 
 
-class PartFile:
+class PartWriter:
     """A part that is being written.
 
     `body` is its memory. All its pages are allocated and mapped already.
@@ -183,7 +183,7 @@ class PartFile:
         try:
             os.posix_fallocate(self._file, self._body_bytes, len(rest))
             os.pwrite(self._file, rest, self._body_bytes)
-            os.rename(self._path, path_of(self._folder, snapshot))
+            os.rename(self._path, part_path(self._folder, snapshot))
         except OSError:
             self.abandon()
             raise
@@ -277,7 +277,7 @@ class StoredPart:
             self._file = -1
 
 
-def path_of(folder: Path, snapshot: SnapshotPart) -> Path:
+def part_path(folder: Path, snapshot: SnapshotPart) -> Path:
     """Return the path of a part in a folder."""
     return folder / f"{snapshot.name}{SUFFIX}"
 
@@ -324,7 +324,7 @@ def find_parts(folder: Path, job: str, damaged: Callable[[Path, str], None]) -> 
         try:
             stored = StoredPart(path, job)
             stored.close()
-            if path.name.startswith(WRITING) or path != path_of(folder, stored.header.snapshot):
+            if path.name.startswith(WRITING) or path != part_path(folder, stored.header.snapshot):
                 raise DamagedPartError("it was never finished")
         except (OSError, DamagedPartError) as error:
             damaged(path, str(error))

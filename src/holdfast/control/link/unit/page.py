@@ -12,7 +12,7 @@ import mmap
 import os
 
 from holdfast.control.link.progress_page import AgentMemory
-from holdfast.control.link.unit.proposals import WORD_BYTES, ProposalTable, words_of
+from holdfast.control.link.unit.proposals import WORD_BYTES, ProposalTable, count_words
 
 
 class ProposalPage(AgentMemory):
@@ -24,7 +24,7 @@ class ProposalPage(AgentMemory):
         Raises:
             OSError: there is not enough memory, or the system has no memfd.
         """
-        super().__init__("holdfast-proposals", words_of(places) * WORD_BYTES)
+        super().__init__("holdfast-proposals", count_words(places) * WORD_BYTES)
 
 
 class _PageLock:
@@ -54,7 +54,7 @@ class Proposals(ProposalTable):
         """
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._page = mmap.mmap(file, words_of(places) * WORD_BYTES)
+            self._page = mmap.mmap(file, count_words(places) * WORD_BYTES)
         except (OSError, ValueError) as error:
             os.close(file)
             raise OSError(f"{path} is not a page for {places} workers: {error}") from None

@@ -41,7 +41,7 @@ class Words(Protocol):
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
-def words_of(places: int) -> int:
+def count_words(places: int) -> int:
     """Return the number of words of a page for this many workers."""
     return SLOT_WORDS * (1 + places)
 
