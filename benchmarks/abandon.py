@@ -77,7 +77,7 @@ class Tally:
     empty_s: float = 0.0
 
 
-class Timer:
+class HaltTimer:
     """Sets the halt event after a delay, from another thread as a worker's listener does, and records the time."""
 
     def __init__(self, halt: threading.Event, delay_s: float) -> None:
@@ -94,9 +94,11 @@ class Timer:
         self._halt.set()
 
 
-def leave(comm: Communicator, operation: Operation, halt: threading.Event, delay_s: float, tally: Tally) -> None:
+def run_until_halted(
+    comm: Communicator, operation: Operation, halt: threading.Event, delay_s: float, tally: Tally
+) -> None:
     """Wait in an operation until halted, and record how it ended."""
-    timer = Timer(halt, delay_s)
+    timer = HaltTimer(halt, delay_s)
     try:
         operation(comm)
         tally.completed += 1
@@ -109,7 +111,7 @@ def leave(comm: Communicator, operation: Operation, halt: threading.Event, delay
     tally.leave_s.append(max(left - timer.at, 0.0))
 
 
-def retire(comm: Communicator, tally: Tally) -> None:
+def time_retirement(comm: Communicator, tally: Tally) -> None:
     started = time.perf_counter()
     comm.retire()
     tally.retire_s.append(time.perf_counter() - started)
@@ -129,18 +131,18 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
     delay_s, stop_s = chance.uniform(0.0, 0.01), chance.uniform(0.0, 0.001)
     others = [f"left/{number}/{rank}" for rank in range(seat.size) if rank != victim]
     if seat.rank != victim:
-        leave(comm, operation, halt, delay_s, tally)
+        run_until_halted(comm, operation, halt, delay_s, tally)
         control.post(f"left/{number}/{seat.rank}", b"")
     elif stopped:
         stopper = threading.Timer(stop_s, os.kill, (os.getpid(), signal.SIGSTOP))
         stopper.start()
-        leave(comm, operation, halt, delay_s, Tally())
+        run_until_halted(comm, operation, halt, delay_s, Tally())
         stopper.join()
         control.post(f"left/{number}/{seat.rank}", b"")
     control.wait(others, 120.0)
     if stopped and seat.rank == (victim + 1) % seat.size:
-        wake(seat, victim, f"left/{number}/{victim}")
-    retire(comm, tally)
+        continue_stopped(seat, victim, f"left/{number}/{victim}")
+    time_retirement(comm, tally)
     del comm
     tally.buried_most = max(tally.buried_most, seat.reaper.size)
     seat.meet()
@@ -149,7 +151,7 @@ def abandon_round(seat: Seat, number: int, operation: Operation, tally: Tally) -
     seat.meet()
 
 
-def wake(seat: Seat, victim: int, until: str) -> None:
+def continue_stopped(seat: Seat, victim: int, until: str) -> None:
     """Send SIGCONT until the process has left: its own timer may stop it only after the first signal."""
     control = seat.board(CONTROL_GENERATION)
     pid = int(control.values()[f"pid/{victim}"])
@@ -158,7 +160,7 @@ def wake(seat: Seat, victim: int, until: str) -> None:
         time.sleep(0.001)
 
 
-def abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
+def run_abandonments(seat: Seat, kind: str, rounds: int) -> Tally:
     """Run all rounds of one kind in one process."""
     control, tally = seat.board(CONTROL_GENERATION), Tally()
     control.post(f"pid/{seat.rank}", str(os.getpid()).encode())
@@ -181,7 +183,7 @@ class Footprint:
     resident: int
 
     @classmethod
-    def now(cls) -> Footprint:
+    def measure(cls) -> Footprint:
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])
         return cls(
@@ -191,7 +193,7 @@ class Footprint:
         )
 
 
-def reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
+def run_reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
     """Build, use and retire groups, and return the footprint after warm-up and at the end.
 
     In every second round an operation is abandoned first.
@@ -201,20 +203,20 @@ def reconfigurations(seat: Seat, rounds: int) -> tuple[Footprint, Footprint]:
     for number in range(rounds + warm_up):
         if number == warm_up:
             assert seat.reaper.wait_empty(120.0)
-            first = Footprint.now()
+            first = Footprint.measure()
         halt = threading.Event()
         comm = seat.connect(number + 1, halt=halt)
         for operation in KINDS.values():
             operation(comm)
         seat.meet()
         if number % 2 and seat.rank:
-            leave(comm, even_all_to_all, halt, 0.005, tally)
+            run_until_halted(comm, even_all_to_all, halt, 0.005, tally)
         comm.retire(sever=bool(number % 2))
         del comm
         seat.meet()
     assert seat.reaper.wait_empty(120.0), f"{seat.reaper.size} groups are left"
     assert first is not None
-    return first, Footprint.now()
+    return first, Footprint.measure()
 
 
 def main() -> None:
@@ -236,7 +238,7 @@ def main() -> None:
 
 
 def print_reconfigurations(ranks: int, count: int) -> None:
-    for rank, (first, last) in enumerate(run_world(ranks, reconfigurations, count)):
+    for rank, (first, last) in enumerate(run_world(ranks, run_reconfigurations, count)):
         print(
             f"{ranks} ranks, {count} reconfigurations, rank {rank}: "
             f"descriptors {first.descriptors} -> {last.descriptors}, threads {first.threads} -> {last.threads}, "
@@ -245,7 +247,7 @@ def print_reconfigurations(ranks: int, count: int) -> None:
 
 
 def print_abandonments(ranks: int, kind: str, rounds: int) -> None:
-    tallies: list[Tally] = run_world(ranks, abandonments, kind, rounds, timeout_s=1200)
+    tallies: list[Tally] = run_world(ranks, run_abandonments, kind, rounds, timeout_s=1200)
     leave_s = [seconds for tally in tallies for seconds in tally.leave_s]
     retire_s = max(seconds for tally in tallies for seconds in tally.retire_s)
     print(

@@ -38,7 +38,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     #: How the limit or the values were obtained.
     how: str = ""
 
-    def against(self, others: Sequence[float], more: float, what: str) -> Figure:
+    def with_limit_above(self, others: Sequence[float], more: float, what: str) -> Figure:
         """Return this figure with the median of other values plus a margin as its limit."""
         if not others:
             how = f"{what} were not measured"
@@ -48,7 +48,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, asked=median + more, how=how)
 
     @property
-    def reached(self) -> bool | None:
+    def is_reached(self) -> bool | None:
         """Whether the values reach the limit. None without a limit, False without values."""
         if self.asked is None:
             return None
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, metavar="FILE", help="keep the figures in this file")
     options = parser.parse_args()
     if options.table is not None:
-        return report(read(options.table), {})
+        return print_report(read_figures(options.table), {})
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         path = options.figures or Path(folder) / "figures.jsonl"
         path.unlink(missing_ok=True)
@@ -77,15 +77,15 @@ def main() -> int:
             print(f"\n---- {benchmark} ----", flush=True)
             command = [sys.executable, script, "--figures", str(path), *arguments]
             codes[Path(script).name] = subprocess.run(command, check=False).returncode
-        return report(read(path), codes)
+        return print_report(read_figures(path), codes)
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
+def add_figures_option(parser: argparse.ArgumentParser) -> None:
     """Add the `--figures` option to the parser of a benchmark."""
     parser.add_argument("--figures", type=Path, metavar="FILE", help="add the figures to this file (asked.py)")
 
 
-def write(path: Path | None, figures: Iterable[Figure]) -> None:
+def write_figures(path: Path | None, figures: Iterable[Figure]) -> None:
     """Append figures to a file, if a path is given."""
     if path is None:
         return
@@ -94,19 +94,19 @@ def write(path: Path | None, figures: Iterable[Figure]) -> None:
         file.writelines(msgspec.json.encode(figure) + b"\n" for figure in figures)
 
 
-def read(path: Path) -> list[Figure]:
+def read_figures(path: Path) -> list[Figure]:
     """Return the figures of a file, or an empty list if the file does not exist."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [msgspec.json.decode(line, type=Figure) for line in lines]
 
 
-def report(figures: list[Figure], codes: dict[str, int]) -> int:
+def print_report(figures: list[Figure], codes: dict[str, int]) -> int:
     """Print the table, the missed figures and the failed benchmarks; return 1 if there are any.
 
     codes: exit codes by benchmark.
     """
-    print("\n" + "\n".join(table(figures)))
-    missed = [figure.name for figure in figures if figure.reached is False]
+    print("\n" + "\n".join(table_lines(figures)))
+    missed = [figure.name for figure in figures if figure.is_reached is False]
     failed = [f"{name} ended with {code}" for name, code in codes.items() if code]
     print("not reached: " + ("; ".join(missed) or ("nothing" if figures else "nothing was measured")))
     if failed:
@@ -114,10 +114,13 @@ def report(figures: list[Figure], codes: dict[str, int]) -> int:
     return 1 if missed or failed or not figures else 0
 
 
-def table(figures: list[Figure]) -> list[str]:
+def table_lines(figures: list[Figure]) -> list[str]:
     """Return the table's lines."""
     head = ("what", "asked", "measured: median (min..max; n)", "")
-    rows = [head, *((figure.name, _asked(figure), _measured(figure), _verdict(figure)) for figure in figures)]
+    rows = [
+        head,
+        *((figure.name, _format_limit(figure), _format_values(figure), _format_verdict(figure)) for figure in figures),
+    ]
     widths = [max(len(row[place]) for row in rows) for place in range(3)]
     lines = [
         "  ".join(text.ljust(width) for text, width in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
@@ -127,30 +130,30 @@ def table(figures: list[Figure]) -> list[str]:
     ]
 
 
-def _asked(figure: Figure) -> str:
+def _format_limit(figure: Figure) -> str:
     if figure.asked is None:
         return "-"
     sign = ">=" if figure.at_least else "<="
-    return f"{'each ' if figure.each else ''}{sign} {_number(figure.asked)}{_unit(figure)}"
+    return f"{'each ' if figure.each else ''}{sign} {_format_number(figure.asked)}{_format_unit(figure)}"
 
 
-def _measured(figure: Figure) -> str:
+def _format_values(figure: Figure) -> str:
     values = figure.values
     if not values:
         return "not measured"
-    middle, low, high = (_number(value) for value in (statistics.median(values), min(values), max(values)))
-    return f"{middle}{_unit(figure)} ({low}..{high}; {len(values)})"
+    middle, low, high = (_format_number(value) for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle}{_format_unit(figure)} ({low}..{high}; {len(values)})"
 
 
-def _verdict(figure: Figure) -> str:
-    return {None: "", True: "reached", False: "NOT REACHED"}[figure.reached]
+def _format_verdict(figure: Figure) -> str:
+    return {None: "", True: "reached", False: "NOT REACHED"}[figure.is_reached]
 
 
-def _unit(figure: Figure) -> str:
+def _format_unit(figure: Figure) -> str:
     return f" {figure.unit}" if figure.unit else ""
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format with three decimals, with none from 100 on, and in exponent form below 0.0005."""
     if value and abs(value) < 5e-4:
         return f"{value:.1e}"

@@ -51,7 +51,7 @@ def zipf(layers: int, experts: int, exponent: float, seed: int = 0) -> np.ndarra
     return np.stack([(rng.permutation(share) * 1e6).astype(np.int64) for _ in range(layers)])
 
 
-def made_cases() -> list[Case]:
+def zipf_cases() -> list[Case]:
     """Return the cases that heaviest-first placement with anti-affinity balances to 1.10, 1.12 and 1.00."""
     rows = ((32, 8, 8, 0.8), (256, 32, 16, 0.5), (256, 32, 9, 0.5))
     return [
@@ -95,7 +95,7 @@ def counts_of(expert: np.ndarray, experts: int, nodes: int) -> np.ndarray:
     return counts
 
 
-def placements(case: Case) -> dict[str, Callable[[], np.ndarray]]:
+def placement_makers(case: Case) -> dict[str, Callable[[], np.ndarray]]:
     """Return a function for each strategy that computes its placement `(L, E, N)` of a case."""
     experts = case.loads.shape[1]
     slots = as_slots(case.slots, case.nodes)
@@ -119,7 +119,7 @@ def compare(case: Case) -> list[dict[str, Any]]:
     print(f"{case.name}, {len(case.loads)} layers, {case.nodes} nodes x {case.slots} slots, f = 2 asked:")
     print("            f given  busiest node / mean (worst layer)  survives 1, 2, ... lost nodes" + " " * 12 + "ms")
     rows: list[dict[str, Any]] = []
-    for name, make in placements(case).items():
+    for name, make in placement_makers(case).items():
         make()
         began = time.process_time()
         counts = make()
@@ -144,11 +144,11 @@ def compare(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def at_scale(nodes: int, layers: int) -> dict[str, Any]:
+def measure_at_scale(nodes: int, layers: int) -> dict[str, Any]:
     """Print planning time of `best` on many nodes, the slots moved, and where MRO or spread survives better."""
     experts, slots = 256, as_slots(32, nodes)
     best = strategy_named("best")
-    loads = skewed(layers, experts, 1)
+    loads = skewed_loads(layers, experts, 1)
     row: dict[str, Any] = {"nodes": nodes}
 
     def timed(name: str, tokens: np.ndarray, held: np.ndarray | None) -> Plan:
@@ -168,7 +168,7 @@ def at_scale(nodes: int, layers: int) -> dict[str, Any]:
         row["worse_at"] += int((fatal > fatal_share(rival.counts > 0).least * (1 + 1e-9)).sum())
     held = before.counts
     held[:, :, [0, nodes // 2]] = 0
-    for name, tokens in (("replan", loads), ("drifted", loads + skewed(layers, experts, 2) // 10)):
+    for name, tokens in (("replan", loads), ("drifted", loads + skewed_loads(layers, experts, 2) // 10)):
         plan = timed(name, tokens, held)
         assert plan.migration is not None
         row[f"{name}_moves"] = plan.migration.expert_moves / held.size * experts / 32
@@ -183,7 +183,7 @@ def at_scale(nodes: int, layers: int) -> dict[str, Any]:
     return row
 
 
-def beside_eplb(runs: int) -> dict[str, Any]:
+def compare_with_eplb(runs: int) -> dict[str, Any]:
     """Print how long rebalancing on EPLB's inputs takes, and how balanced the results are."""
     results: dict[str, Any] = {"question": [], "random": {}}
     loads = np.random.default_rng(0).pareto(1.2, (20, 256)) * 1000 + 1
@@ -228,7 +228,7 @@ def busiest_gpu(slots: np.ndarray, loads: np.ndarray, gpus: int) -> float:
     return float(busiest_over_mean(counts_of(slots, loads.shape[1], gpus), loads).mean())
 
 
-def skewed(layers: int, experts: int, seed: int) -> np.ndarray:
+def skewed_loads(layers: int, experts: int, seed: int) -> np.ndarray:
     """Return token counts `(L, E)` with a few hot experts and many cold ones."""
     rng = np.random.default_rng(seed)
     return (rng.pareto(1.2, (layers, experts)) * 1000).astype(np.int64) + 1
@@ -243,11 +243,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=58, help="layers on many nodes")
     options = parser.parse_args()
     results: dict[str, Any] = {"cases": []}
-    for case in [*made_cases(), *recorded_cases(options.routing)]:
+    for case in [*zipf_cases(), *recorded_cases(options.routing)]:
         results["cases"] += compare(case)
-    results["eplb"] = beside_eplb(options.runs)
+    results["eplb"] = compare_with_eplb(options.runs)
     print("Many nodes, f = 2:")
-    results["scale"] = [at_scale(nodes, options.layers) for nodes in options.nodes]
+    results["scale"] = [measure_at_scale(nodes, options.layers) for nodes in options.nodes]
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

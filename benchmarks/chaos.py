@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos_kinds import KINDS, Blow, Blows
+from chaos_kinds import KINDS, FaultInjector, InjectedFault
 from standstill import Watch
 from struck_job import NODES, StruckJob
 
@@ -43,18 +43,18 @@ SHOWN = 20
 
 
 @dataclass(slots=True)
-class Tally:
+class KindResults:
     """Results of one kind of fault."""
 
     struck: int = 0
     #: Seconds from each fault until it was detected.
-    seen: list[float] = field(default_factory=list[float])
+    detected_s: list[float] = field(default_factory=list[float])
     #: Seconds from each fault until the first step committed after recovery.
-    over: list[float] = field(default_factory=list[float])
+    recovered_s: list[float] = field(default_factory=list[float])
     #: Committed steps that were rolled back.
-    lost: int = 0
+    lost_steps: int = 0
     #: How often the job reported each failure kind, severity and category.
-    taken_for: Counter[str] = field(default_factory=Counter[str])
+    reports: Counter[str] = field(default_factory=Counter[str])
     #: Descriptions of wrong reports and of unexpected losses.
     wrong: list[str] = field(default_factory=list[str])
 
@@ -78,12 +78,12 @@ def main() -> int:
         data = [*(["--streams"] if options.seed % 2 else ()), "--loader-workers", str(options.loader_workers)]
         with StruckJob(folder, data, options.options) as struck:
             chaos = Chaos(struck, options.seed, options.only or list(KINDS))
-            chaos.begin()
-            chaos.strike(options.faults, options.minutes * 60.0)
+            chaos.start()
+            chaos.inject_faults(options.faults, options.minutes * 60.0)
             return chaos.report(watch)
 
 
-def in_rounds(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
+def draw_rounds(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
     """Yield all kinds forever, each round in its own random order."""
     while True:
         yield from rng.sample(kinds, len(kinds))
@@ -95,95 +95,95 @@ class Chaos:
     def __init__(self, struck: StruckJob, seed: int, kinds: Sequence[str]) -> None:
         self.struck = struck
         rng = random.Random(seed)
-        self._blows = Blows(struck, random.Random(rng.random()))
-        self._kinds = in_rounds(kinds, rng)
-        self._tallies: dict[str, Tally] = {}
+        self._blows = FaultInjector(struck, random.Random(rng.random()))
+        self._kinds = draw_rounds(kinds, rng)
+        self._tallies: dict[str, KindResults] = {}
         self._faults = 0
         self._wrong: list[str] = []
         self._taken_s = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Train for a while, then record the resources that the job holds."""
         self.struck.settle(0, BEGIN_STEPS)
         self.struck.note_begin()
 
-    def strike(self, faults: int, longest_s: float) -> None:
+    def inject_faults(self, faults: int, longest_s: float) -> None:
         """Inject faults until their number or the time is reached, or until the job cannot recover."""
         began = time.monotonic()
         while self._faults < faults and time.monotonic() < began + longest_s:
             kind = next(self._kinds)
             try:
-                self._once(kind)
+                self._inject_one(kind)
             except (HoldfastError, AssertionError) as error:
                 self._wrong.append(f"{kind}: {str(error).splitlines()[0]}")
                 print(f"{kind}: {error}", flush=True)
-                if not self._healed():
+                if not self._restore_nodes():
                     break
         self._taken_s = time.monotonic() - began
 
-    def _once(self, kind: str) -> None:
+    def _inject_one(self, kind: str) -> None:
         """Inject one fault, wait until the job has recovered, and record the reported failures."""
         struck = self.struck
         place, step = struck.place, struck.step()
-        blow = self._blows.strike(kind)
+        blow = self._blows.inject(kind)
         if blow is None:
             return
-        tally = self._tallies.setdefault(kind, Tally())
+        tally = self._tallies.setdefault(kind, KindResults())
         tally.struck += 1
         self._faults += blow.faults
-        for node in blow.taken:
-            told = struck.wait(FailureDetected, lambda e, node=node: blow.anybody or e.node == node, since=place)
-            tally.seen.append(max(0.0, told.time - blow.at))
+        for node in blow.expected:
+            failure = struck.wait(FailureDetected, lambda e, node=node: blow.any_node or e.node == node, since=place)
+            tally.detected_s.append(max(0.0, failure.time - blow.at))
         blow.heal()
-        if blow.ends:
+        if blow.ends_job:
             struck.begin_again()
-        struck.add_nodes(blow.gone)
-        first = self._over(blow, place)
-        tally.over.append(first.time - blow.at)
-        self._judge(kind, tally, blow, place, step)
-        spans = f"seen {_last(tally.seen)}, over after {tally.over[-1]:6.2f} s"
+        struck.add_nodes(blow.lost_nodes)
+        first = self._wait_recovered(blow, place)
+        tally.recovered_s.append(first.time - blow.at)
+        self._check_reports(kind, tally, blow, place, step)
+        spans = f"seen {_last(tally.detected_s)}, over after {tally.recovered_s[-1]:6.2f} s"
         print(f"{self._faults:4d} {kind:42s} {spans}, step {struck.step()}", flush=True)
 
-    def _over(self, blow: Blow, place: int) -> StepCommitted:
+    def _wait_recovered(self, blow: InjectedFault, place: int) -> StepCommitted:
         """Wait until all nodes train again; return the first step committed after the last detected failure."""
         struck = self.struck
-        told = [
+        reports = [
             *struck.since(FailureDetected, place),
-            *(struck.since(CoordinatorRestarted, place) if blow.ends else ()),
+            *(struck.since(CoordinatorRestarted, place) if blow.ends_job else ()),
         ]
-        last = max((e.time for e in told), default=blow.at)
-        struck.settle(struck.job.events.index(told[-1]) if told else place)
+        last = max((e.time for e in reports), default=blow.at)
+        struck.settle(struck.job.events.index(reports[-1]) if reports else place)
         after = [e for e in struck.since(StepCommitted, place) if e.time > last]
         return after[0] if after else struck.wait(StepCommitted, lambda e: e.time > last, since=place)
 
-    def _judge(self, kind: str, tally: Tally, blow: Blow, place: int, step: int) -> None:
+    def _check_reports(self, kind: str, tally: KindResults, blow: InjectedFault, place: int, step: int) -> None:
         """Compare the reported failures with the injected fault."""
         struck = self.struck
-        told = struck.since(FailureDetected, place)
-        tally.taken_for.update(f"{e.kind} {e.severity} {e.category}" for e in told)
-        for failure in told:
-            expected = next(iter(blow.taken.values())) if blow.anybody else blow.taken.get(failure.node)
+        reports = struck.since(FailureDetected, place)
+        tally.reports.update(f"{e.kind} {e.severity} {e.category}" for e in reports)
+        for failure in reports:
+            expected = next(iter(blow.expected.values())) if blow.any_node else blow.expected.get(failure.node)
             if expected is None:
                 tally.wrong.append(f"{kind}: {failure.node} is blamed: {failure.kind}, {failure.detail}")
-            elif wrong := expected.wrong(failure):
+            elif wrong := expected.mismatch(failure):
                 tally.wrong.append(f"{kind}: {wrong}")
-        if not told and not blow.taken:
-            tally.taken_for["nothing"] += 1
+        if not reports and not blow.expected:
+            tally.reports["nothing"] += 1
         back = struck.since(RolledBack, place)
-        lost = sum(max(0, self._committed_before(e) - e.to_step) for e in back)
-        tally.lost += lost
-        if back and not blow.loses:
+        lost = sum(max(0, self._last_step_before(e) - e.to_step) for e in back)
+        tally.lost_steps += lost
+        if back and not blow.may_lose_steps:
             tally.wrong.append(f"{kind}: rolled back from step {step} to {back[0].to_step}")
         tally.wrong += [
             f"{kind}: {e.node} is quarantined" for e in struck.since(NodeLeft, place) if e.reason == "quarantined"
         ]
 
-    def _committed_before(self, rolled_back: RolledBack) -> int:
+    def _last_step_before(self, rolled_back: RolledBack) -> int:
         events = list(self.struck.job.events)
         steps = [e.step for e in events[: events.index(rolled_back)] if isinstance(e, StepCommitted)]
         return steps[-1] if steps else 0
 
-    def _healed(self) -> bool:
+    def _restore_nodes(self) -> bool:
         """Add the missing nodes to a job; return False if it does not train again."""
         struck = self.struck
         if struck.job.process is None or struck.job.process.poll() is not None:
@@ -225,9 +225,9 @@ class Chaos:
     def _print_table(self) -> None:
         print(f"\n{'kind':42s} struck  seen after s       over after s       steps lost  taken for")
         for kind, tally in sorted(self._tallies.items()):
-            taken = ", ".join(f"{times} x {what}" for what, times in tally.taken_for.most_common())
-            spans = f"{_spread(tally.seen):18s} {_spread(tally.over):18s}"
-            print(f"{kind:42s} {tally.struck:6d}  {spans} {tally.lost:10d}  {taken}")
+            taken = ", ".join(f"{times} x {what}" for what, times in tally.reports.most_common())
+            spans = f"{_spread(tally.detected_s):18s} {_spread(tally.recovered_s):18s}"
+            print(f"{kind:42s} {tally.struck:6d}  {spans} {tally.lost_steps:10d}  {taken}")
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -71,14 +71,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=SECTIONS, help="run only this section; may be repeated")
     parser.add_argument("--rounds", type=int, default=10, help="kills in the section 'kill'")
     parser.add_argument("--seed", type=int, default=1)
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     options = parser.parse_args()
     run = Run(options)
     sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}
     codes = [sections[name]() for name in options.only or SECTIONS]
-    asked.write(options.figures, run.figures)
+    asked.write_figures(options.figures, run.figures)
     print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
-    print("\n".join(asked.table(run.figures)))
+    print("\n".join(asked.table_lines(run.figures)))
     return max(codes)
 
 

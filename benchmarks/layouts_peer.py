@@ -72,7 +72,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=0.5, help="timeout of torchft's collectives, in seconds")
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     options = parser.parse_args()
     rng, there = random.Random(options.seed), importlib.util.find_spec("torchft") is not None
     here, peers, own_steps, steps, lost = list[float](), list[float](), list[float](), list[float](), 0
@@ -93,7 +93,7 @@ def main() -> int:
     if peers:
         print(f"torchft's step: {spread(steps)}; {options.rounds - len(peers)} runs in which all survivors stopped")
         figures.append(Figure(name="the same, torchft's HSDP", values=tuple(peers), unit="s"))
-    asked.write(options.figures, figures)
+    asked.write_figures(options.figures, figures)
     print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     return lost
 

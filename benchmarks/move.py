@@ -63,8 +63,8 @@ def main() -> int:
     run = Run(options)
     sections: dict[str, Callable[[], int]] = {name: getattr(run, name) for name in SECTIONS}
     codes = [sections[name]() for name in options.only or SECTIONS]
-    asked.write(options.figures, run.figures)
-    print("\n" + "\n".join(asked.table(run.figures)))
+    asked.write_figures(options.figures, run.figures)
+    print("\n" + "\n".join(asked.table_lines(run.figures)))
     return max(codes)
 
 
@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="run only this section; may be repeated")
     parser.add_argument("--script", type=Path, help="another training script; it does not record a joiner's own time")
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
 
@@ -238,12 +238,12 @@ def one_figures(bench: MoveBench) -> list[Figure]:
     """Return the figures of moves, and of kills with a standby."""
     joins, shrunk = tuple(bench.stalls), bench.costs("shrunk")
     figures = [
-        Figure(name="a planned move, less the step", values=bench.costs("move"), unit="s").against(
+        Figure(name="a planned move, less the step", values=bench.costs("move"), unit="s").with_limit_above(
             joins, 0.01, "joins"
         ),
         together(bench, "move"),
         Figure(name="  a join, less the step", values=joins, unit="s"),
-        Figure(name="a kill with a standby, less the step", values=bench.costs("replaced"), unit="s").against(
+        Figure(name="a kill with a standby, less the step", values=bench.costs("replaced"), unit="s").with_limit_above(
             shrunk, 0.05, "shrinking"
         ),
         Figure(name="  a kill without one: shrinking", values=shrunk, unit="s"),

@@ -85,7 +85,7 @@ def main() -> int:
             if number % 10 == 0:
                 print(f"{number} moves: {bench.in_words()}", flush=True)
         code = bench.report()
-        asked.write(options.figures, bench.figures())
+        asked.write_figures(options.figures, bench.figures())
         return code
 
 
@@ -94,7 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--moves", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--script", type=Path, default=DENSE)
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser.parse_args()
 

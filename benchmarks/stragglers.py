@@ -94,7 +94,7 @@ def main() -> int:
         moved, parts, wrong = _ours(options, watch, (*launch, "--stragglers", "move"), args)
         lost = _really(options, launch, args, parts.step)
         ours = {moment: share(cost, parts.step) for moment, cost in moved.items()}
-        asked.write(options.figures, figures(ours, lost))
+        asked.write_figures(options.figures, figures(ours, lost))
         return report(ours, parts, lost, wrong, watch)
 
 
@@ -155,7 +155,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--emulate-compute", default="0.5/micro-batch")
     parser.add_argument("--script", type=Path, default=DENSE)
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     parser.add_argument("args", nargs="*", help="arguments of the script except its steps, after --")
     options = parser.parse_args()
     if any(not 0 <= moment <= LAST for moment in options.moments or ()):

@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument(
         "--first", choices=("ours", "theirs"), help="run as one process of a pair, and create this tree first"
     )
-    asked.add_option(parser)
+    asked.add_figures_option(parser)
     options = parser.parse_args()
     if options.first is not None:
         model = SMALL if options.small else RECOVERY
@@ -133,8 +133,8 @@ def main() -> int:
     low, high = interval(ratios)
     how = f"95 % interval {low:.4f}..{high:.4f}"
     figure = Figure(name="a step against the other tree's", values=tuple(ratios), asked=PROCESSOR, unit="x", how=how)
-    asked.write(options.figures, [figure])
-    print("\n".join(asked.table([figure])))
+    asked.write_figures(options.figures, [figure])
+    print("\n".join(asked.table_lines([figure])))
     return 0 if low <= PROCESSOR else 1
 
 
