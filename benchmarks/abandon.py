@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
@@ -230,7 +230,7 @@ def main() -> None:
         "ranks kind                rounds  halted lost done  leave median/max    > 50  retire max  buried  emptied in"
     )
     for ranks in arguments.ranks:
-        with Watch() as watch:
+        with SuspensionWatch() as watch:
             for kind in KINDS:
                 print_abandonments(ranks, kind, arguments.rounds)
             print_reconfigurations(ranks, arguments.reconfigurations)

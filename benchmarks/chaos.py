@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos_kinds import KINDS, FaultInjector, InjectedFault
-from standstill import Watch
-from struck_job import NODES, StruckJob
+from standstill import SuspensionWatch
+from struck_job import NODES, ChaosJob
 
 from holdfast.errors import HoldfastError
 from holdfast.observability.history.audit import audit_lines
@@ -72,11 +72,11 @@ def main() -> int:
     parser.add_argument("options", nargs="*", help="further options of `holdfast run`, after --")
     parser.add_argument("--keep", type=Path, help="keep the job's files in this folder, which must not exist yet")
     options = parser.parse_args()
-    with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as temporary:
+    with SuspensionWatch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as temporary:
         folder = options.keep or Path(temporary) / "chaos"
         folder.mkdir(parents=True)
         data = [*(["--streams"] if options.seed % 2 else ()), "--loader-workers", str(options.loader_workers)]
-        with StruckJob(folder, data, options.options) as struck:
+        with ChaosJob(folder, data, options.options) as struck:
             chaos = Chaos(struck, options.seed, options.only or list(KINDS))
             chaos.start()
             chaos.inject_faults(options.faults, options.minutes * 60.0)
@@ -92,7 +92,7 @@ def draw_rounds(kinds: Sequence[str], rng: random.Random) -> Iterator[str]:
 class Chaos:
     """Injects faults into one job and collects the results."""
 
-    def __init__(self, struck: StruckJob, seed: int, kinds: Sequence[str]) -> None:
+    def __init__(self, struck: ChaosJob, seed: int, kinds: Sequence[str]) -> None:
         self.struck = struck
         rng = random.Random(seed)
         self._blows = FaultInjector(struck, random.Random(rng.random()))
@@ -104,8 +104,8 @@ class Chaos:
 
     def start(self) -> None:
         """Train for a while, then record the resources that the job holds."""
-        self.struck.settle(0, BEGIN_STEPS)
-        self.struck.note_begin()
+        self.struck.wait_recovered(0, BEGIN_STEPS)
+        self.struck.record_baseline()
 
     def inject_faults(self, faults: int, longest_s: float) -> None:
         """Inject faults until their number or the time is reached, or until the job cannot recover."""
@@ -124,7 +124,7 @@ class Chaos:
     def _inject_one(self, kind: str) -> None:
         """Inject one fault, wait until the job has recovered, and record the reported failures."""
         struck = self.struck
-        place, step = struck.place, struck.step()
+        place, step = struck.event_count, struck.last_step()
         blow = self._blows.inject(kind)
         if blow is None:
             return
@@ -136,30 +136,30 @@ class Chaos:
             tally.detected_s.append(max(0.0, failure.time - blow.at))
         blow.heal()
         if blow.ends_job:
-            struck.begin_again()
+            struck.restart()
         struck.add_nodes(blow.lost_nodes)
         first = self._wait_recovered(blow, place)
         tally.recovered_s.append(first.time - blow.at)
         self._check_reports(kind, tally, blow, place, step)
         spans = f"seen {_last(tally.detected_s)}, over after {tally.recovered_s[-1]:6.2f} s"
-        print(f"{self._faults:4d} {kind:42s} {spans}, step {struck.step()}", flush=True)
+        print(f"{self._faults:4d} {kind:42s} {spans}, step {struck.last_step()}", flush=True)
 
     def _wait_recovered(self, blow: InjectedFault, place: int) -> StepCommitted:
         """Wait until all nodes train again; return the first step committed after the last detected failure."""
         struck = self.struck
         reports = [
-            *struck.since(FailureDetected, place),
-            *(struck.since(CoordinatorRestarted, place) if blow.ends_job else ()),
+            *struck.events_since(FailureDetected, place),
+            *(struck.events_since(CoordinatorRestarted, place) if blow.ends_job else ()),
         ]
         last = max((e.time for e in reports), default=blow.at)
-        struck.settle(struck.job.events.index(reports[-1]) if reports else place)
-        after = [e for e in struck.since(StepCommitted, place) if e.time > last]
+        struck.wait_recovered(struck.job.events.index(reports[-1]) if reports else place)
+        after = [e for e in struck.events_since(StepCommitted, place) if e.time > last]
         return after[0] if after else struck.wait(StepCommitted, lambda e: e.time > last, since=place)
 
     def _check_reports(self, kind: str, tally: KindResults, blow: InjectedFault, place: int, step: int) -> None:
         """Compare the reported failures with the injected fault."""
         struck = self.struck
-        reports = struck.since(FailureDetected, place)
+        reports = struck.events_since(FailureDetected, place)
         tally.reports.update(f"{e.kind} {e.severity} {e.category}" for e in reports)
         for failure in reports:
             expected = next(iter(blow.expected.values())) if blow.any_node else blow.expected.get(failure.node)
@@ -169,13 +169,15 @@ class Chaos:
                 tally.wrong.append(f"{kind}: {wrong}")
         if not reports and not blow.expected:
             tally.reports["nothing"] += 1
-        back = struck.since(RolledBack, place)
+        back = struck.events_since(RolledBack, place)
         lost = sum(max(0, self._last_step_before(e) - e.to_step) for e in back)
         tally.lost_steps += lost
         if back and not blow.may_lose_steps:
             tally.wrong.append(f"{kind}: rolled back from step {step} to {back[0].to_step}")
         tally.wrong += [
-            f"{kind}: {e.node} is quarantined" for e in struck.since(NodeLeft, place) if e.reason == "quarantined"
+            f"{kind}: {e.node} is quarantined"
+            for e in struck.events_since(NodeLeft, place)
+            if e.reason == "quarantined"
         ]
 
     def _last_step_before(self, rolled_back: RolledBack) -> int:
@@ -191,7 +193,7 @@ class Chaos:
         try:
             newest = struck.job.all(GenerationStarted)[-1]
             struck.add_nodes(max(0, NODES - len(newest.members)))
-            struck.settle(struck.place)
+            struck.wait_recovered(struck.event_count)
         except HoldfastError as error:
             print(f"the job does not recover: {error}", flush=True)
             return False
@@ -199,15 +201,17 @@ class Chaos:
 
     # ---- the result ----
 
-    def report(self, watch: Watch) -> int:
+    def report(self, watch: SuspensionWatch) -> int:
         """Print the table and all findings; return 1 if anything is wrong."""
         struck = self.struck
         self._print_table()
-        print(f"{self._faults} faults in {self._taken_s / 60:.1f} minutes, {struck.step()} steps; {watch.report()}")
+        print(
+            f"{self._faults} faults in {self._taken_s / 60:.1f} minutes, {struck.last_step()} steps; {watch.report()}"
+        )
         wrong = [*self._wrong, *(why for tally in self._tallies.values() for why in tally.wrong)]
         if struck.job.process is not None and struck.job.process.poll() is None:
-            wrong += struck.leaks()
-            wrong += struck.end()
+            wrong += struck.find_leaks()
+            wrong += struck.stop()
         with struck.job.events_file.open("rb") as journal:
             audited = audit_lines(journal)
         print(
@@ -216,7 +220,7 @@ class Chaos:
         )
         wrong += [f"line {finding.line}: {finding.what}" for finding in audited.findings]
         wrong += [f"{audited.unproven} steps are not proven"] if audited.unproven else []
-        differing = struck.differences()
+        differing = struck.find_differences()
         wrong += [f"{len(differing)} states differ from the undisturbed run's"] if differing else []
         wrong += differing[:SHOWN]
         print("wrong: " + ("nothing" if not wrong else "\n  ".join(["", *wrong])))

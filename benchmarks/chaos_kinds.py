@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from struck_job import LONGEST_S, SETTLE_STEPS, StruckJob, kill
+from struck_job import LONGEST_S, SETTLE_STEPS, ChaosJob, send_signal
 
 from holdfast.protocol.checkpoints.directory import find_checkpoints
 from holdfast.protocol.events import (
@@ -53,7 +53,7 @@ class ExpectedFailure:
 LOST = ExpectedFailure(kinds=("connection_lost",), severity=1)
 SILENT = ExpectedFailure(kinds=("lease_expired",), severity=1)
 #: The coordinator was away, so either report is correct.
-GONE = ExpectedFailure(kinds=("connection_lost", "lease_expired"), severity=1)
+LOST_OR_SILENT = ExpectedFailure(kinds=("connection_lost", "lease_expired"), severity=1)
 ENDED = ExpectedFailure(kinds=("process_exit",), severity=2)
 #: On a busy machine, hang detection may report the worker before its exit is reported.
 ENDED_OR_LATE = ExpectedFailure(kinds=("process_exit", "hang"), severity=2)
@@ -88,7 +88,7 @@ class InjectedFault:
 class FaultInjector:
     """Injects faults of every kind into one job; all random choices follow from the seed."""
 
-    def __init__(self, struck: StruckJob, rng: random.Random) -> None:
+    def __init__(self, struck: ChaosJob, rng: random.Random) -> None:
         self.struck = struck
         self.rng = rng
         self._raised: list[tuple[float, str]] = []
@@ -115,13 +115,13 @@ class FaultInjector:
     def agent_killed(self) -> InjectedFault:
         (node,) = self._choose_nodes(1)
         at = time.time()
-        kill(self.struck.job.pids(node)[0])
+        send_signal(self.struck.job.pids(node)[0])
         return InjectedFault(at=at, expected={node: LOST}, lost_nodes=1)
 
     def node_leaves(self) -> InjectedFault:
         (node,) = self._choose_nodes(1)
         at = time.time()
-        kill(self.struck.job.pids(node)[0], signal.SIGTERM)
+        send_signal(self.struck.job.pids(node)[0], signal.SIGTERM)
         return InjectedFault(at=at, expected={node: LOST}, lost_nodes=1)
 
     def node_stopped(self) -> InjectedFault:
@@ -131,7 +131,7 @@ class FaultInjector:
 
         def wake() -> None:
             for pid in (*workers, agent):
-                kill(pid, signal.SIGCONT)
+                send_signal(pid, signal.SIGCONT)
 
         return InjectedFault(at=at, expected={node: SILENT}, heal=wake)
 
@@ -148,7 +148,7 @@ class FaultInjector:
         by = self.rng.choice((-CLOCK_S, CLOCK_S))
 
         def back() -> None:
-            self.struck.ask(lambda job: job.inject("clock-jump", node, by_s=-by))
+            self.struck.request(lambda job: job.inject("clock-jump", node, by_s=-by))
 
         return self._inject("clock-jump", node, None, heal=back, worker=None, by_s=by)
 
@@ -157,7 +157,7 @@ class FaultInjector:
     def process_killed(self) -> InjectedFault:
         (node,) = self._choose_nodes(1)
         at = time.time()
-        kill(self.struck.worker(node))
+        send_signal(self.struck.worker_pid(node))
         return InjectedFault(at=at, expected={node: ENDED})
 
     def process_exits(self) -> InjectedFault:
@@ -205,24 +205,24 @@ class FaultInjector:
 
     def disk_full(self) -> InjectedFault:
         """Fail a checkpoint write for lack of disk space, which is only reported; then kill a process of that node."""
-        struck, place = self.struck, self.struck.place
+        struck, place = self.struck, self.struck.event_count
         (node,) = self._choose_nodes(1)
         struck.job.inject("disk-full", node, worker=0)
         struck.save()
         struck.wait(CheckpointFailed, lambda e: e.node == node, since=place)
         at = time.time()
-        kill(struck.worker(node))
+        send_signal(struck.worker_pid(node))
         return InjectedFault(at=at, expected={node: ENDED}, faults=2)
 
     def process_flaps(self) -> InjectedFault:
         """Kill a process, and kill its replacement as soon as that runs."""
         (node,) = self._choose_nodes(1)
-        place, at = self.struck.place, time.time()
-        kill(self.struck.worker(node))
+        place, at = self.struck.event_count, time.time()
+        send_signal(self.struck.worker_pid(node))
         self._wait_for_failure(node, place)
-        self.struck.settle(place, 1)
-        place = self.struck.place
-        kill(self.struck.worker(node))
+        self.struck.wait_recovered(place, 1)
+        place = self.struck.event_count
+        send_signal(self.struck.worker_pid(node))
         self._wait_for_failure(node, place)
         return InjectedFault(at=at, expected={node: ENDED}, faults=2)
 
@@ -232,10 +232,10 @@ class FaultInjector:
         return self._restart_coordinator(dict, 0)
 
     def coordinator_stopped(self) -> InjectedFault:
-        at, pid = time.time(), self.struck.coordinator()
-        kill(pid, signal.SIGSTOP)
+        at, pid = time.time(), self.struck.coordinator_pid()
+        send_signal(pid, signal.SIGSTOP)
         time.sleep(AWAY_S)
-        kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
         return InjectedFault(at=at)
 
     def coordinator_and_node(self) -> InjectedFault:
@@ -243,7 +243,7 @@ class FaultInjector:
 
         def lose() -> dict[str, ExpectedFailure]:
             self.struck.kill_node(node)
-            return {node: GONE}
+            return {node: LOST_OR_SILENT}
 
         return self._restart_coordinator(lose, 1)
 
@@ -251,18 +251,18 @@ class FaultInjector:
         (node,) = self._choose_nodes(1)
 
         def lose() -> dict[str, ExpectedFailure]:
-            kill(self.struck.worker(node))
+            send_signal(self.struck.worker_pid(node))
             return {node: ENDED}
 
         return self._restart_coordinator(lose, 0)
 
     def coordinator_in_a_recovery(self) -> InjectedFault:
         (node,) = self._choose_nodes(1)
-        place, at = self.struck.place, self.struck.kill_node(node)
+        place, at = self.struck.event_count, self.struck.kill_node(node)
         self._wait_for_failure(node, place)
-        kill(self.struck.coordinator())
+        send_signal(self.struck.coordinator_pid())
         self.struck.wait(CoordinatorRestarted, since=place)
-        return InjectedFault(at=at, expected={node: GONE}, lost_nodes=1, faults=2)
+        return InjectedFault(at=at, expected={node: LOST_OR_SILENT}, lost_nodes=1, faults=2)
 
     # ---- several at once ----
 
@@ -274,33 +274,33 @@ class FaultInjector:
 
     def node_in_a_recovery(self) -> InjectedFault:
         first, second = self._choose_nodes(2)
-        place, at = self.struck.place, self.struck.kill_node(first)
+        place, at = self.struck.event_count, self.struck.kill_node(first)
         self._wait_for_failure(first, place)
         self.struck.kill_node(second)
         return InjectedFault(at=at, expected={first: LOST, second: LOST}, lost_nodes=2, faults=2)
 
     def process_in_a_recovery(self) -> InjectedFault:
         first, second = self._choose_nodes(2)
-        place, at = self.struck.place, time.time()
-        kill(self.struck.worker(first))
+        place, at = self.struck.event_count, time.time()
+        send_signal(self.struck.worker_pid(first))
         self._wait_for_failure(first, place)
-        kill(self.struck.worker(second))
+        send_signal(self.struck.worker_pid(second))
         return InjectedFault(at=at, expected={first: ENDED, second: ENDED}, faults=2)
 
     def storm(self) -> InjectedFault:
         """Kill one node, kill a process of a second and hang a thread of a third, all at once."""
         first, second, third = self._choose_nodes(3)
-        place = self.struck.place
+        place = self.struck.event_count
         self.struck.job.inject("hang", third, worker=0)
         at = self.struck.kill_node(first)
-        kill(self.struck.worker(second))
-        hung = self.struck.worker(third)
+        send_signal(self.struck.worker_pid(second))
+        hung = self.struck.worker_pid(third)
 
         def end() -> None:
             # If the other failures were detected first, the thread hangs in an abandoned generation and is not
             # detected.
-            if not any(e.node == third for e in self.struck.since(FailureDetected, place)):
-                kill(hung)
+            if not any(e.node == third for e in self.struck.events_since(FailureDetected, place)):
+                send_signal(hung)
 
         taken = {first: LOST, second: ENDED, third: ENDED_OR_LATE}
         return InjectedFault(at=at, expected=taken, lost_nodes=1, faults=3, heal=end)
@@ -308,9 +308,9 @@ class FaultInjector:
     # ---- who comes ----
 
     def joiner_killed(self) -> InjectedFault:
-        place = self.struck.place
+        place = self.struck.event_count
         self.struck.add_nodes(1)
-        node = self.struck.added(place)
+        node = self.struck.joined_node(place)
         return InjectedFault(at=self.struck.kill_node(node), expected={node: LOST})
 
     def sender_killed(self) -> InjectedFault:
@@ -321,7 +321,7 @@ class FaultInjector:
         return blow
 
     def one_comes_one_leaves(self) -> InjectedFault:
-        place = self.struck.place
+        place = self.struck.event_count
         self.struck.add_nodes(1)
         joined = self.struck.wait(NodesJoined, since=place)
         self.struck.wait(StepCommitted, lambda e: e.time > joined.time, since=place)
@@ -334,7 +334,7 @@ class FaultInjector:
         """Kill all workers at once. Their agents survive, so state is left in node memory and on disk."""
         at, nodes = time.time(), self.struck.nodes()
         for node in nodes:
-            kill(self.struck.worker(node))
+            send_signal(self.struck.worker_pid(node))
         return InjectedFault(
             at=at, expected=dict.fromkeys(nodes, ENDED_OR_LATE), faults=len(nodes), may_lose_steps=True
         )
@@ -344,7 +344,7 @@ class FaultInjector:
 
         Recovery must use the next source of state.
         """
-        place = self.struck.place
+        place = self.struck.event_count
         saved = self.struck.wait(SnapshotSaved, since=place)
         parts = [path for path in self.struck.memory.rglob("*.part") if f"{saved.step:08d}" in path.name]
         flipped = self.rng.choice(sorted({path.name for path in parts}))
@@ -367,7 +367,7 @@ class FaultInjector:
 
     def all_nodes_and_the_newest_checkpoint(self) -> InjectedFault:
         """Truncate a file of the newest checkpoint, then kill all nodes. The checkpoint before it must be used."""
-        place = self.struck.place
+        place = self.struck.event_count
         for _ in range(2):
             self.struck.save()
             saved = self.struck.wait(CheckpointSaved, since=place)
@@ -379,7 +379,7 @@ class FaultInjector:
     def corrupt_state(self) -> InjectedFault:
         """Change the state of one replica, so that the job ends because replicas diverged."""
         (node,) = self._choose_nodes(1)
-        place, known = self.struck.place, self.struck.hashes.stat().st_size
+        place, known = self.struck.event_count, self.struck.hashes.stat().st_size
         blow = self._inject("corrupt-state", node, None, ends_job=True, may_lose_steps=True)
         failed = self.struck.wait(JobFailed, since=place)
         if "replicas diverged" not in failed.why:
@@ -417,18 +417,18 @@ class FaultInjector:
     def _slow_down(self, fault: str, times: float) -> InjectedFault:
         """Make a node slow for some steps, which must not be reported as a failure."""
         (node,) = self._choose_nodes(1)
-        place, at = self.struck.place, time.time()
+        place, at = self.struck.event_count, time.time()
         self.struck.job.inject(fault, node, worker=0, times=times)
-        self.struck.settle(place, 2 * SETTLE_STEPS)
+        self.struck.wait_recovered(place, 2 * SETTLE_STEPS)
         self.struck.job.inject(fault, node, worker=0, times=1.000001)
         return InjectedFault(at=at)
 
-    def _restart_coordinator(self, lose: Callable[[], dict[str, ExpectedFailure]], gone: int) -> InjectedFault:
-        place, at = self.struck.place, time.time()
-        kill(self.struck.coordinator())
+    def _restart_coordinator(self, lose: Callable[[], dict[str, ExpectedFailure]], lost_nodes: int) -> InjectedFault:
+        place, at = self.struck.event_count, time.time()
+        send_signal(self.struck.coordinator_pid())
         taken = lose()
         self.struck.wait(CoordinatorRestarted, since=place)
-        return InjectedFault(at=at, expected=taken, lost_nodes=gone, faults=1 + len(taken))
+        return InjectedFault(at=at, expected=taken, lost_nodes=lost_nodes, faults=1 + len(taken))
 
     def _kill_nodes(self, count: int) -> InjectedFault:
         nodes, at = self._choose_nodes(count), time.time()

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from recovery import SETTLE_STEPS, Bench, spread
-from standstill import Watch
+from recovery import SETTLE_STEPS, RecoveryBench, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import GenerationStarted, JobFailed, RolledBack, StepCommitted
 from tests.harness.local_job import LocalJob
@@ -34,37 +34,37 @@ def main() -> int:
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     options = parser.parse_args()
     settings = ("--nodes", str(options.most), "--expert-slots", str(options.slots), "--allow-faults")
-    with Watch() as watch, LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
-        bench = Bench(job, watch, random.Random(options.seed))
-        bench.settle(since=0, steps=10)
-        go_down(bench)
+    with SuspensionWatch() as watch, LocalJob(MOE, options.args or MOE_ARGS, options=settings) as job:
+        bench = RecoveryBench(job, watch, random.Random(options.seed))
+        bench.wait_steps(since=0, steps=10)
+        shrink_to_one(bench)
         for _ in range(options.most - 1):
             bench.add_node()
-        bench.settle(since=len(job.events), steps=SETTLE_STEPS)
-        return report(bench)
+        bench.wait_steps(since=len(job.events), steps=SETTLE_STEPS)
+        return print_report(bench)
 
 
-def go_down(bench: Bench) -> None:
+def shrink_to_one(bench: RecoveryBench) -> None:
     """Kill all nodes but one, each after the job has recovered from the previous kill."""
     while len(bench.job.nodes()) > 1:
         nodes = bench.job.nodes()
         time.sleep(bench.rng.random() * bench.median_step())
         since, victim = len(bench.job.events), bench.rng.choice(nodes)
-        bench.measure(f"{len(nodes)} -> {len(nodes) - 1} nodes", bench.kill(victim), since, lost=0)
+        bench.measure_recovery(f"{len(nodes)} -> {len(nodes) - 1} nodes", bench.kill(victim), since, lost=0)
 
 
-def report(bench: Bench) -> int:
+def print_report(bench: RecoveryBench) -> int:
     """Print the cost of shrinking and growing; return 1 if a step, a sample, an expert or a surviving node was lost."""
     generations = bench.job.all(GenerationStarted)
     steps = bench.job.all(StepCommitted)
     lost_experts = len(bench.job.all(RolledBack)) + len(bench.job.all(JobFailed))
-    wrong = bench.losses()
+    wrong = bench.find_losses()
     print(f"\nworlds {' '.join(str(generation.world_size) for generation in generations)}, {len(steps)} steps")
     given = [str(generation.fault_threshold.given) for generation in generations if generation.fault_threshold]
     print(f"copies of each expert at least: {' '.join(given)}")
     print(f"experts moved: {' '.join(str(generation.expert_moves) for generation in generations)}")
-    print("down less the median step, seconds: " + spread([v for t in bench.tallies.values() for v in t.down]))
-    print("a joiner's stall, seconds: " + spread(bench.stalls))
+    print("down less the median step, seconds: " + format_spread([v for t in bench.tallies.values() for v in t.down]))
+    print("a joiner's stall, seconds: " + format_spread(bench.stalls))
     print(bench.watch.report())
     print(f"times an expert had no live copy: {lost_experts}")
     print("lost: " + ("nothing (steps 0, samples 0, experts 0)" if not wrong else "; ".join(wrong)))

@@ -55,7 +55,7 @@ class Figure:
     scale: float = 1.0
     bars: Mapping[int, float] = field(default_factory=dict[int, float])
 
-    def shown(self, value: float) -> str:
+    def format(self, value: float) -> str:
         """Format a value in the unit of the figure."""
         return f"{value / self.scale:.3g}" if value / self.scale < 1000 else f"{value / self.scale:,.0f}"
 
@@ -105,7 +105,7 @@ class CoordinatorProcess:
     def __enter__(self) -> Self:
         self.start()
         deadline = time.monotonic() + PATIENCE_S
-        while not self._answers():
+        while not self._is_reachable():
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError(f"the coordinator does not come up:\n{self._log.read_text()}")
             time.sleep(0.02)
@@ -138,20 +138,20 @@ class CoordinatorProcess:
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     @property
-    def most_memory(self) -> int:
+    def peak_memory(self) -> int:
         """Peak resident memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
-    def events(self) -> list[ReadEvent]:
+    def read_events(self) -> list[ReadEvent]:
         """Return the events in the journal."""
         return [decode_event(line) for line in self.events_file.read_bytes().splitlines()]
 
-    def committed(self) -> list[int]:
+    def committed_steps(self) -> list[int]:
         """Return the committed steps in journal order."""
-        return [event.step for event in self.events() if isinstance(event, StepCommitted)]
+        return [event.step for event in self.read_events() if isinstance(event, StepCommitted)]
 
-    def _answers(self) -> bool:
+    def _is_reachable(self) -> bool:
         try:
             socket.create_connection(self._address, 1).close()
         except OSError:
@@ -159,7 +159,7 @@ class CoordinatorProcess:
         return True
 
 
-class Watch:
+class ProcessorSampler:
     """Samples the coordinator's processor time in a thread, so that it is known at any moment of a scenario."""
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:
@@ -179,9 +179,9 @@ class Watch:
 
     def processor_s(self, since: float, until: float) -> float:
         """Return the processor time used between two moments of `time.monotonic`."""
-        return self._at(until) - self._at(since)
+        return self._value_at(until) - self._value_at(since)
 
-    def _at(self, moment: float) -> float:
+    def _value_at(self, moment: float) -> float:
         return self._values[min(bisect_right(self._times, moment), len(self._values) - 1)]
 
     def _sample(self) -> None:
@@ -191,7 +191,7 @@ class Watch:
             self._over.wait(SAMPLE_S)
 
 
-class Scenes:
+class Scenarios:
     """The scenarios that are measured with one job, one after the other."""
 
     def __init__(self, coordinator: CoordinatorProcess, fakes: FakeNodes, *, losses: int, step_s: float) -> None:
@@ -203,42 +203,42 @@ class Scenes:
         self._generation = self._step = 0
         self._idle = 0.0
 
-    def play(self) -> None:
+    def run(self) -> None:
         """Run all scenarios."""
-        self.start()
-        self.idle()
-        self.steps()
+        self.start_nodes()
+        self.measure_idle()
+        self.measure_steps()
         for _ in range(self._losses):
-            self.loss(Rendezvous.NCCL)
+            self.lose_node(Rendezvous.NCCL)
         if self._losses < len(self._fakes.names) <= GLOO_UP_TO:
             self._fakes.use_keys(Rendezvous.GLOO)
             for _ in range(self._losses):
-                self.loss(Rendezvous.GLOO)
-        self.samples["memory"].append(self._coordinator.most_memory)
-        self.outage()
-        self.samples["memory"].append(self._coordinator.most_memory)
+                self.lose_node(Rendezvous.GLOO)
+        self.samples["memory"].append(self._coordinator.peak_memory)
+        self.restart_coordinator()
+        self.samples["memory"].append(self._coordinator.peak_memory)
 
-    def start(self) -> None:
+    def start_nodes(self) -> None:
         """Start all nodes at once."""
         fakes, coordinator = self._fakes, self._coordinator
         before, at, processor = fakes.look(), time.monotonic(), coordinator.processor_s
         fakes.start()
         self._generation = 1
         look = fakes.until_entered(1, timeout_s=PATIENCE_S)
-        self._note("start", look.entered[1].last - at)
-        self._note("start_cpu", coordinator.processor_s - processor)
-        self._note("start_fakes", look.processor_s - before.processor_s)
+        self._record("start", look.entered[1].last - at)
+        self._record("start_cpu", coordinator.processor_s - processor)
+        self._record("start_fakes", look.processor_s - before.processor_s)
 
-    def idle(self) -> None:
+    def measure_idle(self) -> None:
         """Measure heartbeats only."""
         time.sleep(self._step_s)
         for _ in range(3):
             at, processor = time.monotonic(), self._coordinator.processor_s
             time.sleep(2 * self._step_s)
-            self._note("idle", (self._coordinator.processor_s - processor) / (time.monotonic() - at))
+            self._record("idle", (self._coordinator.processor_s - processor) / (time.monotonic() - at))
         self._idle = statistics.median(self.samples["idle"])
 
-    def steps(self) -> None:
+    def measure_steps(self) -> None:
         """Measure one step per second."""
         self._train()
         for _ in range(3):
@@ -247,15 +247,15 @@ class Scenes:
                 self._train()
                 time.sleep(max(0.0, at + (turn + 1) * self._step_s - time.monotonic()))
             whole, seconds = self._coordinator.processor_s - processor, time.monotonic() - at
-            self._note("step_whole", whole / count)
-            self._note("step", (whole - self._idle * seconds) / count)
+            self._record("step_whole", whole / count)
+            self._record("step", (whole - self._idle * seconds) / count)
 
-    def loss(self, rendezvous: Rendezvous) -> None:
+    def lose_node(self, rendezvous: Rendezvous) -> None:
         """Lose a node in the middle of a step."""
         fakes = self._fakes
         fakes.compute()
-        self._settle()
-        with Watch(self._coordinator) as watch:
+        self._wait_until_idle()
+        with ProcessorSampler(self._coordinator) as watch:
             before, generation = fakes.look(), self._generation + 1
             unix = time.time() - time.monotonic()
             at = fakes.lose(fakes.names[-1])
@@ -264,41 +264,41 @@ class Scenes:
         self._generation = generation
         told, entered = look.told[generation].last, look.entered[generation].last
         if rendezvous is Rendezvous.GLOO:
-            self._note("gloo", entered - at)
-            self._note("gloo_cpu", watch.processor_s(at, entered))
+            self._record("gloo", entered - at)
+            self._record("gloo_cpu", watch.processor_s(at, entered))
         else:
-            self._note("told", told - at)
-            self._note("told_cpu", watch.processor_s(at, told))
-            started = next(one for one in self._coordinator.events() if _starts(one, generation))
-            self._note("decided_cpu", watch.processor_s(at, started.time - unix))
-            self._note("entered", entered - at)
-            self._note("entered_cpu", watch.processor_s(at, entered))
-            self._note("entered_fakes", look.processor_s - before.processor_s)
-            self._note_traffic(before, look)
+            self._record("told", told - at)
+            self._record("told_cpu", watch.processor_s(at, told))
+            started = next(one for one in self._coordinator.read_events() if _is_start_of(one, generation))
+            self._record("decided_cpu", watch.processor_s(at, started.time - unix))
+            self._record("entered", entered - at)
+            self._record("entered_cpu", watch.processor_s(at, entered))
+            self._record("entered_fakes", look.processor_s - before.processor_s)
+            self._record_traffic(before, look)
         self._train()
 
-    def outage(self) -> None:
+    def restart_coordinator(self) -> None:
         """Kill the coordinator, continue training, and start it again on its store."""
         fakes, coordinator = self._fakes, self._coordinator
         coordinator.kill()
-        events = len(coordinator.events())
+        events = len(coordinator.read_events())
         for _ in range(3):
             self._train()
         at = time.monotonic()
         coordinator.start()
         fakes.until_welcomed(2, timeout_s=PATIENCE_S)
-        self._note("outage", time.monotonic() - at)
-        self._note("outage_cpu", coordinator.processor_s)
+        self._record("outage", time.monotonic() - at)
+        self._record("outage_cpu", coordinator.processor_s)
         self._train()
         self._train()  # the step before this one is announced with it at the latest
         deadline = time.monotonic() + 10
-        while len(coordinator.committed()) < self._step - 1 and time.monotonic() < deadline:
+        while len(coordinator.committed_steps()) < self._step - 1 and time.monotonic() < deadline:
             time.sleep(0.05)
-        committed = coordinator.committed()
-        disturbed = [event for event in coordinator.events()[events:] if isinstance(event, _DISTURBED)]
-        self._note("lost_steps", len(set(range(1, self._step)) ^ set(committed[: self._step - 1])) + len(disturbed))
+        committed = coordinator.committed_steps()
+        disturbed = [event for event in coordinator.read_events()[events:] if isinstance(event, _DISTURBED)]
+        self._record("lost_steps", len(set(range(1, self._step)) ^ set(committed[: self._step - 1])) + len(disturbed))
 
-    def _settle(self) -> None:
+    def _wait_until_idle(self) -> None:
         """Wait until the coordinator has processed all messages."""
         deadline, share = time.monotonic() + PATIENCE_S, 1.0
         while share > 1.5 * self._idle + 0.02 and time.monotonic() < deadline:
@@ -310,26 +310,26 @@ class Scenes:
         self._step += 1
         self._fakes.train(self._step)
 
-    def _note(self, name: str, value: float) -> None:
+    def _record(self, name: str, value: float) -> None:
         self.samples[name].append(value)
 
-    def _note_traffic(self, before: Look, after: Look) -> None:
+    def _record_traffic(self, before: Look, after: Look) -> None:
         traffic, nodes = after.traffic - before.traffic, len(self._fakes.names)
-        self._note("down", traffic.heard / nodes)
-        self._note("down_kib", traffic.heard_bytes / nodes)
-        self._note("up", traffic.said / nodes)
-        self._note("up_kib", traffic.said_bytes / nodes)
-        self._note("all_messages", traffic.heard + traffic.said)
+        self._record("down", traffic.heard / nodes)
+        self._record("down_kib", traffic.heard_bytes / nodes)
+        self._record("up", traffic.said / nodes)
+        self._record("up_kib", traffic.said_bytes / nodes)
+        self._record("all_messages", traffic.heard + traffic.said)
 
 
 _DISTURBED = (FailureDetected, GenerationStarted)
 
 
-def _starts(event: ReadEvent, generation: int) -> bool:
+def _is_start_of(event: ReadEvent, generation: int) -> bool:
     return isinstance(event, GenerationStarted) and event.generation == generation
 
 
-def measure(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s: float = 1.0) -> Samples:
+def measure_job(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s: float = 1.0) -> Samples:
     """Run all scenarios with one job of this many fake nodes, spread over processes, at one step per `step_s` seconds.
 
     Raises:
@@ -349,8 +349,8 @@ def measure(nodes: int, *, workers: int, losses: int, processes: int = 2, step_s
         names = [f"n{number}" for number in range(nodes)]
         fakes = FakeNodes(job, names, processes=processes)
         with CoordinatorProcess(Path(folder), job, nodes) as coordinator, fakes:
-            scenes = Scenes(coordinator, fakes, losses=losses, step_s=step_s)
-            scenes.play()
+            scenes = Scenarios(coordinator, fakes, losses=losses, step_s=step_s)
+            scenes.run()
     return scenes.samples
 
 
@@ -374,8 +374,8 @@ def table(samples: Mapping[int, Samples]) -> str:
 def _cell(figure: Figure, values: Sequence[float]) -> str:
     if not values:
         return "-"
-    middle = figure.shown(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({figure.shown(min(values))}..{figure.shown(max(values))})"
+    middle = figure.format(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({figure.format(min(values))}..{figure.format(max(values))})"
 
 
 def _growth(samples: Mapping[int, Samples], key: str) -> str:
@@ -390,7 +390,7 @@ def _verdicts(figure: Figure, values: Mapping[int, Sequence[float]]) -> list[str
         if values.get(nodes):
             reached = statistics.median(values[nodes]) <= bar
             word = "reached" if reached else "NOT reached"
-            lines.append(f"{word} at {nodes} nodes: at most {figure.shown(bar)} {figure.unit}".rstrip())
+            lines.append(f"{word} at {nodes} nodes: at most {figure.format(bar)} {figure.unit}".rstrip())
     return lines
 
 
@@ -411,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for nodes in sorted(set(given.nodes)):
         for _ in range(given.repeats):
             print(f"{nodes} nodes x {given.workers} workers ...", file=sys.stderr, flush=True)
-            found = measure(nodes, workers=given.workers, losses=given.losses, processes=given.processes)
+            found = measure_job(nodes, workers=given.workers, losses=given.losses, processes=given.processes)
             for key, values in found.items():
                 samples.setdefault(nodes, {}).setdefault(key, []).extend(values)
     print(table(samples))

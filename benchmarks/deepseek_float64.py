@@ -34,12 +34,12 @@ class KeepFloat64(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             if func is torch.Tensor.float:
                 return args[0]
-            args = [_wide(each) for each in args]
-            kwargs = {name: _wide(each) for name, each in kwargs.items()}
+            args = [_widen(each) for each in args]
+            kwargs = {name: _widen(each) for name, each in kwargs.items()}
         return func(*args, **kwargs)
 
 
-def _wide(argument: Any) -> Any:
+def _widen(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from detect_record import RECORDED, begin_of, record, recorded
-from recovery import DENSE, DENSE_ARGS, spread
-from standstill import Watch
+from detect_record import RECORDED, load_recording, record_job, wait_for_step_start
+from recovery import DENSE, DENSE_ARGS, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import FailureDetected, GenerationStarted, StepCommitted
 from tests.harness.local_job import JobTimeoutError, LocalJob
@@ -52,18 +52,18 @@ COST_STEPS = 60
 
 
 @dataclass
-class Tally:
+class DetectionResults:
     """Results of one kind of failure, in seconds, and the failures that were reported wrongly."""
 
     #: Seconds until the failure was detected.
-    seen: list[float] = field(default_factory=list[float])
+    detected_s: list[float] = field(default_factory=list[float])
     #: Seconds until the next committed step.
-    commit: list[float] = field(default_factory=list[float])
+    committed_s: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
-class Blow:
+class CausedFailure:
     """A failure that was caused on a node."""
 
     node: str
@@ -73,10 +73,10 @@ class Blow:
     undo: Callable[[], None] = lambda: None
 
 
-class Bench:
+class DetectionBench:
     """One job that is harmed repeatedly, and restored to all its nodes each time."""
 
-    def __init__(self, job: LocalJob, rng: random.Random, tallies: dict[str, Tally]) -> None:
+    def __init__(self, job: LocalJob, rng: random.Random, tallies: dict[str, DetectionResults]) -> None:
         self.job = job
         self.rng = rng
         self.tallies = tallies
@@ -85,7 +85,7 @@ class Bench:
         """Return the median seconds of all steps with all nodes."""
         return statistics.median(event.step_s for event in self.job.all(StepCommitted)[3:] if event.world_size == NODES)
 
-    def strike_once(self, only: Collection[str]) -> None:
+    def cause_each(self, only: Collection[str]) -> None:
         """Cause one failure of each of these kinds."""
         kinds = (
             self.lost_node,
@@ -97,11 +97,11 @@ class Bench:
         )
         for kind in kinds:
             if (name := kind.__name__.replace("_", " ")) in only:
-                self.strike(name, kind)
+                self.cause(name, kind)
 
-    def strike(self, kind: str, blow: Callable[[], Blow]) -> None:
+    def cause(self, kind: str, blow: Callable[[], CausedFailure]) -> None:
         """Cause one failure, and record how it was detected and recovered from."""
-        since, tally = len(self.job.events), self.tallies.setdefault(kind, Tally())
+        since, tally = len(self.job.events), self.tallies.setdefault(kind, DetectionResults())
         struck = blow()
         try:
             failure = self.job.wait(FailureDetected, since=since, timeout=60.0)
@@ -109,29 +109,29 @@ class Bench:
             tally.wrong.append("never detected")
             struck.undo()
             return
-        tally.seen.append(failure.time - struck.begun)
+        tally.detected_s.append(failure.time - struck.begun)
         if failure.node != struck.node:
             tally.wrong.append(f"{failure.node} instead of {struck.node}: {failure.detail}")
         generation = self.job.wait(GenerationStarted, since=self.job.events.index(failure))
         place = self.job.events.index(generation)
         commit = self.job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
-        tally.commit.append(commit.time - struck.begun)
-        said = f"{kind:16s} seen {tally.seen[-1]:6.3f} s, next commit {tally.commit[-1]:6.3f} s"
+        tally.committed_s.append(commit.time - struck.begun)
+        said = f"{kind:16s} seen {tally.detected_s[-1]:6.3f} s, next commit {tally.committed_s[-1]:6.3f} s"
         print(f"{said}; {failure.node}: {failure.detail[:100]}", flush=True)
         struck.undo()
-        self.heal(place)
+        self.restore(place)
 
-    def heal(self, since: int) -> None:
+    def restore(self, since: int) -> None:
         """Restore the job to all its nodes, and train for a while."""
         members = self.job.nodes()
         for _ in range(NODES - len(members)):
-            if not self._comes_back(since):
+            if not self._rejoins(since):
                 self.job.call("scale", "+1")
         full = self.job.wait(GenerationStarted, lambda e: e.world_size == NODES, since=since)
         last = self.job.wait(StepCommitted, since=self.job.events.index(full)).step
         self.job.wait(StepCommitted, lambda e: e.step >= last + WARM_STEPS, since=since)
 
-    def _comes_back(self, since: int) -> bool:
+    def _rejoins(self, since: int) -> bool:
         """Return whether a node without workers starts new workers without help."""
         try:
             self.job.wait(
@@ -143,61 +143,61 @@ class Bench:
 
     # ---- the kinds of harm ----
 
-    def _moment(self) -> float:
+    def _wait_random_moment(self) -> float:
         """Wait until a uniformly random moment of a step; return when that step began."""
         self.job.wait(StepCommitted, since=len(self.job.events))
         time.sleep(self.rng.random() * self.median_step())
         return self.job.all(StepCommitted)[-1].time
 
-    def _node(self) -> str:
+    def _choose_node(self) -> str:
         return self.rng.choice(self.job.nodes())
 
-    def lost_node(self) -> Blow:
+    def lost_node(self) -> CausedFailure:
         """Kill all processes of a node with SIGKILL."""
-        self._moment()
-        node = self._node()
+        self._wait_random_moment()
+        node = self._choose_node()
         at = self.job.signal_node(node)
-        return Blow(node, at, at)
+        return CausedFailure(node, at, at)
 
-    def killed_process(self) -> Blow:
+    def killed_process(self) -> CausedFailure:
         """Kill a worker with SIGKILL."""
-        self._moment()
-        node = self._node()
+        self._wait_random_moment()
+        node = self._choose_node()
         at = time.time()
         os.kill(self.job.pids(node)[1][0], signal.SIGKILL)
-        return Blow(node, at, at)
+        return CausedFailure(node, at, at)
 
-    def exception(self) -> Blow:
+    def exception(self) -> CausedFailure:
         """Raise an exception in a script at the start of a step."""
-        node, step = self._node(), self._next_step()
+        node, step = self._choose_node(), self._next_step()
         self.job.inject("raise", node, step=step, phase="compute")
-        at = begin_of(step, self.job.pids(node)[0])
-        return Blow(node, at, at)
+        at = wait_for_step_start(step, self.job.pids(node)[0])
+        return CausedFailure(node, at, at)
 
-    def hung_thread(self) -> Blow:
+    def hung_thread(self) -> CausedFailure:
         """Block a training thread at a random phase of a step."""
-        node, step = self._node(), self._next_step()
+        node, step = self._choose_node(), self._next_step()
         self.job.inject("hold", node, step=step, phase=self.rng.choice(PHASES))
         at = self.job.wait(StepCommitted, step=step - 1).time
-        return Blow(node, at, at)
+        return CausedFailure(node, at, at)
 
-    def stopped_process(self) -> Blow:
+    def stopped_process(self) -> CausedFailure:
         """Stop a worker with SIGSTOP."""
-        begun, node = self._moment(), self._node()
+        begun, node = self._wait_random_moment(), self._choose_node()
         worker = self.job.pids(node)[1][0]
         os.kill(worker, signal.SIGSTOP)
-        return Blow(node, time.time(), self._since(begun))
+        return CausedFailure(node, time.time(), self._current_step_start(begun))
 
-    def stopped_node(self) -> Blow:
+    def stopped_node(self) -> CausedFailure:
         """Stop all processes of a node with SIGSTOP, and continue them afterwards."""
-        begun, node = self._moment(), self._node()
+        begun, node = self._wait_random_moment(), self._choose_node()
         at = self.job.signal_node(node, signal.SIGSTOP)
-        return Blow(node, at, self._since(begun), lambda: self._continue(node))
+        return CausedFailure(node, at, self._current_step_start(begun), lambda: self._continue(node))
 
     def _continue(self, node: str) -> None:
         self.job.signal_node(node, signal.SIGCONT)
 
-    def _since(self, begun: float) -> float:
+    def _current_step_start(self, begun: float) -> float:
         """Return when the current step began: another step may have started since the moment was chosen."""
         time.sleep(0.01)
         return max(begun, self.job.all(StepCommitted)[-1].time)
@@ -206,26 +206,26 @@ class Bench:
         return self.job.all(StepCommitted)[-1].step + 3
 
 
-def strike_all(only: Collection[str], runs: int, seed: int) -> tuple[dict[str, Tally], float]:
+def run_kinds(only: Collection[str], runs: int, seed: int) -> tuple[dict[str, DetectionResults], float]:
     """Cause failures of these kinds in several jobs; return the results and the median step in seconds.
 
     Each job suffers each kind at most twice: an exception on three nodes would be attributed to the script and end the
     job.
     """
-    rng, tallies, steps = random.Random(seed), dict[str, Tally](), list[float]()
+    rng, tallies, steps = random.Random(seed), dict[str, DetectionResults](), list[float]()
     for first in range(0, runs, 2):
         with LocalJob(DENSE, DENSE_ARGS, options=("--nodes", str(NODES), "--allow-faults")) as job:
-            bench = Bench(job, rng, tallies)
+            bench = DetectionBench(job, rng, tallies)
             job.wait(StepCommitted, step=2 * WARM_STEPS)
             for _ in range(first, min(first + 2, runs)):
-                bench.strike_once(only)
+                bench.cause_each(only)
             steps.append(bench.median_step())
     return tallies, statistics.median(steps)
 
 
-def silent_links(runs: int) -> Tally:
+def cut_links(runs: int) -> DetectionResults:
     """Take a node's link down silently, each time in a new job."""
-    tally = Tally()
+    tally = DetectionResults()
     for number in range(runs):
         with joined(NODES) as network, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             job = NetworkJob(network, DENSE, DENSE_ARGS, nodes=NODES, folder=Path(folder))
@@ -235,20 +235,23 @@ def silent_links(runs: int) -> Tally:
                 at = time.time()
                 network.link_down(node)
                 failure = job.wait(FailureDetected, since=since, timeout=60.0)
-                tally.seen.append(failure.time - at)
+                tally.detected_s.append(failure.time - at)
                 tally.wrong += [f"{failure.node} instead of {node}"] if failure.node != node else []
-                print(f"{'silent link':16s} seen {tally.seen[-1]:6.3f} s; {failure.node}: {failure.kind}", flush=True)
+                print(
+                    f"{'silent link':16s} seen {tally.detected_s[-1]:6.3f} s; {failure.node}: {failure.kind}",
+                    flush=True,
+                )
     return tally
 
 
 # ---- false alarms ----
 
 
-def alarms(steps: int) -> bool:
+def has_simulated_alarms(steps: int) -> bool:
     """Simulate steps with recorded times; return True if hang detection reported a worker that was not hung."""
     if not RECORDED.exists():
-        record(RECORDED)
-    known = recorded()
+        record_job(RECORDED)
+    known = load_recording()
     found = PlayedSteps(known["times"], micro_batches=known["micro_batches"]).run(steps)
     print(f"\n{steps} steps on times recorded of {known['what']}, a checkpoint every 50, an evaluation every 500:")
     print(f"  {found.seconds:.0f} s of training; {found.probes} probes, of which {found.late} found a late worker")
@@ -262,7 +265,7 @@ def alarms(steps: int) -> bool:
     return bool(found.alarms) or len(slowed.alarms) > len(slow)
 
 
-def real_alarms(steps: int) -> bool:
+def has_real_alarms(steps: int) -> bool:
     """Train this many steps without failures; return True if a failure was reported."""
     with LocalJob(DENSE, DENSE_ARGS, options=("--nodes", str(NODES))) as job:
         deadline = 60.0 + 5.0 * steps
@@ -293,7 +296,7 @@ def _cpu_s(session: int) -> float:
     return total
 
 
-def cost_of(*, watched: bool, steps: int) -> float:
+def processor_s_per_step(*, watched: bool, steps: int) -> float:
     """Return the processor seconds per step of a job, over all its processes."""
     options = ("--nodes", str(NODES), "--set", f"experiments.watch={'true' if watched else 'false'}")
     with LocalJob(DENSE, DENSE_ARGS, options=options) as job:
@@ -304,19 +307,22 @@ def cost_of(*, watched: bool, steps: int) -> float:
         return (_cpu_s(job.process.pid) - begin) / steps
 
 
-def cost(turns: int, steps: int) -> None:
+def print_cost(turns: int, steps: int) -> None:
     """Print the cost of hang detection, measured alternately with and without it."""
-    pairs = [(cost_of(watched=True, steps=steps), cost_of(watched=False, steps=steps)) for _ in range(turns)]
+    pairs = [
+        (processor_s_per_step(watched=True, steps=steps), processor_s_per_step(watched=False, steps=steps))
+        for _ in range(turns)
+    ]
     ratios = [on / off for on, off in pairs]
     on, off = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"\nprocessor time per step, {turns} turns of {steps} steps:")
-    print(f"  watched {on * 1e3:.1f} ms, not {off * 1e3:.1f} ms; ratio {spread(ratios)}, at most 1.005")
+    print(f"  watched {on * 1e3:.1f} ms, not {off * 1e3:.1f} ms; ratio {format_spread(ratios)}, at most 1.005")
 
 
 # ---- the table ----
 
 
-def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
+def table_lines(tallies: dict[str, DetectionResults], step_s: float) -> Iterator[str]:
     """Yield the lines of Unicron's Table 2 with the measured times added."""
     bounds = {
         "lost node": 0.1,
@@ -328,10 +334,10 @@ def table(tallies: dict[str, Tally], step_s: float) -> Iterator[str]:
     yield f"\nmedian step {step_s * 1e3:.0f} ms (D_iter); seconds until detection, then until the next commit"
     yield f"{'case':16s} {'Unicron':>11s} {'without':>8s} {'at most':>8s}  ours"
     for kind, (unicron, without) in TABLE_2.items():
-        tally = tallies.get(kind, Tally())
-        yield f"{kind:16s} {unicron:>11s} {without:>8s} {bounds[kind]:8.3f}  {spread(tally.seen)}"
+        tally = tallies.get(kind, DetectionResults())
+        yield f"{kind:16s} {unicron:>11s} {without:>8s} {bounds[kind]:8.3f}  {format_spread(tally.detected_s)}"
         if kind in ("hung thread", "stopped process", "stopped node"):
-            yield f"{'':47s}commit {spread(tally.commit)}, at most {4.5 * step_s + 0.5:.3f}"
+            yield f"{'':47s}commit {format_spread(tally.committed_s)}, at most {4.5 * step_s + 0.5:.3f}"
         yield from (f"{'':47s}WRONG: {wrong}" for wrong in tally.wrong)
 
 
@@ -339,23 +345,23 @@ def main() -> int:
     """Run the benchmark; return 1 if a wrong node was named or there was a false alarm."""
     options = _options()
     if options.record:
-        record(RECORDED)
+        record_job(RECORDED)
         return 0
     only, wrong = options.only or PARTS, False
-    with Watch() as watch:
+    with SuspensionWatch() as watch:
         if any(kind in only for kind in TABLE_2):
-            tallies, step_s = strike_all(only, options.runs, options.seed)
+            tallies, step_s = run_kinds(only, options.runs, options.seed)
             try:
-                tallies["silent link"] = silent_links(options.runs if "silent link" in only else 0)
+                tallies["silent link"] = cut_links(options.runs if "silent link" in only else 0)
             except NamespacesRefusedError as error:
                 print(f"no silent links: {error}")
-            print(*table(tallies, step_s), sep="\n")
+            print(*table_lines(tallies, step_s), sep="\n")
             wrong = any(tally.wrong for tally in tallies.values())
         if "alarms" in only:
-            wrong |= alarms(options.steps)
-            wrong |= real_alarms(options.real_steps)
+            wrong |= has_simulated_alarms(options.steps)
+            wrong |= has_real_alarms(options.real_steps)
         if "cost" in only:
-            cost(options.turns, COST_STEPS)
+            print_cost(options.turns, COST_STEPS)
         print(watch.report())
     return 1 if wrong else 0
 

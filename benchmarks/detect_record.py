@@ -43,7 +43,7 @@ def _page_of(agent: int) -> mmap.mmap:
     raise FileNotFoundError(f"agent {agent} has no page")
 
 
-def begin_of(step: int, agent: int) -> float:
+def wait_for_step_start(step: int, agent: int) -> float:
     """Wait until the worker of an agent begins a step; return that time in Unix seconds."""
     page = _page_of(agent)
     while True:
@@ -53,7 +53,7 @@ def begin_of(step: int, agent: int) -> float:
         time.sleep(_LOOK_S)
 
 
-class _Eye:
+class _ActivityRecorder:
     """Reads the progress page of one worker, and records each activity that it observed from start to end."""
 
     def __init__(self, page: mmap.mmap) -> None:
@@ -61,7 +61,7 @@ class _Eye:
         self._page = page
         self._last: tuple[int, float, Activity] | None = None
 
-    def look(self) -> None:
+    def read(self) -> None:
         number, _, _, since, _, _, _, code = _HEAD.unpack_from(self._page)
         if self._last is not None and self._last[0] == number:
             return
@@ -71,13 +71,13 @@ class _Eye:
         self._last = number, since, Activity(code)
 
 
-def recorded(path: Path = RECORDED) -> dict[str, Any]:
+def load_recording(path: Path = RECORDED) -> dict[str, Any]:
     """Return the recording of a real job: `times` by activity, and a description of the job."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
-def record(path: Path, args: Sequence[str] = DENSE_ARGS) -> None:
+def record_job(path: Path, args: Sequence[str] = DENSE_ARGS) -> None:
     """Record a job on this machine."""
     options = ("--nodes", str(NODES), "--checkpoint-every", "10", "--checkpoint-dir")
     with (
@@ -85,10 +85,10 @@ def record(path: Path, args: Sequence[str] = DENSE_ARGS) -> None:
         LocalJob(DENSE, args, options=(*options, checkpoints)) as job,
     ):
         job.wait(StepCommitted, step=20)
-        eyes = [_Eye(_page_of(job.pids(node)[0])) for node in job.nodes()]
+        eyes = [_ActivityRecorder(_page_of(job.pids(node)[0])) for node in job.nodes()]
         while job.all(StepCommitted)[-1].step < 20 + STEPS:
             for eye in eyes:
-                eye.look()
+                eye.read()
             time.sleep(_LOOK_S)
         step_s = sorted(event.step_s for event in job.all(StepCommitted)[20:])
     times: dict[str, list[float]] = {}

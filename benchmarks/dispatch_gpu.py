@@ -49,7 +49,7 @@ RANKS = 8
 _BALLAST = 1 << 30
 
 
-def makers(device: torch.device) -> list[TokenKernels]:
+def available_kernels(device: torch.device) -> list[TokenKernels]:
     """Return the kernels that can run here."""
     found: list[TokenKernels] = [TorchKernels()]
     if has_triton() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
@@ -59,7 +59,7 @@ def makers(device: torch.device) -> list[TokenKernels]:
     return found
 
 
-def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+def time_runs(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
     """Return the seconds of each of *repeats* runs with cold caches, by the device's clock if it has one."""
     for _ in range(WARM_UP):
         run()
@@ -110,15 +110,15 @@ def kernel_runs(kernels: TokenKernels, args: argparse.Namespace) -> dict[str, tu
 def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
     source = torch.randn(args.tokens, args.dim, device=args.device, dtype=args.dtype)
     target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source), args.device, args.repeats)
+    copy = time_runs(lambda: target.copy_(source), args.device, args.repeats)
     bandwidth = 2 * source.nbytes / statistics.median(copy)
     print(
         f"{args.tokens} x {args.dim} {args.dtype}; a device copy of them: {bandwidth / 1e9:.0f} GB/s (read + written)"
     )
     results: list[dict[str, Any]] = [{"name": "device copy", "gb_per_s": bandwidth / 1e9}]
-    for kernels in makers(args.device):
+    for kernels in available_kernels(args.device):
         for name, (run, size) in kernel_runs(kernels, args).items():
-            times = seconds(run, args.device, args.repeats)
+            times = time_runs(run, args.device, args.repeats)
             rate = size / statistics.median(times)
             goal = "  asked >= 0.7" if kernels.name == "triton" else ""
             spread = f"({min(times) * 1e6:.0f}..{max(times) * 1e6:.0f} us)"
@@ -130,7 +130,7 @@ def bench_kernels(args: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- the plan ----
 
 
-def plan_question(args: argparse.Namespace) -> DispatchInputs:
+def make_plan_inputs(args: argparse.Namespace) -> DispatchInputs:
     """Return the input of a dispatch plan; it depends only on the arguments."""
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.full(args.experts, 0.5))
@@ -149,11 +149,11 @@ def plan_question(args: argparse.Namespace) -> DispatchInputs:
 
 
 def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
-    question = plan_question(args)
+    question = make_plan_inputs(args)
     print(f"The plan of {args.tokens} assignments a rank, {args.experts} experts, {RANKS} ranks:")
     results: list[dict[str, Any]] = []
-    for kernels in makers(args.device):
-        times = seconds(lambda kernels=kernels: kernels.plan(question), args.device, args.repeats)
+    for kernels in available_kernels(args.device):
+        times = time_runs(lambda kernels=kernels: kernels.plan(question), args.device, args.repeats)
         print(f"  {kernels.name:7} median {statistics.median(times) * 1e3:.3f} ms ({min(times) * 1e3:.3f} at best)")
         results.append({"kernels": kernels.name, "median_ms": statistics.median(times) * 1e3})
     return results
@@ -162,19 +162,19 @@ def bench_plan(args: argparse.Namespace) -> list[dict[str, Any]]:
 # ---- the layer ----
 
 
-def choose(layer: MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def route(layer: MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     choice = layer.gate(layer.router(tokens))
     return choice.experts, choice.weights
 
 
-def weights_of(layer: MoE) -> StackedExperts:
+def experts_of(layer: MoE) -> StackedExperts:
     assert isinstance(layer.experts, StackedExperts)
     return layer.experts
 
 
 def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
     """Compute the layer with a plain loop over the experts."""
-    (experts, weights), stack = choose(layer, tokens), weights_of(layer)
+    (experts, weights), stack = route(layer, tokens), experts_of(layer)
     out = torch.zeros_like(tokens, dtype=weights.dtype)
     for expert in range(stack.experts):
         token, place = torch.where(experts == expert)
@@ -185,7 +185,7 @@ def plain_loop(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
 
 def torch_permutation(layer: MoE, tokens: torch.Tensor) -> torch.Tensor:
     """Compute the layer with `grouped_mm` between torch's own sort, index and index_add."""
-    (experts, weights), stack = choose(layer, tokens), weights_of(layer)
+    (experts, weights), stack = route(layer, tokens), experts_of(layer)
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)
     ends = torch.bincount(flat, minlength=stack.experts).cumsum(0).to(torch.int32)
@@ -208,7 +208,7 @@ def bench_layer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
         return forward
 
-    sides = {f"ours, {kernels.name}": ours(kernels) for kernels in makers(args.device)}
+    sides = {f"ours, {kernels.name}": ours(kernels) for kernels in available_kernels(args.device)}
     sides["plain loop"] = lambda: plain_loop(layer, tokens)
     sides["grouped_mm, torch's permutation"] = lambda: torch_permutation(layer, tokens)
     wanted = plain_loop(layer, tokens).detach()
@@ -219,7 +219,9 @@ def bench_layer(args: argparse.Namespace) -> list[dict[str, Any]]:
         worst = float((forward().detach() - wanted).abs().max() / wanted.abs().max())
         if not worst <= 0.05:  # also for NaN
             raise SystemExit(f"{name} computes something else: {worst:.3f} off")
-        times = seconds(lambda forward=forward: torch.autograd.grad(forward(), leaves, grad), args.device, args.repeats)
+        times = time_runs(
+            lambda forward=forward: torch.autograd.grad(forward(), leaves, grad), args.device, args.repeats
+        )
         print(f"  {name:32} median {statistics.median(times) * 1e3:9.3f} ms ({min(times) * 1e3:.3f} at best)")
         results.append({"name": name, "median_ms": statistics.median(times) * 1e3, "min_ms": min(times) * 1e3})
     return results

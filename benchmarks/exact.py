@@ -96,7 +96,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-class Made:
+class GeneratedData:
     """Data that are a function of step and micro-batch."""
 
     def batch(self, step: int, micro_batch: int) -> torch.Tensor:
@@ -125,7 +125,7 @@ def hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def train(path: Path, steps: int, step_s: float) -> None:
     """Run the job's training script."""
-    job, data = holdfast.init(), Made()
+    job, data = holdfast.init(), GeneratedData()
     model = make_model()
     job.protect(
         model,
@@ -147,7 +147,7 @@ def train(path: Path, steps: int, step_s: float) -> None:
 
 def plain_hashes(steps: int) -> tuple[str, str]:
     """Return the hashes after training plain PyTorch on the same micro-batches in one process."""
-    model, data = make_model(), Made()
+    model, data = make_model(), GeneratedData()
     optimizer = make_optimizer(model)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
@@ -160,7 +160,7 @@ def plain_hashes(steps: int) -> tuple[str, str]:
     return hashes_of(model)
 
 
-def alone(steps: int) -> tuple[str, str]:
+def hashes_alone(steps: int) -> tuple[str, str]:
     """Return the hashes after running the script alone."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         path = Path(name) / HASHES
@@ -173,7 +173,7 @@ def alone(steps: int) -> tuple[str, str]:
 # ---- faults ----
 
 
-class Struck:
+class FaultyJob:
     """A job into which faults are injected."""
 
     def __init__(self, job: LocalJob, rng: random.Random) -> None:
@@ -182,7 +182,7 @@ class Struck:
         self._job, self._rng = job, rng
         job.wait(StepCommitted)
 
-    def strike(self, fault: str, phase: str = "") -> None:
+    def inject(self, fault: str, phase: str = "") -> None:
         """Inject a fault into a random node, and wait until training continues."""
         job, since, victim = self._job, len(self._job.events), self._rng.choice(self._job.nodes())
         step = job.all(StepCommitted)[-1].step + 4 if phase else None
@@ -216,7 +216,7 @@ class Struck:
 
 
 @contextmanager
-def trained(steps: int) -> Generator[LocalJob]:
+def training_job(steps: int) -> Generator[LocalJob]:
     """Yield a training job of four nodes."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)
@@ -226,20 +226,20 @@ def trained(steps: int) -> Generator[LocalJob]:
             yield job
 
 
-def buffers(rng: random.Random) -> bool:
+def check_buffers(rng: random.Random) -> bool:
     """Train BatchNorm while the job shrinks from four workers to one and grows again."""
-    with trained(BUFFER_STEPS) as job:
-        job_of = Struck(job, rng)
+    with training_job(BUFFER_STEPS) as job:
+        job_of = FaultyJob(job, rng)
         for phase in PHASES[:3]:
-            job_of.strike("kill", phase)
+            job_of.inject("kill", phase)
         job_of.grow_to(4)
         for phase in PHASES[3:]:
-            job_of.strike("kill", phase)
+            job_of.inject("kill", phase)
         job_of.end()
         worlds = [event.world_size for event in job.all(GenerationStarted)]
         steps = [event.step for event in job.all(StepCommitted)]
         found = {tuple(line.split()) for line in (job.folder / HASHES).read_text().splitlines()}
-    expected, plain = alone(BUFFER_STEPS), plain_hashes(BUFFER_STEPS)
+    expected, plain = hashes_alone(BUFFER_STEPS), plain_hashes(BUFFER_STEPS)
     equal = found == {expected} and expected[0] == plain[0]
     whole = steps == list(range(1, BUFFER_STEPS + 1)) and {1, 2, 3, 4} <= set(worlds)
     print(
@@ -250,22 +250,22 @@ def buffers(rng: random.Random) -> bool:
     return equal and whole
 
 
-def rows(rng: random.Random) -> bool:
+def check_rows(rng: random.Random) -> bool:
     """Compare the values logged by each step, through ten faults and the loss of a coordinator."""
-    with trained(ROW_STEPS) as job:
-        job_of = Struck(job, rng)
+    with training_job(ROW_STEPS) as job:
+        job_of = FaultyJob(job, rng)
         for number, phase in enumerate((*PHASES, PHASES[0])):
-            job_of.strike("kill", phase)
+            job_of.inject("kill", phase)
             job_of.grow_to(4)
             if number == 2:
                 job_of.kill_coordinator()
         for fault in ("drop", "exit", "raise"):
-            job_of.strike(fault)
+            job_of.inject(fault)
         job_of.end()
         found = [json.loads(line) for line in (job.folder / ROWS).read_text().splitlines()]
         deaths = len(job.all(CoordinatorRestarted))
-    data = Made()
-    wrong = [row for row in found if row["metrics"].get("largest") != largest(data, row["step"])]
+    data = GeneratedData()
+    wrong = [row for row in found if row["metrics"].get("largest") != expected_largest(data, row["step"])]
     once = [row["step"] for row in found] == list(range(1, ROW_STEPS + 1))
     good = once and not wrong
     print(
@@ -276,12 +276,12 @@ def rows(rng: random.Random) -> bool:
     return good
 
 
-def largest(data: Made, step: int) -> float:
+def expected_largest(data: GeneratedData, step: int) -> float:
     """Return the value that a step must have logged."""
     return max(data.batch(step, micro_batch).max().item() for micro_batch in range(MICRO_BATCHES))
 
 
-SCENES: dict[str, Callable[[random.Random], Any]] = {"buffers": buffers, "rows": rows}
+SCENES: dict[str, Callable[[random.Random], Any]] = {"buffers": check_buffers, "rows": check_rows}
 
 if __name__ == "__main__":
     sys.exit(main())

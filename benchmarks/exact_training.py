@@ -38,12 +38,12 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor * SCALE).round() / SCALE
 
 
-def narrowed(gradient: torch.Tensor) -> torch.Tensor:
+def round_to_half(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient rounded to float16, so that it overflows as in float16."""
     return gradient.half().to(gradient.dtype)
 
 
-class Pass:
+class StreamPass:
     """One pass through a stream, four rows at a time; each pass yields different values."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -75,9 +75,9 @@ class Streams:
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._x, self._y = x, y
 
-    def open(self, micro_batch: int, micro_batches: int) -> Pass:
+    def open(self, micro_batch: int, micro_batches: int) -> StreamPass:
         """Return one pass through a micro-batch's stream."""
-        return Pass(self._x[micro_batch::micro_batches], self._y[micro_batch::micro_batches])
+        return StreamPass(self._x[micro_batch::micro_batches], self._y[micro_batch::micro_batches])
 
 
 class Training:
@@ -106,7 +106,7 @@ class Training:
         self.data = (Streams if streams else TensorDataset)(x[:SAMPLES], y[:SAMPLES])
         self.held_out = TensorDataset(x[SAMPLES:], y[SAMPLES:])
 
-    def follow(self, step: holdfast.Step) -> None:
+    def update_average(self, step: holdfast.Step) -> None:
         """Update the average after an applied step."""
         self.average.update_parameters(self.model)
 
@@ -115,7 +115,7 @@ class Training:
         x, y = batch
         found = self.model(x)
         if found.requires_grad:
-            found.register_hook(narrowed)
+            found.register_hook(round_to_half)
         return nn.functional.mse_loss(found, y)
 
     def measure(self, batch: Any) -> dict[str, torch.Tensor]:
@@ -159,7 +159,7 @@ def main() -> None:
         num_workers=args.loader_workers,
         scaler=training.scaler,
         extra={**training.schedules, "average": training.average},
-        after_apply=training.follow,
+        after_apply=training.update_average,
     )
     job.evaluate(training.measure, training.held_out, every=EVALUATE_EVERY, save_top_k=args.best)
     hashes = os.open(args.hashes, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if args.hashes else None

@@ -44,9 +44,9 @@ def main() -> None:
     job = holdfast.init()
     model = MoEGPT(args).to(job.device, torch.float64 if args.dtype == "float64" else torch.float32)
     if own.record is not None:
-        record(model, dataset, own.record)
+        record_routing(model, dataset, own.record)
         return
-    route(model, own.routing)
+    use_recorded_routing(model, own.routing)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     batches = {"global_batch": args.global_batch, "micro_batch": args.micro_batch}
     job.protect(model, optimizer, dataset, **batches, seed=args.seed, max_grad_norm=1.0)
@@ -56,7 +56,7 @@ def main() -> None:
         step.apply()
 
 
-def record(model: MoEGPT, dataset: Bytes, file: Path) -> None:
+def record_routing(model: MoEGPT, dataset: Bytes, file: Path) -> None:
     """Write each layer's choices, `(tokens, top_k)`, for the first samples of the text."""
     chosen: dict[str, list[torch.Tensor]] = {}
     for layer, moe in enumerate(moe_layers(model)):
@@ -74,7 +74,7 @@ def _recorder(rows: list[torch.Tensor]) -> Callable[[torch.nn.Module, Any, Any],
     return lambda _gate, _input, choice: rows.append(choice.experts)
 
 
-def route(model: MoEGPT, file: Path) -> None:
+def use_recorded_routing(model: MoEGPT, file: Path) -> None:
     """Make each layer use its recorded assignments."""
     with np.load(file) as recorded:
         for layer, moe in enumerate(moe_layers(model)):

@@ -24,7 +24,7 @@ from holdfast.planner.fleet.pool.systems import OWN, SYSTEMS
 from holdfast.planner.fleet.pool.tasks import FleetTask
 
 
-def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple[float, float]:
+def time_machine(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple[float, float]:
     """Return the state machine's seconds to start and per change; check that it gives each node to the policy's job."""
     begun = time.process_time()
     machine = MachineShares("waf", tasks, trace.nodes, OWN.change_s)
@@ -41,7 +41,7 @@ def machines_s(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tuple
     return begin_s, spent_s / changes
 
 
-def whole_s(tasks: list[FleetTask], trace: FleetTrace, *, machine: bool) -> tuple[float, float]:
+def time_eight_weeks(tasks: list[FleetTask], trace: FleetTrace, *, machine: bool) -> tuple[float, float]:
     """Return the seconds that eight weeks take, and the total that they achieve."""
     begun = time.process_time()
     lived = live(SYSTEMS["waf"], tasks, trace, machine=machine)
@@ -62,19 +62,19 @@ def main() -> None:
     options = parser.parse_args()
     for nodes in options.nodes:
         tasks, trace = mixed(options.jobs, nodes), drawn(scaled(TRACE_A, nodes), nodes, 0)
-        spent_s, total = whole_s(tasks, trace, machine=False)
+        spent_s, total = time_eight_weeks(tasks, trace, machine=False)
         share = total / (undisturbed(tasks, nodes) * trace.seconds)
         changes = trace.count("lost") + trace.count("back")
         print(f"{nodes} nodes, {options.jobs} jobs, 8 weeks, {trace.count('lost')} + {trace.count('fault')} failures:")
         print(f"  the policy alone: {spent_s:.1f} s; {spent_s / changes * 1e3:.1f} ms for each of {changes} changes")
         print(f"  share of the total without failures: {share:.4f}", flush=True)
         if nodes <= options.whole:
-            spent_s, again = whole_s(tasks, trace, machine=True)
+            spent_s, again = time_eight_weeks(tasks, trace, machine=True)
             assert again == total, f"the machine comes to {again}, its policy to {total}"
             print(f"  the pool's machine: {spent_s:.1f} s in all", flush=True)
         elif options.changes:
             try:
-                begin_s, change_s = machines_s(tasks, trace, options.changes)
+                begin_s, change_s = time_machine(tasks, trace, options.changes)
             except RefusedError as error:  # the reports of this many jobs on this many nodes exceed the pool's limit
                 print(f"  the pool's machine refuses: {error}")
                 continue

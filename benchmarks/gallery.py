@@ -42,7 +42,7 @@ TRANSFORMERS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ScriptResult:
     """Results of one script."""
 
     name: str
@@ -58,7 +58,7 @@ class Row:
 
 def main() -> int:
     """Run all scripts and print the table; return 1 if a bound is exceeded."""
-    lines = changed_lines()
+    lines = load_changed_lines()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=lines.names(), help="only this script")
     parser.add_argument("--steps", type=int, default=120)
@@ -87,7 +87,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def changed_lines() -> ModuleType:
+def load_changed_lines() -> ModuleType:
     """Return the module next to the scripts that counts changed lines."""
     spec = importlib.util.spec_from_file_location("changed_lines", GALLERY / "changed_lines.py")
     assert spec is not None
@@ -97,20 +97,20 @@ def changed_lines() -> ModuleType:
     return module
 
 
-def compare(name: str, steps: int, rng: random.Random) -> Row:
+def compare(name: str, steps: int, rng: random.Random) -> ScriptResult:
     """Run the plain script, then the resilient script undisturbed and with faults."""
     # Some scripts write the trained model into the current folder.
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, contextlib.chdir(folder):
         plain = plain_losses(name, steps)
-        calm, _ = run(name, steps)
-        harmed, worlds = run(name, steps, rng)
+        calm, _ = run_script(name, steps)
+        harmed, worlds = run_script(name, steps, rng)
     bound = HALF_BOUND if name == "fp16" else BOUND
-    worst_calm, worst_plain = worst(calm, harmed), worst(plain, harmed)
+    worst_calm, worst_plain = largest_difference(calm, harmed), largest_difference(plain, harmed)
     wrong = [f"loss off by {value:.1e}" for value in (worst_calm, worst_plain) if not value <= bound]
     if NODES - 1 not in worlds or max(worlds[worlds.index(NODES - 1) :]) < NODES:
         wrong.append("no node was killed, or none joined, in time")
     seen = ", ".join(map(str, worlds))
-    return Row(
+    return ScriptResult(
         name=name,
         steps=len(harmed),
         worst_calm=worst_calm,
@@ -120,7 +120,7 @@ def compare(name: str, steps: int, rng: random.Random) -> Row:
     )
 
 
-def worst(wanted: Sequence[float], losses: Sequence[float]) -> float:
+def largest_difference(wanted: Sequence[float], losses: Sequence[float]) -> float:
     """Return the largest relative difference of a loss."""
     return max(abs(a - b) / abs(a) for a, b in zip(wanted, losses, strict=True))
 
@@ -134,7 +134,7 @@ def plain_losses(name: str, steps: int) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step \d+ (?:\w+ )?loss (\S+)$", done.stdout, re.MULTILINE)]
 
 
-def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[float], list[int]]:
+def run_script(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[float], list[int]]:
     """Return the loss of every step and the sequence of world sizes; inject faults if `rng` is given."""
     preload = ",".join((*PRELOAD, TRANSFORMERS[name]) if name in TRANSFORMERS else PRELOAD)
     options = ["--nodes", str(NODES), "--verify-state", "1", "--allow-faults", "--preload", preload]
@@ -143,7 +143,7 @@ def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[f
     job = LocalJob(GALLERY / f"{name}.py", ("--steps", str(steps)), options=options)
     with job:
         if rng is not None:
-            harm(job, steps, rng)
+            inject_faults(job, steps, rng)
         code = job.wait_exit(timeout=300)
         if code != 0:
             raise HoldfastError(f"the job ended with {code}:\n{job.story()}")
@@ -157,7 +157,7 @@ def run(name: str, steps: int, rng: random.Random | None = None) -> tuple[list[f
         return [float("nan") if event.loss is None else event.loss for event in committed], worlds
 
 
-def harm(job: LocalJob, steps: int, rng: random.Random) -> None:
+def inject_faults(job: LocalJob, steps: int, rng: random.Random) -> None:
     """Kill a node at a random phase of a step in the first third, and add another node."""
     job.wait(StepCommitted, step=1)
     victim, step = rng.choice(job.nodes()), rng.randint(4, max(4, steps // 3))

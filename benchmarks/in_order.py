@@ -27,13 +27,13 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     options = parser.parse_args()
-    RandomSampler.__iter__ = served
+    RandomSampler.__iter__ = iterate_in_order
     sys.path[0] = str(Path(options.script).resolve().parent)
     sys.argv = [options.script, *options.args]
     runpy.run_path(options.script, run_name="__main__")
 
 
-def served(self: RandomSampler) -> Iterator[int]:
+def iterate_in_order(self: RandomSampler) -> Iterator[int]:
     """Yield the indices of a sampler's data set in the order of holdfast's first pass over it."""
     source: Any = self.data_source
     order = SampleOrder(seed=SEED, length=len(source), global_batch=1, micro_batch=1)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from recovery import DENSE, DENSE_ARGS, spread
-from standstill import Watch
+from recovery import DENSE, DENSE_ARGS, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import (
     CheckpointSaved,
@@ -46,7 +46,7 @@ class Costs:
     """Costs of killed processes, in seconds, and errors."""
 
     #: Seconds from the kill until the failure was detected.
-    seen: list[float] = field(default_factory=list[float])
+    detected: list[float] = field(default_factory=list[float])
     #: Seconds without a committed step, less the median step.
     down: list[float] = field(default_factory=list[float])
     #: Longest step when the process returned, less the median step.
@@ -55,16 +55,16 @@ class Costs:
     back: list[float] = field(default_factory=list[float])
     wrong: list[str] = field(default_factory=list[str])
 
-    def print(self, policy: str, median: float) -> None:
+    def print_table(self, policy: str, median: float) -> None:
         """Print a table."""
         print(f"a process is killed, --on-process-failure {policy}; median step {median * 1e3:.0f} ms; seconds:")
-        print(f"  detected after                 {spread(self.seen)}")
-        print(f"  down, less a step              {spread(self.down)}")
+        print(f"  detected after                 {format_spread(self.detected)}")
+        print(f"  down, less a step              {format_spread(self.down)}")
         if self.stall:
-            print(f"  delay when it returns          {spread(self.stall)}")
+            print(f"  delay when it returns          {format_spread(self.stall)}")
             both = [sum(pair) for pair in zip(self.down, self.stall, strict=True)]
-            print(f"  both                           {spread(both)}")
-        print(f"  all train again after          {spread(self.back)}", flush=True)
+            print(f"  both                           {format_spread(both)}")
+        print(f"  all train again after          {format_spread(self.back)}", flush=True)
 
 
 def main() -> int:
@@ -74,26 +74,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     wrong: list[str] = []
-    with Watch() as watch:
+    with SuspensionWatch() as watch:
         for policy in ("shrink", "hold"):
-            wrong += killed_processes(policy, options.times, random.Random(options.seed))
-        wrong += bad_samples(options.times)
+            wrong += kill_processes(policy, options.times, random.Random(options.seed))
+        wrong += run_bad_samples(options.times)
         print(watch.report())
     print("lost: " + ("nothing" if not wrong else "; ".join(wrong)))
     return 1 if wrong else 0
 
 
-def killed_processes(policy: str, times: int, rng: random.Random) -> list[str]:
+def kill_processes(policy: str, times: int, rng: random.Random) -> list[str]:
     """Kill this many processes at random moments; print the cost and return the errors."""
     costs = Costs()
     options = ("--nodes", str(NODES), "--on-process-failure", policy, "--max-restarts", str(10 * times))
     with LocalJob(DENSE, DENSE_ARGS, options=options) as job:
-        settle(job, 20)
+        wait_steps(job, 20)
         for _ in range(times):
             time.sleep(rng.random() * median_step(job))
             kill_one(job, rng.choice(job.nodes()), costs)
-            settle(job, SETTLE_STEPS)
-        costs.print(policy, median_step(job))
+            wait_steps(job, SETTLE_STEPS)
+        costs.print_table(policy, median_step(job))
         failures = job.all(FailureDetected)
         costs.wrong += [f"{e.kind} {e.category} of severity {e.severity}" for e in failures if e.severity != 2]
         if len(failures) != times:
@@ -108,7 +108,7 @@ def kill_one(job: LocalJob, node: str, costs: Costs) -> None:
     since, median = len(job.events), median_step(job)
     at = time.time()
     os.kill(job.pids(node)[1][0], signal.SIGKILL)
-    costs.seen.append(job.wait(FailureDetected, since=since).time - at)
+    costs.detected.append(job.wait(FailureDetected, since=since).time - at)
     generation = job.wait(GenerationStarted, since=since)
     place = job.events.index(generation)
     first = job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
@@ -118,13 +118,13 @@ def kill_one(job: LocalJob, node: str, costs: Costs) -> None:
     costs.back.append(joined.time - at)
     if whole is generation:
         return
-    settle(job, 2)
+    wait_steps(job, 2)
     # The first step after the failure counts in `down`.
     steps = [e for e in job.events[job.events.index(first) + 1 :] if isinstance(e, StepCommitted)]
     costs.stall.append(max(e.step_s for e in steps) - median)
 
 
-def bad_samples(times: int) -> list[str]:
+def run_bad_samples(times: int) -> list[str]:
     """Run this many jobs with a sample that always raises; print the time until they end and return the errors."""
     over: list[float] = []
     wrong: list[str] = []
@@ -141,11 +141,11 @@ def bad_samples(times: int) -> list[str]:
                 if f"step {committed[-1].step + 1}, micro-batch " not in failed.why or "line " not in failed.why:
                     wrong.append(f"not named: {failed.why}")
                 wrong += [f"{e.node} left: {e.reason}" for e in job.all(NodeLeft) if e.reason == "quarantined"]
-    print(f"a sample that always raises: the job ends, with its state saved, {spread(over)} s after the first failure")
+    print(f"a sample that always raises: the job ends and is saved {format_spread(over)} s after the first failure")
     return wrong
 
 
-def settle(job: LocalJob, steps: int) -> None:
+def wait_steps(job: LocalJob, steps: int) -> None:
     """Wait for this many more steps."""
     known = job.all(StepCommitted)
     wanted = (known[-1].step if known else 0) + steps

@@ -103,7 +103,7 @@ def measure(seat: Seat, repeats: int, tokens: int, seconds: float) -> dict[tuple
     return results
 
 
-def report(rates: dict[tuple[int, str], np.ndarray]) -> None:
+def print_report(rates: dict[tuple[int, str], np.ndarray]) -> None:
     """Print a table, and the goals with the results."""
     print("tokens/s, forward and backward: median (min..max)")
     middle = {key: float(np.median(rate)) for key, rate in rates.items()}
@@ -132,7 +132,7 @@ def main() -> None:
     total = RANKS * args.tokens
     rates = {key: total / np.array([rank[key] for rank in ranks]).max(axis=0) for key in ranks[0]}
     print(f"{RANKS} ranks, {EXPERTS} experts, {total} tokens, EMULATED: {args.seconds_per_token:g} s per token")
-    report(rates)
+    print_report(rates)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ WARM_UP = 10
 GOAL = 1.1
 
 
-def layers(args: argparse.Namespace) -> dict[str, holdfast.MoE]:
+def make_layers(args: argparse.Namespace) -> dict[str, holdfast.MoE]:
     """Return the timed layers by description."""
     sizes, top_k = (args.dim, args.hidden, args.experts), args.top_k
     groups = args.experts // 2
@@ -38,7 +38,7 @@ def layers(args: argparse.Namespace) -> dict[str, holdfast.MoE]:
     }
 
 
-def timed(forward: Callable[[], torch.Tensor], leaves: list[torch.Tensor], grad: torch.Tensor) -> float:
+def time_pass(forward: Callable[[], torch.Tensor], leaves: list[torch.Tensor], grad: torch.Tensor) -> float:
     """Return the processor seconds of one forward and backward pass."""
     began = time.process_time()
     torch.autograd.grad(forward(), leaves, grad)
@@ -56,18 +56,18 @@ def compare(name: str, layer: holdfast.MoE, args: argparse.Namespace) -> float:
     table: list[tuple[float, float]] = []
     for turn in range(args.turns + WARM_UP):
         if turn % 2:
-            pair = timed(ours, leaves, grad), timed(plain, leaves, grad)
+            pair = time_pass(ours, leaves, grad), time_pass(plain, leaves, grad)
         else:
-            second = timed(plain, leaves, grad)
-            pair = timed(ours, leaves, grad), second
+            second = time_pass(plain, leaves, grad)
+            pair = time_pass(ours, leaves, grad), second
         table.append(pair)
     mine, theirs = ([pair[side] * 1e3 for pair in table[WARM_UP:]] for side in range(2))
     ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
-    print(f"{name:36} {_told(mine)}   {_told(theirs)}   {ratio:.3f}x (asked <= {GOAL})", flush=True)
+    print(f"{name:36} {_format_times(mine)}   {_format_times(theirs)}   {ratio:.3f}x (asked <= {GOAL})", flush=True)
     return ratio
 
 
-def _told(times: list[float]) -> str:
+def _format_times(times: list[float]) -> str:
     return f"{statistics.median(times):7.2f} ({min(times):.2f}..{max(times):.2f})"
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     seed_all(0)
     print(f"{args.tokens} tokens, {args.dim} wide, {args.experts} experts of {args.hidden}, top {args.top_k}, float32")
     print(f"{'ms of processor, median (range)':36} {'holdfast':26} plain grouped_mm")
-    for name, layer in layers(args).items():
+    for name, layer in make_layers(args).items():
         compare(name, layer, args)
 
 

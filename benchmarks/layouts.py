@@ -30,8 +30,8 @@ from pathlib import Path
 import asked
 from asked import Figure
 from ending import end_in_order
-from recovery import SETTLE_STEPS, Bench
-from standstill import Watch
+from recovery import SETTLE_STEPS, RecoveryBench
+from standstill import SuspensionWatch
 
 from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
@@ -82,10 +82,10 @@ def main() -> int:
     return max(codes)
 
 
-class SpreadBench(Bench):
+class LayoutBench(RecoveryBench):
     """A job whose replica groups are killed, as whole nodes or single processes, and return."""
 
-    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, nodes: int, layout: Layout) -> None:
+    def __init__(self, job: LocalJob, watch: SuspensionWatch, rng: random.Random, nodes: int, layout: Layout) -> None:
         super().__init__(job, watch, rng)
         self._nodes, self._layout = nodes, layout
         #: Nodes whose replica group was killed and has returned.
@@ -99,9 +99,11 @@ class SpreadBench(Bench):
         os.kill(self.job.pids(victim)[1][place], 9)
         self.killed.add(victim)  # this benchmark causes its failures
         self.job.wait(FailureDetected, node=victim, since=since)
-        self.measure("one process", at, since, lost=0)
-        self.job.wait(GenerationStarted, lambda e: self._whole(e) and e.time > at + self.median_step(), since=since)
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.measure_recovery("one process", at, since, lost=0)
+        self.job.wait(
+            GenerationStarted, lambda e: self._is_complete(e) and e.time > at + self.median_step(), since=since
+        )
+        self.wait_steps(since=len(self.job.events), steps=SETTLE_STEPS)
         self.killed.discard(victim)  # it has returned
         self._struck.add(victim)
 
@@ -113,17 +115,17 @@ class SpreadBench(Bench):
             else:
                 self.kill_at_random(number)
 
-    def received(self) -> list[float]:
+    def received_bytes(self) -> list[float]:
         """Return the bytes that each arrival received, over all its local ranks."""
         return [float(e.moved_bytes) for e in self.job.all(Recovered) if e.action == "grow" and e.moved_bytes]
 
-    def losses(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Return the losses and the findings of the journal's audit; only this benchmark kills replica groups."""
         self.killed |= self._struck
         audited = audit_events(self.job.events)
-        return [*super().losses(), *map(str, audited.findings)]
+        return [*super().find_losses(), *map(str, audited.findings)]
 
-    def _whole(self, generation: GenerationStarted) -> bool:
+    def _is_complete(self, generation: GenerationStarted) -> bool:
         return generation.world_size == self._nodes * self._layout.places
 
 
@@ -148,7 +150,7 @@ class Run:
             code = bench.report()
             down = {kind: tuple(tally.down) for kind, tally in bench.tallies.items()}
             state = _parameters(sizes) * STATE_BYTES
-            received = tuple(value / state for value in bench.received())
+            received = tuple(value / state for value in bench.received_bytes())
             stalls = tuple(bench.stalls)
         self.figures += [
             Figure(name=f"down less a step: {kind}", values=values, asked=DOWN_S, unit="s")
@@ -180,21 +182,21 @@ class Run:
         spread = ("--shard", "4", "--shard-from", "3:2", "--micro-batch", "4")
         options = ("--nodes", "3", "--workers-per-node", "4", "--max-restarts", "1000")
         found: list[tuple[str, float]] = []
-        with Watch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
-            bench = SpreadBench(job, watch, random.Random(self._options.seed), 3, Layout(shard=2))
+        with SuspensionWatch() as watch, LocalJob(SCRIPT, (*FOREVER, *sizes, *spread), options=options) as job:
+            bench = LayoutBench(job, watch, random.Random(self._options.seed), 3, Layout(shard=2))
             job.wait(StepCommitted, timeout=600.0)  # twelve processes import torch
-            bench.settle(since=0, steps=10)
+            bench.wait_steps(since=0, steps=10)
             for _ in range(max(1, self._options.rounds // 5)):
                 since = len(job.events)
                 victim = bench.rng.choice(job.nodes())
                 bench.killed.add(victim)
                 job.signal_node(victim)
                 down = job.wait(LayoutChanged, since=since, timeout=300.0)
-                bench.settle(since=len(job.events), steps=10)
+                bench.wait_steps(since=len(job.events), steps=10)
                 since = len(job.events)
                 job.add_nodes(1)
                 up = job.wait(LayoutChanged, since=since, timeout=300.0)
-                bench.settle(since=len(job.events), steps=10)
+                bench.wait_steps(since=len(job.events), steps=10)
                 found += [(f"{e.from_layout} to {e.to_layout}", e.down_s) for e in (down, up)]
             code = bench.report()
             steps = {e.step: e.loss or 0.0 for e in committed_steps(read_events(job.events_file))}
@@ -214,7 +216,7 @@ class Run:
         small = ("--layers", "1", "--dim", "8", "--heads", "1", "--global-batch", "8")
         state, taken = _parameters(large) * TRAINED_BYTES, list[float]()
         for places, limit, settings in ((4, MEMORY, GIVEN_BACK), (1, None, GIVEN_BACK), (4, None, {})):
-            constant, held = (self._held(places, sizes, settings) for sizes in (small, large))
+            constant, held = (self._memory_held(places, sizes, settings) for sizes in (small, large))
             taken.append(held - constant)
             how = f"of {state / 2**20:.0f} MiB; the constant, with a tiny model, is {constant / 2**20:.0f} MiB"
             said = "freed memory given back" if settings else "freed memory kept"
@@ -237,7 +239,7 @@ class Run:
             with self._bench(nodes, layout, sizes, script) as bench:
                 bench.kill_all_roles()
                 while len(bench.job.all(StepCommitted)) < STEPS:
-                    bench.settle(since=0, steps=SETTLE_STEPS)
+                    bench.wait_steps(since=0, steps=SETTLE_STEPS)
                 code = max(code, bench.report())
                 file = bench.job.events_file
                 name = f"{what}{layout}, {nodes} nodes"
@@ -253,7 +255,7 @@ class Run:
         return code
 
     @contextmanager
-    def _bench(self, nodes: int, layout: Layout, sizes: Sequence[str], script: Path = SCRIPT) -> Generator[SpreadBench]:
+    def _bench(self, nodes: int, layout: Layout, sizes: Sequence[str], script: Path = SCRIPT) -> Generator[LayoutBench]:
         spread = [
             text
             for name, size in (("--shard", layout.shard), ("--tensor", layout.tensor))
@@ -264,9 +266,9 @@ class Run:
         if script is EXPERTS_SCRIPT:
             options += ["--expert-slots", EXPERTS[1]]
         print(f"\n---- {layout}, {nodes} nodes ----", flush=True)
-        with Watch() as watch, LocalJob(script, (*FOREVER, *sizes, *spread), options=options) as job:
-            bench = SpreadBench(job, watch, random.Random(self._options.seed), nodes, layout)
-            bench.settle(since=0, steps=10)
+        with SuspensionWatch() as watch, LocalJob(script, (*FOREVER, *sizes, *spread), options=options) as job:
+            bench = LayoutBench(job, watch, random.Random(self._options.seed), nodes, layout)
+            bench.wait_steps(since=0, steps=10)
             yield bench
 
     def _serial(self, sizes: Sequence[str], steps: int, script: Path) -> dict[int, float]:
@@ -277,7 +279,7 @@ class Run:
                 raise SystemExit(f"the serial run failed:\n{job.story()}")
             return {e.step: e.loss or 0.0 for e in job.all(StepCommitted)}
 
-    def _held(self, places: int, sizes: Sequence[str], settings: dict[str, str]) -> float:
+    def _memory_held(self, places: int, sizes: Sequence[str], settings: dict[str, str]) -> float:
         """Return the bytes that a worker holds while training, with this many per node: the median of five readings."""
         options = ("--nodes", "2", "--workers-per-node", str(places))
         args = (*FOREVER, *sizes, "--shard", str(places))

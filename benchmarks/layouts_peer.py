@@ -35,9 +35,9 @@ from typing import Any, TypedDict
 import asked
 from asked import Figure
 from ending import end_in_order
-from layouts import SpreadBench
-from recovery import spread
-from standstill import Watch
+from layouts import LayoutBench
+from recovery import format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.layouts.layout import Layout
 from tests.harness.local_job import LocalJob
@@ -87,11 +87,16 @@ def main() -> int:
             down, step, discarded = took
             peers, steps = [*peers, down], [*steps, step]
             print(f"torchft down {down:.3f} s less a step of {step:.3f} s, {discarded} steps discarded", flush=True)
-    print(f"holdfast: down less the median step {spread(here)}; the step: {spread(own_steps)}")
-    print(f"torchft, timeouts of {options.timeout:g} s: " + (spread(peers) if there else "not installed, not measured"))
+    print(f"holdfast: down less the median step {format_spread(here)}; the step: {format_spread(own_steps)}")
+    print(
+        f"torchft, timeouts of {options.timeout:g} s: "
+        + (format_spread(peers) if there else "not installed, not measured")
+    )
     figures = [Figure(name="FSDP2 replica killed: down less a step", values=tuple(here), unit="s")]
     if peers:
-        print(f"torchft's step: {spread(steps)}; {options.rounds - len(peers)} runs in which all survivors stopped")
+        print(
+            f"torchft's step: {format_spread(steps)}; {options.rounds - len(peers)} runs in which all survivors stopped"
+        )
         figures.append(Figure(name="the same, torchft's HSDP", values=tuple(peers), unit="s"))
     asked.write_figures(options.figures, figures)
     print(f"load of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
@@ -103,13 +108,13 @@ def holdfast_kill(seed: int) -> tuple[int, float, float]:
     args = ("--steps", "1000000", "--layers", str(LAYERS), "--dim", str(DIM), "--heads", str(HEADS))
     args += ("--context", str(CONTEXT), "--global-batch", str(SAMPLES), "--shard", str(PLACES))
     options = ("--nodes", str(REPLICAS), "--workers-per-node", str(PLACES))
-    with Watch() as watch, LocalJob(SCRIPT, args, options=options) as job:
-        bench = SpreadBench(job, watch, random.Random(seed), REPLICAS, Layout(shard=PLACES))
-        bench.settle(since=0, steps=SETTLE_STEPS)
+    with SuspensionWatch() as watch, LocalJob(SCRIPT, args, options=options) as job:
+        bench = LayoutBench(job, watch, random.Random(seed), REPLICAS, Layout(shard=PLACES))
+        bench.wait_steps(since=0, steps=SETTLE_STEPS)
         step = bench.median_step()
         bench.kill_at_random(seed)
         (tally,) = bench.tallies.values()
-        return int(bool(bench.losses())), tally.down[0], step
+        return int(bool(bench.find_losses())), tally.down[0], step
 
 
 # ---- torchft ----
@@ -133,7 +138,7 @@ def torchft_kill(rng: random.Random, timeout_s: float) -> tuple[float, float, in
             with (folder / f"output-{replica}-{rank}").open("wb") as output:
                 workers[replica, rank] = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            return _killed(folder, workers, rng)
+            return _kill_replica(folder, workers, rng)
         finally:
             for worker in workers.values():
                 worker.kill()
@@ -141,13 +146,13 @@ def torchft_kill(rng: random.Random, timeout_s: float) -> tuple[float, float, in
             lighthouse.shutdown()
 
 
-def _killed(
+def _kill_replica(
     folder: Path, workers: dict[tuple[int, int], subprocess.Popen[bytes]], rng: random.Random
 ) -> tuple[float, float, int] | None:
     """Wait until the replicas train together, kill one, and wait for the others."""
-    started = _wait(
+    started = _wait_until(
         lambda: (
-            all(_together(_rows(folder, replica)) for replica in range(REPLICAS))
+            all(_are_together(_rows(folder, replica)) for replica in range(REPLICAS))
             or any(worker.poll() is not None for worker in workers.values())
         ),
         400,
@@ -169,14 +174,14 @@ def _killed(
     def again(replica: int) -> Row | None:
         return next((row for row in after(replica) if row["committed"] and row["replicas"] < REPLICAS), None)
 
-    if not _wait(lambda: all(again(replica) for replica in survivors), 60):
+    if not _wait_until(lambda: all(again(replica) for replica in survivors), 60):
         return None
     ends = [row["time"] for row in map(again, survivors) if row is not None]
     discarded = max(sum(not row["committed"] for row in after(replica)) for replica in survivors)
     return max(ends) - at - step, step, discarded
 
 
-def _together(rows: list[Row]) -> bool:
+def _are_together(rows: list[Row]) -> bool:
     last = rows[-SETTLE_STEPS:]
     return len(last) == SETTLE_STEPS and all(row["committed"] and row["replicas"] == REPLICAS for row in last)
 
@@ -186,7 +191,7 @@ def _rows(folder: Path, replica: int) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
-def _wait(ready: Callable[[], bool], seconds: float) -> bool:
+def _wait_until(ready: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
@@ -259,7 +264,7 @@ def worker(folder: Path, timeout_s: float) -> None:
 def _wait_for_all(folder: Path, replica: int, rank: int) -> None:
     """Wait until all workers are ready: torchft would first heal a late replica, which must not be measured."""
     (folder / f"ready-{replica}-{rank}").touch()
-    if not _wait(lambda: len(list(folder.glob("ready-*"))) == REPLICAS * PLACES, 300):
+    if not _wait_until(lambda: len(list(folder.glob("ready-*"))) == REPLICAS * PLACES, 300):
         raise SystemExit("the other replicas did not come")
 
 

@@ -17,7 +17,7 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
+class ProcessResources:
     """The resources of one process. `role`: run, coordinator, agent, zygote, worker or loader."""
 
     pid: int
@@ -27,15 +27,15 @@ class Holding:
     resident_kib: int
 
 
-def holdings(mark: str) -> list[Holding]:
+def read_resources(mark: str) -> list[ProcessResources]:
     """Return the resources of each live process with this mark in its environment."""
-    found: list[Holding] = []
-    for process in _marked(mark):
+    found: list[ProcessResources] = []
+    for process in _marked_processes(mark):
         with contextlib.suppress(OSError, IndexError):
             stat = (process / "stat").read_text().rsplit(")", 1)[1].split()
             if stat[0] != "Z":
                 found.append(
-                    Holding(
+                    ProcessResources(
                         pid=int(process.name),
                         role=_role(process),
                         threads=len(os.listdir(process / "task")),
@@ -47,7 +47,7 @@ def holdings(mark: str) -> list[Holding]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Most:
+class RoleResources:
     """The number of processes of a role, and the largest resources of one of them."""
 
     processes: int
@@ -56,17 +56,17 @@ class Most:
     resident_kib: int
 
 
-def by_role(held: list[Holding]) -> dict[str, Most]:
+def summarize_by_role(held: list[ProcessResources]) -> dict[str, RoleResources]:
     """Summarize the resources of processes by role."""
     roles = sorted({one.role for one in held})
-    return {role: _most([one for one in held if one.role == role]) for role in roles}
+    return {role: _largest([one for one in held if one.role == role]) for role in roles}
 
 
-def grown(begin: dict[str, Most], end: dict[str, Most]) -> list[str]:
+def find_growth(begin: dict[str, RoleResources], end: dict[str, RoleResources]) -> list[str]:
     """Return descriptions of resources that grew more than allowed since the start of an equally large job."""
     wrong: list[str] = []
     for role, after in end.items():
-        before = begin.get(role, Most(processes=0, threads=0, descriptors=0, resident_kib=0))
+        before = begin.get(role, RoleResources(processes=0, threads=0, descriptors=0, resident_kib=0))
         if after.processes > before.processes:
             wrong.append(f"{after.processes} processes of role {role}, {before.processes} at the start")
         if after.threads > before.threads + MORE_THREADS:
@@ -76,14 +76,14 @@ def grown(begin: dict[str, Most], end: dict[str, Most]) -> list[str]:
     return wrong
 
 
-def shared_memory() -> set[str]:
+def list_shared_memory() -> set[str]:
     """Return the names of all files in shared memory."""
     with contextlib.suppress(OSError):
         return set(os.listdir(SHARED_MEMORY))
     return set()
 
 
-def _marked(mark: str) -> Iterator[Path]:
+def _marked_processes(mark: str) -> Iterator[Path]:
     wanted = f"{MARK}={mark}".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -108,8 +108,8 @@ def _role(process: Path) -> str:
     return "worker"
 
 
-def _most(held: list[Holding]) -> Most:
-    return Most(
+def _largest(held: list[ProcessResources]) -> RoleResources:
+    return RoleResources(
         processes=len(held),
         threads=max(one.threads for one in held),
         descriptors=max(one.descriptors for one in held),

@@ -34,7 +34,7 @@ WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class SideCosts:
     """Seconds (wall, processor) of one side: building the group, each commit and each reduction."""
 
     build: tuple[float, float]
@@ -46,7 +46,7 @@ def commit(comm: Communicator) -> None:
     finish_commit(start_commit(comm), EMPTY_RESULT)
 
 
-def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:
+def time_rounds(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float, float]]:
     """Return the seconds of each round over all ranks, without the warm-up rounds."""
     spent: list[tuple[float, float]] = []
     for _ in range(rounds + WARM_UP):
@@ -57,13 +57,13 @@ def timed(seat: Seat, rounds: int, work: Callable[[], None]) -> list[tuple[float
     return spent[WARM_UP:]
 
 
-def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters: int) -> list[Spent]:
+def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters: int) -> list[SideCosts]:
     """Return this rank's costs of both sides: flat, and level by level."""
     model = nn.Linear(parameters // 100, 100, bias=False)
     model.weight.grad = torch.ones_like(model.weight)
     buckets = GradientBuckets(model.parameters())
     buckets.collect()
-    sides: list[Spent] = []
+    sides: list[SideCosts] = []
     for generation, flat_up_to in ((1, len(nodes)), (2, 1)):
         seat.meet()
         wall, processor = time.perf_counter(), time.process_time()
@@ -76,11 +76,11 @@ def measure(seat: Seat, nodes: list[str], fan_out: int, rounds: int, parameters:
             build_timeout_s=120.0,
         )
         build = time.perf_counter() - wall, time.process_time() - processor
-        commits = timed(seat, rounds, lambda comm=comm: commit(comm))
-        reductions = timed(
+        commits = time_rounds(seat, rounds, lambda comm=comm: commit(comm))
+        reductions = time_rounds(
             seat, max(rounds // 10, 3), lambda comm=comm: (reduce_gradients([buckets], comm, 1.0), None)[1]
         )
-        sides.append(Spent(build, commits, reductions))
+        sides.append(SideCosts(build, commits, reductions))
         seat.meet()
         comm.retire(sever=False)
         seat.reaper.wait_empty(60)
@@ -103,10 +103,12 @@ def main() -> None:
             len(nodes), measure, nodes, options.fan_out, options.rounds, options.parameters, timeout_s=570
         )
         for side, flat_up_to in enumerate((len(nodes), 1)):
-            show(world, nodes, flat_up_to, options, [rank[side] for rank in ranks])
+            print_line(world, nodes, flat_up_to, options, [rank[side] for rank in ranks])
 
 
-def show(world: str, nodes: list[str], flat_up_to: int, options: argparse.Namespace, ranks: list[Spent]) -> None:
+def print_line(
+    world: str, nodes: list[str], flat_up_to: int, options: argparse.Namespace, ranks: list[SideCosts]
+) -> None:
     """Print one line."""
     every = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=options.fan_out) for rank in range(len(nodes))]
     peers = [(rank, peer) for rank, levels in enumerate(every) for group in levels.groups for peer in group]
@@ -114,10 +116,10 @@ def show(world: str, nodes: list[str], flat_up_to: int, options: argparse.Namesp
     across = sum(nodes[rank] != nodes[peer] for rank, peer in peers)
     hops = len(every[0].owners)
 
-    def processor(rounds: Callable[[Spent], list[tuple[float, float]]]) -> float:
+    def processor(rounds: Callable[[SideCosts], list[tuple[float, float]]]) -> float:
         return statistics.median(map(sum, zip(*([p for _, p in rounds(rank)] for rank in ranks), strict=True)))
 
-    def wall(rounds: Callable[[Spent], list[tuple[float, float]]]) -> str:
+    def wall(rounds: Callable[[SideCosts], list[tuple[float, float]]]) -> str:
         seconds = sorted(w for w, _ in rounds(ranks[0]))
         return f"{statistics.median(seconds) * 1e3:6.1f} ({seconds[0] * 1e3:.1f}..{seconds[-1] * 1e3:.1f})"
 

@@ -42,7 +42,7 @@ KILLS_OF = {
 }
 
 
-class Slow:
+class SlowData:
     """Samples that take time to fetch, and contain the pid of the fetching process."""
 
     def __init__(self, seconds: float) -> None:
@@ -68,13 +68,13 @@ def main() -> int:
     times: dict[str, list[float]] = {kind: [] for kind in STEPS_OF}
     for _ in range(options.turns):
         for kind, arguments in STEPS_OF.items():
-            times[kind].append(_step_s((*arguments, *compute, "--steps", str(options.steps))))
+            times[kind].append(_median_step_alone((*arguments, *compute, "--steps", str(options.steps))))
     alone = times["compute alone"]
     for kind, seconds in times.items():
         ratios = [one / other for one, other in zip(seconds, alone, strict=True)]
         print(f"{kind:32s} a step {_spread(seconds)} s, of the compute alone {_spread(ratios)}", flush=True)
     if options.kills:
-        _kills(options, compute)
+        _measure_kills(options, compute)
     return 0
 
 
@@ -95,16 +95,16 @@ def _spread(values: Sequence[float]) -> str:
     return f"median {statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f}, {len(values)})"
 
 
-def _step_s(arguments: tuple[str, ...]) -> float:
+def _median_step_alone(arguments: tuple[str, ...]) -> float:
     """Return the median step of a script run alone."""
     command = [sys.executable, __file__, "--worker", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return statistics.median(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _kills(options: argparse.Namespace, compute: tuple[str, ...]) -> None:
-    from recovery import Bench
-    from standstill import Watch
+def _measure_kills(options: argparse.Namespace, compute: tuple[str, ...]) -> None:
+    from recovery import RecoveryBench
+    from standstill import SuspensionWatch
 
     from tests.harness.local_job import LocalJob
 
@@ -117,9 +117,9 @@ def _kills(options: argparse.Namespace, compute: tuple[str, ...]) -> None:
                 ("--worker", *arguments, *compute, "--steps", "1000000"),
                 options=("--nodes", "4", "--allow-faults"),
             )
-            with Watch() as watch, run as job:
-                bench = Bench(job, watch, rng)
-                bench.settle(since=0, steps=30)
+            with SuspensionWatch() as watch, run as job:
+                bench = RecoveryBench(job, watch, rng)
+                bench.wait_steps(since=0, steps=30)
                 for number in range((options.kills + turn) // 2):
                     bench.kill_at_random(number)
                 down[kind] += bench.tallies["random moment"].down
@@ -139,7 +139,7 @@ def train(options: argparse.Namespace) -> int:
     job.protect(
         model,
         optimizer,
-        Slow(options.sample_ms / 1000),
+        SlowData(options.sample_ms / 1000),
         global_batch=GLOBAL_BATCH,
         micro_batch=MICRO_BATCH,
         num_workers=options.loader_workers,

@@ -96,7 +96,7 @@ def attempts_of(folder: Path, node: str) -> Iterator[Attempt]:
                 yield msgspec.json.decode(line, type=Attempt)
 
 
-def first_real(attempts: Iterator[Attempt], since: float) -> Attempt | None:
+def find_first_real(attempts: Iterator[Attempt], since: float) -> Attempt | None:
     """Return the first attempt after a moment with micro-batches that are not shadow work, or None."""
     return next((one for one in attempts if one.end > since and one.micro_batches and not one.shadow), None)
 

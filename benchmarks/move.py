@@ -38,9 +38,9 @@ import plain_job
 from asked import Figure
 from ending import end_in_order
 from measured_gpt import PARAMETERS
-from moving import TOGETHER, MoveBench, rate_kept
+from moving import TOGETHER, MoveBench, remaining_rate
 from recovery import DENSE_ARGS
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import NodeMoved, StepCommitted
 from tests.harness.local_job import LocalJob
@@ -97,13 +97,13 @@ class Run:
     def one(self) -> int:
         """Move, kill and drain one node."""
         with self._bench(4) as bench:
-            bench.standby()
+            bench.start_standby()
             for _ in range(self._options.rounds):
                 bench.move()
-                bench.replaced()
-                bench.shrunk()
-                bench.leave()
-                bench.standby()
+                bench.replace()
+                bench.shrink()
+                bench.drain()
+                bench.start_standby()
             self._moves = bench.costs("move")
             self.figures += one_figures(bench)
             return bench.report()
@@ -120,7 +120,7 @@ class Run:
         counts = (1, 2, 3)
         with self._bench(8) as bench:
             for _ in counts:
-                bench.standby()
+                bench.start_standby()
             for _ in range(self._options.rounds):
                 for count in counts:
                     bench.move(count, f"{count} of 8 at once")
@@ -131,7 +131,7 @@ class Run:
     def every(self) -> int:
         """Measure the time of a run with regular moves."""
         with self._bench(4) as bench:
-            bench.standby()
+            bench.start_standby()
             efficiency = bench.keep_moving(EVERY, self._options.steps)
             name = f"a move every {EVERY} of {self._options.steps} steps: efficiency"
             print(f"{name} {efficiency:.3f}", flush=True)
@@ -153,7 +153,7 @@ class Run:
         kept: dict[str, list[float]] = {"replaced": [], "shrunk": [], "shrunk, a cold node at once": []}
         with self._bench(4, emulated=EMULATED) as bench:
             for _ in range(self._options.emulated_rounds):
-                bench.standby()
+                bench.start_standby()
                 kept["replaced"].append(_rate_after_kill(bench))
                 kept["shrunk"].append(_rate_after_kill(bench))
                 bench.add_node()
@@ -175,13 +175,13 @@ class Run:
         """Yield a job with this many nodes that has trained for some steps; its standbys use the same emulation."""
         alike = ("--emulate-compute", emulated) if emulated else ()
         launch = ("--nodes", str(nodes), "--allow-faults", *alike, *options)
-        with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
+        with SuspensionWatch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
             script, args, folder = self._workload(Path(name))
             with LocalJob(script, args, options=launch) as job:
                 rng = random.Random(self._options.seed)
                 bench = MoveBench(job, watch, rng, [*alike, str(script), *args], folder)
                 try:
-                    bench.settle(since=0, steps=20)
+                    bench.wait_steps(since=0, steps=20)
                     yield bench
                 finally:
                     bench.end_agents()
@@ -196,21 +196,21 @@ class Run:
     def _parameters(self, clipping: bool, *, moving: bool) -> tuple[np.ndarray, int, int]:
         """Train in double precision; return all parameters, the number of moves, and 1 if something was lost."""
         steps = self._options.steps
-        with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
+        with SuspensionWatch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as name:
             args = ["--folder", name, *DENSE_ARGS, "--steps", str(steps), "--dtype", "float64"]
             args += [] if clipping else ["--no-clipping"]
             with LocalJob(SCRIPT, args, options=("--nodes", "4")) as job:
                 bench = MoveBench(job, watch, random.Random(self._options.seed), [str(SCRIPT), *args])
                 try:
-                    bench.settle(since=0, steps=2)
+                    bench.wait_steps(since=0, steps=2)
                     if moving:
-                        bench.standby()
+                        bench.start_standby()
                     while moving and job.all(StepCommitted)[-1].step < steps - 2 * EVERY:
                         first = len(job.all(StepCommitted))
                         bench.move_once()
-                        bench.settle(since=0, steps=first + EVERY - len(job.all(StepCommitted)))
+                        bench.wait_steps(since=0, steps=first + EVERY - len(job.all(StepCommitted)))
                     job.wait_exit(timeout=STEPS * 2.0)
-                    wrong = bench.losses()
+                    wrong = bench.find_losses()
                 finally:
                     bench.end_agents()
                 print(f"{'moved' if moving else 'undisturbed'}, {steps} steps; lost: {'; '.join(wrong) or 'nothing'}")
@@ -220,13 +220,13 @@ class Run:
 
 def _rate_after_kill(bench: MoveBench, *, joins: bool = False) -> float:
     """Kill a node; return the remaining share of samples per second. joins: start another, cold node."""
-    bench.settle(since=len(bench.job.events), steps=12)
+    bench.wait_steps(since=len(bench.job.events), steps=12)
     victim, since = bench.rng.choice(bench.job.nodes()), len(bench.job.events)
     at = bench.kill(victim)
     if joins:
         bench.job.add_nodes(1)
     bench.job.wait(StepCommitted, lambda event: event.time >= at + WINDOW_S, since=since)
-    kept = rate_kept(bench.job.all(StepCommitted), at, WINDOW_S)
+    kept = remaining_rate(bench.job.all(StepCommitted), at, WINDOW_S)
     print(f"  {kept:.3f} of the samples per second are left", flush=True)
     return kept
 
@@ -241,7 +241,7 @@ def one_figures(bench: MoveBench) -> list[Figure]:
         Figure(name="a planned move, less the step", values=bench.costs("move"), unit="s").with_limit_above(
             joins, 0.01, "joins"
         ),
-        together(bench, "move"),
+        total_cost_figure(bench, "move"),
         Figure(name="  a join, less the step", values=joins, unit="s"),
         Figure(name="a kill with a standby, less the step", values=bench.costs("replaced"), unit="s").with_limit_above(
             shrunk, 0.05, "shrinking"
@@ -282,11 +282,11 @@ def several_figures(bench: MoveBench, kind: str) -> list[Figure]:
     asked_s = SEVERAL_S + moved / BYTES_PER_S
     return [
         Figure(name=f"{kind}, less the step", values=bench.costs(kind), asked=asked_s, unit="s", how=how),
-        together(bench, kind),
+        total_cost_figure(bench, kind),
     ]
 
 
-def together(bench: MoveBench, kind: str) -> Figure:
+def total_cost_figure(bench: MoveBench, kind: str) -> Figure:
     """Return the cost over all steps of an event: on a noisy machine, the longest step is long even without a move."""
     return Figure(name=f"  {kind}{TOGETHER}", values=bench.costs(f"{kind}{TOGETHER}"), unit="s")
 

@@ -33,9 +33,9 @@ from typing import Any, cast
 import asked
 from asked import Figure
 from ending import end_in_order
-from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, Bench
+from recovery import DENSE, DENSE_ARGS, SETTLE_STEPS, RecoveryBench
 from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import GenerationStarted, JobStarted, NodeMoved, StandbyReady
 from tests.harness.local_job import LocalJob
@@ -55,7 +55,7 @@ QUIET_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class Resources:
     """Resources of processes. `memory` is in bytes."""
 
     memory: int = 0
@@ -63,9 +63,9 @@ class Held:
     threads: int = 0
     shared: int = 0
 
-    def __add__(self, other: Held) -> Held:
+    def __add__(self, other: Resources) -> Resources:
         sums = map(sum, zip(astuple(self), astuple(other), strict=True))
-        return Held(**dict(zip((field.name for field in fields(Held)), sums, strict=True)))
+        return Resources(**dict(zip((field.name for field in fields(Resources)), sums, strict=True)))
 
 
 def main() -> int:
@@ -73,17 +73,17 @@ def main() -> int:
     end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--standbys", "1"))
-    with Watch() as watch, run as job:
+    with SuspensionWatch() as watch, run as job:
         bench = MemoryBench(job, watch, random.Random(options.seed))
         job.wait(StandbyReady)
-        bench.settle(since=0, steps=20)
+        bench.wait_steps(since=0, steps=20)
         bench.move()  # warm-up; afterwards the processes of all five nodes are known
         bench.peaks.clear()
-        bench.held.clear()
+        bench.resources.clear()
         for number in range(1, options.moves + 1):
             bench.move()
             if number % 10 == 0:
-                print(f"{number} moves: {bench.in_words()}", flush=True)
+                print(f"{number} moves: {bench.describe()}", flush=True)
         code = bench.report()
         asked.write_figures(options.figures, bench.figures())
         return code
@@ -99,23 +99,23 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class MemoryBench(Bench):
+class MemoryBench(RecoveryBench):
     """One job with repeated moves."""
 
-    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
+    def __init__(self, job: LocalJob, watch: SuspensionWatch, rng: random.Random) -> None:
         super().__init__(job, watch, rng)
         #: By role: pairs of a peak and the peak that it is compared with, in bytes.
         self.peaks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         #: Resources by kind of process, after each move.
-        self.held: list[dict[str, Held]] = []
+        self.resources: list[dict[str, Resources]] = []
         #: Descriptions of leaks; None if there are too few moves.
         self._growing: list[str] | None = None
 
     def move(self) -> None:
         """Replace one node by the standby, and record the peaks."""
-        before, members = self._quiet_peaks(), self.job.nodes()
+        before, members = self._undisturbed_peaks(), self.job.nodes()
         leaver, since = self.rng.choice(members), len(self.job.events)
-        workers = {node: self._worker(node) for node in self._everybody()}
+        workers = {node: self._worker(node) for node in self._past_members()}
         for pid in workers.values():
             _reset_peak(pid)
         with self.job.client() as client:
@@ -128,14 +128,14 @@ class MemoryBench(Bench):
             pid = self._worker(node)
             if workers.get(node, pid) == pid:  # otherwise the node has a new process
                 self.peaks[role].append((_peak(pid), before.get(node, usual)))
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
-        self.held.append(self._all_held())
+        self.wait_steps(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.resources.append(self._read_resources())
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Describe the current resources."""
         return "; ".join(
             f"{kind} {one.memory / MB:.1f} MB, {one.descriptors} descriptors, {one.threads} threads, {one.shared} maps"
-            for kind, one in self.held[-1].items()
+            for kind, one in self.resources[-1].items()
         )
 
     def report(self) -> int:
@@ -145,7 +145,7 @@ class MemoryBench(Bench):
         if len(rows) >= FEWEST_ROWS:
             self._growing = list(self._report_leaks(rows))
             wrong += self._growing
-        wrong += self.losses()
+        wrong += self.find_losses()
         print(self.watch.report())
         print("wrong: " + ("; ".join(wrong) or "nothing"))
         return 1 if wrong else 0
@@ -165,11 +165,11 @@ class MemoryBench(Bench):
         growing = () if self._growing is None else (float(len(self._growing)),)
         return [
             *peaks,
-            Figure(name=f"kinds of things left behind by {len(self.held)} moves", values=growing, asked=0.0),
+            Figure(name=f"kinds of things left behind by {len(self.resources)} moves", values=growing, asked=0.0),
         ]
 
     def _report_peaks(self) -> Iterator[str]:
-        print(f"\npeak memory of a worker around a move, MB ({len(self.held)} moves):")
+        print(f"\npeak memory of a worker around a move, MB ({len(self.resources)} moves):")
         for role, pairs in self.peaks.items():
             factor, constant = ALLOWED[role]
             peaks, usual = ([pair[place] / MB for pair in pairs] for place in range(2))
@@ -180,16 +180,16 @@ class MemoryBench(Bench):
             if worst > constant:
                 yield f"a {role}'s peak is {(worst - constant) / MB:.1f} MB too high"
 
-    def _rows(self) -> list[dict[str, Held]]:
+    def _rows(self) -> list[dict[str, Resources]]:
         """Return the resources from the twentieth move on, or after the first fifth."""
-        return self.held[min(20, len(self.held) // 5) :]
+        return self.resources[min(20, len(self.resources) // 5) :]
 
-    def _report_leaks(self, rows: list[dict[str, Held]]) -> Iterator[str]:
-        first = len(self.held) - len(rows) + 1
+    def _report_leaks(self, rows: list[dict[str, Resources]]) -> Iterator[str]:
+        first = len(self.resources) - len(rows) + 1
         print(f"growth per move over {len(rows)} moves, from the {first}th on: slope (95 % interval)")
         for kind in rows[0]:
-            for field in fields(Held):
-                values = [getattr(row.get(kind, Held()), field.name) for row in rows]
+            for field in fields(Resources):
+                values = [getattr(row.get(kind, Resources()), field.name) for row in rows]
                 fit: Any = cast(Any, stats).theilslopes(values, range(len(values)))
                 slope, low, high = (float(one) for one in (fit.slope, fit.low_slope, fit.high_slope))
                 print(
@@ -200,32 +200,32 @@ class MemoryBench(Bench):
 
     # ---- reading ----
 
-    def _quiet_peaks(self) -> dict[str, int]:
+    def _undisturbed_peaks(self) -> dict[str, int]:
         """Return the peak of each member over some undisturbed steps."""
         workers = {node: self._worker(node) for node in self.job.nodes()}
         for pid in workers.values():
             _reset_peak(pid)
-        self.settle(since=len(self.job.events), steps=QUIET_STEPS)
+        self.wait_steps(since=len(self.job.events), steps=QUIET_STEPS)
         return {node: _peak(pid) for node, pid in workers.items()}
 
-    def _everybody(self) -> set[str]:
+    def _past_members(self) -> set[str]:
         """Return all nodes that have been members."""
         return {node for begun in self.job.all(GenerationStarted) for node in begun.members}
 
     def _worker(self, node: str) -> int:
         return self.job.pids(node)[1][0]
 
-    def _all_held(self) -> dict[str, Held]:
+    def _read_resources(self) -> dict[str, Resources]:
         assert self.job.process is not None
         kinds = {self.job.wait(JobStarted).coordinator_pid: "coordinator"}
-        for node in self._everybody():
+        for node in self._past_members():
             agent, workers = self.job.pids(node)
             kinds[agent] = "agents"
             kinds.update(dict.fromkeys(workers, "workers"))
-        found: dict[str, Held] = {}
-        for pid in _family(self.job.process.pid):
+        found: dict[str, Resources] = {}
+        for pid in _process_tree(self.job.process.pid):
             kind = kinds.get(pid, "the rest")
-            found[kind] = found.get(kind, Held()) + _held(pid)
+            found[kind] = found.get(kind, Resources()) + _read_process(pid)
         return dict(sorted(found.items()))
 
 
@@ -240,23 +240,23 @@ def _peak(pid: int) -> int:
     return int(found[1]) << 10
 
 
-def _held(pid: int) -> Held:
+def _read_process(pid: int) -> Resources:
     """Return the resources of a process, or none if it has just ended."""
     folder = Path(f"/proc/{pid}")
     try:
         found = re.search(r"\nPss:\s+(\d+) kB", (folder / "smaps_rollup").read_text())
         maps = (folder / "maps").read_text().splitlines()
-        return Held(
+        return Resources(
             memory=int(found[1]) << 10 if found else 0,
             descriptors=len(os.listdir(folder / "fd")),
             threads=len(os.listdir(folder / "task")),
             shared=sum("/dev/shm/" in line or "/memfd:" in line for line in maps),
         )
     except (FileNotFoundError, ProcessLookupError):
-        return Held()
+        return Resources()
 
 
-def _family(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):

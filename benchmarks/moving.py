@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from measured_gpt import Attempt, attempts_of, first_real
-from recovery import SETTLE_STEPS, Bench, Tally, spread
-from standstill import Watch
+from measured_gpt import Attempt, attempts_of, find_first_real
+from recovery import SETTLE_STEPS, KillCosts, RecoveryBench, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import (
     GenerationStarted,
@@ -39,7 +39,7 @@ class FirstStep(msgspec.Struct, frozen=True, kw_only=True):
     processor: float
 
 
-class MoveBench(Bench):
+class MoveBench(RecoveryBench):
     """One job whose nodes are moved, killed and drained, and restored to the same number of nodes after each.
 
     Args:
@@ -48,7 +48,12 @@ class MoveBench(Bench):
     """
 
     def __init__(
-        self, job: LocalJob, watch: Watch, rng: random.Random, script: Sequence[str], folder: Path | None = None
+        self,
+        job: LocalJob,
+        watch: SuspensionWatch,
+        rng: random.Random,
+        script: Sequence[str],
+        folder: Path | None = None,
     ) -> None:
         super().__init__(job, watch, rng)
         self._script = script
@@ -69,47 +74,47 @@ class MoveBench(Bench):
         with self.job.client() as client:
             client.move(victims)
         before = self.job.nodes()
-        moved = self._await_moves(victims, since)
+        moved = self._wait_moves(victims, since)
         self._check_places(before, moved)
-        self._note_longest(kind, since)
-        self._note_parts(kind, since)
-        self._note_first_step("warmed", moved[0].to_node, at)
+        self._record_longest(kind, since)
+        self._record_parts(kind, since)
+        self._record_first_step("warmed", moved[0].to_node, at)
 
-    def replaced(self) -> None:
+    def replace(self) -> None:
         """Kill a node that has a standby."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         before, at = self.job.nodes(), self.kill(victim)
-        self.measure("replaced", at, since, lost=0)
+        self.measure_recovery("replaced", at, since, lost=0)
         moved = self.job.wait(NodeMoved, from_node=victim, since=since)
         self._check_places(before, [moved])
-        self._note_parts("replaced", since)
-        self._note_first_step("warmed", moved.to_node, at)
+        self._record_parts("replaced", since)
+        self._record_first_step("warmed", moved.to_node, at)
 
-    def shrunk(self) -> None:
+    def shrink(self) -> None:
         """Kill a node without a standby; then add another one."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         at = self.kill(victim)
-        self.measure("shrunk", at, since, lost=1)
-        self._note_cold_step(since)
+        self.measure_recovery("shrunk", at, since, lost=1)
+        self._record_cold_step(since)
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Drain a node without a standby; then add another one."""
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         with self.job.client() as client:
             client.drain([victim])
         begun = self.job.wait(GenerationStarted, lambda e: victim not in e.members, since=since)
-        self.settle(since=self.job.events.index(begun), steps=3)
-        self._note_longest("leave", since)
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.wait_steps(since=self.job.events.index(begun), steps=3)
+        self._record_longest("leave", since)
+        self.wait_steps(since=len(self.job.events), steps=SETTLE_STEPS)
         self.add_node()
-        self._note_cold_step(since)
+        self._record_cold_step(since)
 
     def keep_moving(self, every: int, steps: int) -> float:
         """Move a node every few steps; return the time of as many median steps, as a share of the total time."""
         first = len(self.job.all(StepCommitted))
         for done in range(0, steps, every):
             self.move_once()
-            self.settle(since=0, steps=first + done + every - len(self.job.all(StepCommitted)))
+            self.wait_steps(since=0, steps=first + done + every - len(self.job.all(StepCommitted)))
         taken = [event.step_s for event in self.job.all(StepCommitted)[first : first + steps]]
         return len(taken) * statistics.median(taken) / sum(taken)
 
@@ -118,9 +123,9 @@ class MoveBench(Bench):
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         with self.job.client() as client:
             client.move([victim])
-        self._await_moves([victim], since)
+        self._wait_moves([victim], since)
 
-    def standby(self) -> None:
+    def start_standby(self) -> None:
         """Start a standby, and wait until it is warm."""
         name, since = f"standby-{len(self._agents)}", len(self.job.events)
         options = ("agent", "--standby", "--node-name", name, "--address", self.job.url)
@@ -128,7 +133,7 @@ class MoveBench(Bench):
         quiet = subprocess.DEVNULL
         self._agents.append(subprocess.Popen(command, env=self.job.environment, stdout=quiet, stderr=quiet))
         self.job.wait(StandbyReady, node=name, since=since)
-        self.settle(since=len(self.job.events), steps=2)
+        self.wait_steps(since=len(self.job.events), steps=2)
 
     def end_agents(self) -> None:
         """End the agents that were started here."""
@@ -138,11 +143,11 @@ class MoveBench(Bench):
 
     # ---- costs ----
 
-    def _await_moves(self, leavers: Sequence[str], since: int) -> list[NodeMoved]:
+    def _wait_moves(self, leavers: Sequence[str], since: int) -> list[NodeMoved]:
         moved = [self.job.wait(NodeMoved, from_node=leaver, since=since) for leaver in leavers]
         for leaver in leavers:
             self.job.wait(StandbyReady, node=leaver, since=since)
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.wait_steps(since=len(self.job.events), steps=SETTLE_STEPS)
         return moved
 
     def _check_places(self, before: Sequence[str], moved: Sequence[NodeMoved]) -> None:
@@ -152,11 +157,11 @@ class MoveBench(Bench):
         if found != wanted:
             self._wrong.append(f"the nodes by rank are {found}, expected {wanted}")
 
-    def losses(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Check that no step, sample, survivor or rank was lost."""
-        return [*super().losses(), *self._wrong]
+        return [*super().find_losses(), *self._wrong]
 
-    def _note_longest(self, kind: str, since: int) -> None:
+    def _record_longest(self, kind: str, since: int) -> None:
         """Record the longest step from a request until three steps after it was completed, over all its generations."""
         events = self.job.events[since:]
         ends = [place for place, event in enumerate(events) if isinstance(event, GenerationStarted | NodeMoved)]
@@ -166,38 +171,38 @@ class MoveBench(Bench):
             left -= isinstance(events[place], StepCommitted)
         steps = [event.step_s for event in events[: place + 1] if isinstance(event, StepCommitted)]
         usual = self.median_step()
-        self._note(kind, max(steps) - usual)
+        self._record(kind, max(steps) - usual)
         # On a noisy machine, the figure above is positive even for undisturbed steps. This one is not.
-        self._note(f"{kind}{TOGETHER}", sum(steps) - len(steps) * usual)
+        self._record(f"{kind}{TOGETHER}", sum(steps) - len(steps) * usual)
 
-    def _note_parts(self, kind: str, since: int) -> None:
+    def _record_parts(self, kind: str, since: int) -> None:
         """Record the parts of recoveries since a moment, summed if there were several."""
         found = [event for event in self.job.events[since:] if isinstance(event, Recovered)]
         sums = {part: sum((float(getattr(event, part)) for event in found), 0.0) for part in PARTS}
         self.parts.setdefault(kind, []).append(sums)
         self.moved_bytes.setdefault(kind, []).append(sum(event.moved_bytes for event in found))
 
-    def _note_cold_step(self, since: int) -> None:
+    def _record_cold_step(self, since: int) -> None:
         joined = [event for event in self.job.events[since:] if isinstance(event, NodesJoined)][-1]
-        self._note_first_step("cold", joined.names[0], joined.time)
+        self._record_first_step("cold", joined.names[0], joined.time)
 
-    def _note_first_step(self, kind: str, node: str, since: float) -> None:
+    def _record_first_step(self, kind: str, node: str, since: float) -> None:
         """Record a joining node's first step with micro-batches, relative to the median of all members' last ones."""
         if self._folder is None:
             return
         deadline = time.monotonic() + FIRST_STEP_S
-        while (first := first_real(attempts_of(self._folder, node), since)) is None:
+        while (first := find_first_real(attempts_of(self._folder, node), since)) is None:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{node} recorded no step with micro-batches within {FIRST_STEP_S:g} s")
             time.sleep(0.05)
-        usual = self._usual()
+        usual = self._usual_attempts()
         own = first.each_s / statistics.median(one.each_s for one in usual)
         processor = first.each_processor_s / statistics.median(one.each_processor_s for one in usual)
         ratios = FirstStep(own=own, processor=processor)
         self.first_steps.setdefault(kind, []).append(ratios)
         print(f"  {kind} joiner's first step with a share: {ratios.own:.2f} times the median", flush=True)
 
-    def _usual(self) -> list[Attempt]:
+    def _usual_attempts(self) -> list[Attempt]:
         """Return the members' last attempts at steps with micro-batches."""
         assert self._folder is not None
         real: list[Attempt] = []
@@ -205,13 +210,13 @@ class MoveBench(Bench):
             real += [one for one in attempts_of(self._folder, node) if one.micro_batches and not one.shadow][-20:]
         return real
 
-    def _note(self, kind: str, cost_s: float) -> None:
-        self.tallies.setdefault(kind, Tally()).down.append(cost_s)
+    def _record(self, kind: str, cost_s: float) -> None:
+        self.tallies.setdefault(kind, KillCosts()).down.append(cost_s)
         print(f"{kind:20s} less the step {cost_s:6.3f} s", flush=True)
 
     def costs(self, kind: str) -> tuple[float, ...]:
         """Return the costs of a kind, less the median step, in seconds."""
-        return tuple(self.tallies.get(kind, Tally()).down)
+        return tuple(self.tallies.get(kind, KillCosts()).down)
 
     # ---- the result ----
 
@@ -219,23 +224,23 @@ class MoveBench(Bench):
         """Print the table; return 1 if a step, a sample or a survivor was lost."""
         print(f"\nmedian step {self.median_step() * 1e3:.0f} ms; costs less the median step, seconds:")
         for kind, tally in self.tallies.items():
-            print(f"  {kind:20s} {spread(tally.down)}")
-        print(f"  {'joiner':20s} {spread(self.stalls)}")
+            print(f"  {kind:20s} {format_spread(tally.down)}")
+        print(f"  {'joiner':20s} {format_spread(self.stalls)}")
         for kind, parts in self.parts.items():
             print(f"parts of '{kind}', seconds:")
             for part in PARTS:
-                print(f"  {part[:-2]:20s} {spread([each[part] for each in parts])}")
+                print(f"  {part[:-2]:20s} {format_spread([each[part] for each in parts])}")
         for kind, steps in self.first_steps.items():
             print(f"a {kind} joiner's first step with a share, times the median:")
-            print(f"  {'wall time':20s} {spread([each.own for each in steps])}")
-            print(f"  {'processor time':20s} {spread([each.processor for each in steps])}")
+            print(f"  {'wall time':20s} {format_spread([each.own for each in steps])}")
+            print(f"  {'processor time':20s} {format_spread([each.processor for each in steps])}")
         print(self.watch.report())
-        wrong = self.losses()
+        wrong = self.find_losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
         return 1 if wrong else 0
 
 
-def rate_kept(steps: Sequence[StepCommitted], at: float, seconds: float) -> float:
+def remaining_rate(steps: Sequence[StepCommitted], at: float, seconds: float) -> float:
     """Return the samples per second after a moment, relative to the undisturbed rate before it.
 
     The time runs from the last step before the moment to the first step at least this many seconds after it. It

@@ -48,9 +48,9 @@ def main() -> int:
     wrong: list[str] = []
     with ManualJob(DENSE, ARGS, nodes=4) as job:
         job.wait(StepCommitted, step=20)
-        coordinator_killed(job, wrong)
-        node_paused(job, wrong)
-        coordinator_paused(job, wrong)
+        kill_coordinator(job, wrong)
+        pause_node(job, wrong)
+        pause_coordinator(job, wrong)
         steps = [e.step for e in job.all(StepCommitted)]
         if steps != list(range(1, len(steps) + 1)):
             wrong.append("steps are missing or doubled in the journal")
@@ -110,7 +110,7 @@ class ManualJob(EventLog):
         )
 
 
-def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
+def kill_coordinator(job: ManualJob, wrong: list[str]) -> None:
     """Kill the coordinator with SIGKILL, and start its successor 10 s later."""
     before = [e.step_s for e in job.all(StepCommitted)[3:]]
     median = statistics.median(before)
@@ -133,7 +133,7 @@ def coordinator_killed(job: ManualJob, wrong: list[str]) -> None:
         wrong.append("the coordinator's outage disturbed the job")
 
 
-def node_paused(job: ManualJob, wrong: list[str]) -> None:
+def pause_node(job: ManualJob, wrong: list[str]) -> None:
     """Stop a node with SIGSTOP until it is expelled, and continue it."""
     since = len(job.events)
     victim = job.nodes()[-1]
@@ -153,7 +153,7 @@ def node_paused(job: ManualJob, wrong: list[str]) -> None:
         wrong.append("a paused node rolled the job back")
 
 
-def coordinator_paused(job: ManualJob, wrong: list[str]) -> None:
+def pause_coordinator(job: ManualJob, wrong: list[str]) -> None:
     """Stop the coordinator with SIGSTOP for longer than a lease, and continue it."""
     since = len(job.events)
     pid = [e for e in job.events if isinstance(e, JobStarted | CoordinatorRestarted)][-1].coordinator_pid

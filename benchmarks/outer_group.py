@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import plain_torch
 import torch
-from standstill import Watch
+from standstill import SuspensionWatch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=16)
     parser.add_argument("--batch", type=int, default=4, help="samples per rank and step")
     options = parser.parse_args()
-    with Watch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+    with SuspensionWatch() as watch, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         results = run_world(options.ranks, measure, options, folder, timeout_s=900)
         seen = watch.report()
     clocks, difference, size = results[0]
@@ -60,14 +60,14 @@ def main() -> None:
     for place, what in enumerate(("wall time", "processor time")):
         sides = {side: [block[place] for block in clocks[side]] for side in SIDES}
         for side, values in sides.items():
-            print(f"{what}, {side:9s} {spread(values, scale=1e3)} ms a step, {len(values)} blocks of {options.steps}")
+            print(f"{what}, {side:9s} {format_spread(values, scale=1e3)} ms a step, {len(values)} x {options.steps}")
         ratios = [ours / theirs for ours, theirs in zip(sides["holdfast"], sides["torch"], strict=True)]
-        print(f"{what}, holdfast / torch, block by block: {spread(ratios)}")
+        print(f"{what}, holdfast / torch, block by block: {format_spread(ratios)}")
     print(f"largest difference of a parameter afterwards: {difference:.1e}")
     print(seen)
 
 
-def spread(values: list[float], scale: float = 1.0) -> str:
+def format_spread(values: list[float], scale: float = 1.0) -> str:
     """Format the median and the extremes."""
     low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
     return f"median {middle:.3f} (min {low:.3f}..max {high:.3f})"

@@ -77,7 +77,7 @@ def main() -> int:
     else:
         numbers = range(1, options.most + 1)
         found = {
-            job.name: {nodes: measured(job, nodes, options.steps, options.seconds) for nodes in numbers}
+            job.name: {nodes: measure(job, nodes, options.steps, options.seconds) for nodes in numbers}
             for job in JOBS
             if not options.job or job.name in options.job
         }
@@ -88,7 +88,7 @@ def main() -> int:
     return 0 if all(good) else 1
 
 
-def measured(job: Job, nodes: int, steps: int, seconds: float) -> float:
+def measure(job: Job, nodes: int, steps: int, seconds: float) -> float:
     """Return the median seconds of a step with this many nodes."""
     batch = ("--global-batch", str(MICRO_BATCHES * SAMPLES), "--micro-batch", str(SAMPLES))
     args = (*job.args, *batch, "--steps", str(WARM + steps))

@@ -39,8 +39,8 @@ import msgspec
 import plain_torch
 from ending import end_in_order
 from plain_worker import WORLD, Change, Role, Row, change_file
-from recovery import NEIGHBOURS, spread
-from standstill import Watch
+from recovery import NEIGHBOURS, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.control.link.forking import PRELOAD, Fork, Forked, Streams, ZygoteReply, start_zygote
 from holdfast.control.link.framing import FrameDecoder, encode_frame
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with Watch() as watch:
+    with SuspensionWatch() as watch:
         measure(options.rounds, random.Random(options.seed))
         print(watch.report())
     return 0
@@ -81,10 +81,10 @@ def measure(rounds: int, rng: random.Random) -> dict[str, list[float]]:
             for way in WAYS:
                 costs[way].append(job.replace(way, rng.randrange(WORLD)))
                 print(f"{way:20s} less the step {costs[way][-1]:6.3f} s", flush=True)
-        job.check()
+        job.check_steps()
         print(f"\nplain torch, median step {job.median_step() * 1e3:.0f} ms; costs less the median step, seconds:")
     for way, values in costs.items():
-        print(f"  {way:20s} {spread(values)}")
+        print(f"  {way:20s} {format_spread(values)}")
     return costs
 
 
@@ -98,7 +98,7 @@ class PlainJob:
         path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT / "examples")])
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self._store, self._port = plain_torch.serve_store()
-        self._zygote = ZygoteOf(self._folder, self._environment, self._output.fileno())
+        self._zygote = ZygoteConnection(self._folder, self._environment, self._output.fileno())
         #: The pidfd of each rank's process, which becomes readable when the process ends.
         self._ends: dict[int, int] = {}
         self._cold: list[subprocess.Popen[bytes]] = []
@@ -108,7 +108,7 @@ class PlainJob:
     def __enter__(self) -> Self:
         for rank in range(WORLD):
             self._start(rank, cold=False, fresh=True)
-        self._settle()
+        self._wait_steps()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,15 +127,15 @@ class PlainJob:
         self._generation += 1
         if way in (SAVE, ZYGOTES):
             saved = f"{self._folder}/checkpoint-{before}" if way == SAVE else ""
-            self._tell(before, Change(saved=saved))
-            self._await_ends(list(self._ends))
-            self._begin_again(leaver, saved)
+            self._write_change(before, Change(saved=saved))
+            self._wait_ends(list(self._ends))
+            self._restart_ranks(leaver, saved)
         else:
-            self._tell(before, Change(leaver=leaver))
-            self._await_ends([leaver])
+            self._write_change(before, Change(leaver=leaver))
+            self._wait_ends([leaver])
             self._new_file(leaver)
             self._start(leaver, cold=way == NAIVE, sender=(leaver + 1) % WORLD)
-        self._settle()
+        self._wait_steps()
         for saved in self._folder.glob("checkpoint-*"):
             saved.unlink()
         rows = self._rows()
@@ -147,7 +147,7 @@ class PlainJob:
         steps = [b.time - a.time for a, b in pairwise(rows) if a.generation == b.generation]
         return statistics.median(steps[-NEIGHBOURS:])
 
-    def check(self) -> None:
+    def check_steps(self) -> None:
         """Check that no step was lost or repeated."""
         wrong = [f"{a.step} -> {b.step}" for a, b in pairwise(self._rows()) if b.step != a.step + 1]
         if wrong:
@@ -155,7 +155,7 @@ class PlainJob:
 
     # ---- inside ----
 
-    def _begin_again(self, leaver: int, saved: str) -> None:
+    def _restart_ranks(self, leaver: int, saved: str) -> None:
         """Start all ranks: cold from a saved file, or forked with their state in memory."""
         neighbour = self._files[(leaver + 1) % WORLD]
         for rank in range(WORLD):
@@ -195,20 +195,20 @@ class PlainJob:
             pid = self._zygote.fork(words)
         self._ends[rank] = os.pidfd_open(pid)
 
-    def _tell(self, generation: int, change: Change) -> None:
+    def _write_change(self, generation: int, change: Change) -> None:
         path = change_file(str(self._folder), generation)
         partial = path.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(change))
         partial.rename(path)
 
-    def _await_ends(self, ranks: list[int]) -> None:
+    def _wait_ends(self, ranks: list[int]) -> None:
         for rank in ranks:
             descriptor = self._ends.pop(rank)
             if not select.select([descriptor], [], [], DEADLINE_S)[0]:
-                self._give_up(f"rank {rank} does not end")
+                self._fail(f"rank {rank} does not end")
             os.close(descriptor)
 
-    def _settle(self) -> None:
+    def _wait_steps(self) -> None:
         """Wait for some steps of the newest generation."""
         self._wait(lambda rows: sum(row.generation == self._generation for row in rows) > SETTLE_STEPS)
 
@@ -216,7 +216,7 @@ class PlainJob:
         deadline = time.monotonic() + DEADLINE_S
         while not ready(self._rows()):
             if time.monotonic() > deadline or select.select(list(self._ends.values()), [], [], 0)[0]:
-                self._give_up("no progress, or a rank has ended")
+                self._fail("no progress, or a rank has ended")
             time.sleep(0.05)
 
     def _rows(self) -> list[Row]:
@@ -224,12 +224,12 @@ class PlainJob:
         lines = path.read_bytes().splitlines() if path.exists() else []
         return [msgspec.json.decode(line, type=Row) for line in lines]
 
-    def _give_up(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         said = (self._folder / "output").read_text(errors="replace")[-3000:]
         raise SystemExit(f"plain torch: {why}:\n{said}")
 
 
-class ZygoteOf:
+class ZygoteConnection:
     """A zygote and the connection to it; its forked processes end with the connection."""
 
     def __init__(self, folder: Path, environment: dict[str, str], output: int) -> None:

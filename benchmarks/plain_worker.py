@@ -74,7 +74,7 @@ class Training:
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         count = sum(shape.numel() for shape in shapes.values())
         self.state = torch.from_file(str(file), shared=True, size=3 * count + 1)
-        kinds = [views(self.state[place * count : (place + 1) * count], shapes.values()) for place in range(3)]
+        kinds = [split_views(self.state[place * count : (place + 1) * count], shapes.values()) for place in range(3)]
         self.model.load_state_dict(dict(zip(shapes, kinds[0], strict=True)), assign=True)
         if fresh:
             torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
@@ -83,7 +83,7 @@ class Training:
         #: The gradients of all parameters, and one more number: whether any rank ends the generation.
         self.reduced = torch.zeros(count + 1)
         self.optimizer = plain_torch.adamw(self.model.parameters())
-        gradients = views(self.reduced[:-1], shapes.values())
+        gradients = split_views(self.reduced[:-1], shapes.values())
         for parameter, first, second, gradient in zip(self.model.parameters(), *kinds[1:], gradients, strict=True):
             self.optimizer.state[parameter] = {"step": torch.zeros(()), "exp_avg": first, "exp_avg_sq": second}
             parameter.grad = gradient
@@ -94,7 +94,7 @@ class Training:
         """The step of the current state."""
         return int(self.state[-1])
 
-    def take_up(self) -> None:
+    def restore_step_counts(self) -> None:
         """Set the optimizer's step counts to the step of the current state."""
         for moments in self.optimizer.state.values():
             moments["step"].fill_(float(self.number))
@@ -118,7 +118,7 @@ class Training:
         return bool(self.reduced[-1] > 0)
 
 
-def views(flat: torch.Tensor, shapes: Iterable[torch.Size]) -> list[torch.Tensor]:
+def split_views(flat: torch.Tensor, shapes: Iterable[torch.Size]) -> list[torch.Tensor]:
     """Return consecutive parts of a flat tensor in these shapes."""
     found: list[torch.Tensor] = []
     place = 0
@@ -138,13 +138,13 @@ def work(role: Role) -> None:
     while True:
         group = f"generation-{generation}"
         plain_torch.join_group(plain_torch.tcp_store("127.0.0.1", role.port, group), rank=role.rank, world=WORLD)
-        change = _hand_over(role, generation)
+        change = _previous_change(role, generation)
         if receives:
             assert role.sender is not None
             plain_torch.receive(training.state, role.sender)
         elif change is not None and change.leaver is not None and role.rank == (change.leaver + 1) % WORLD:
             plain_torch.send(training.state, change.leaver)
-        training.take_up()
+        training.restore_step_counts()
         change = _train(training, role, generation)
         if change.saved and role.rank == 0:
             training.state.numpy().tofile(f"{change.saved}.partial")
@@ -155,7 +155,7 @@ def work(role: Role) -> None:
         generation, receives = generation + 1, False
 
 
-def _hand_over(role: Role, generation: int) -> Change | None:
+def _previous_change(role: Role, generation: int) -> Change | None:
     """Return the change that ended the previous generation, or None if this rank was not part of it."""
     if generation == role.generation:
         return None

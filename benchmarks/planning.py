@@ -53,7 +53,7 @@ def time_runs(run: Callable[[], object], runs: int) -> list[float]:
     return times
 
 
-def line(name: str, times: list[float], asked: float | None, notes: str = "") -> dict[str, Any]:
+def print_result(name: str, times: list[float], asked: float | None, notes: str = "") -> dict[str, Any]:
     """Print and return one result."""
     low, middle, high = min(times), float(np.median(times)), max(times)
     goal = "" if asked is None else f"  asked <= {asked:g}"
@@ -74,13 +74,13 @@ def calibration(runs: int) -> list[dict[str, Any]]:
 
     print("Calibration, fixed work:")
     return [
-        line("numpy: sum of 8 MiB of int64", time_runs(numbers.sum, runs), None),
-        line(
+        print_result("numpy: sum of 8 MiB of int64", time_runs(numbers.sum, runs), None),
+        print_result(
             "numpy: stable order of 64 x 1,024 int64",
             time_runs(lambda: rows.argsort(axis=1, kind="stable"), runs),
             None,
         ),
-        line("Python: 100,000 rounds of a loop", time_runs(count, runs), None),
+        print_result("Python: 100,000 rounds of a loop", time_runs(count, runs), None),
     ]
 
 
@@ -131,11 +131,13 @@ def planning(nodes: int, slots: int, experts: int, layers: int, strategy: str, r
         plan_migration(held, placed)
 
     return [
-        line("allocation", time_runs(lambda: allot(after), runs), None),
-        line("placement", time_runs(lambda: place(allocation, held), runs), None),
-        line("recovery, joint over layers", time_runs(lambda: recovery_curve(counts), runs), None),
-        line("migration", time_runs(lambda: plan_migration(held, counts), runs), None, f"{moves} experts moved"),
-        line("all four", time_runs(everything, runs), asked),
+        print_result("allocation", time_runs(lambda: allot(after), runs), None),
+        print_result("placement", time_runs(lambda: place(allocation, held), runs), None),
+        print_result("recovery, joint over layers", time_runs(lambda: recovery_curve(counts), runs), None),
+        print_result(
+            "migration", time_runs(lambda: plan_migration(held, counts), runs), None, f"{moves} experts moved"
+        ),
+        print_result("all four", time_runs(everything, runs), asked),
     ]
 
 
@@ -162,9 +164,9 @@ def dispatch(runs: int) -> list[dict[str, Any]]:
 
     near = NodeInterval(np.arange(ranks) // 8)
     return [
-        line("interval", time_runs(lambda: share(Interval()), runs), 20.0),
-        line("interval, same node first (8 ranks a node)", time_runs(lambda: share(near), runs), 20.0),
-        line("proportional (Algorithm 1)", time_runs(lambda: share(Proportional()), runs), 20.0),
+        print_result("interval", time_runs(lambda: share(Interval()), runs), 20.0),
+        print_result("interval, same node first (8 ranks a node)", time_runs(lambda: share(near), runs), 20.0),
+        print_result("proportional (Algorithm 1)", time_runs(lambda: share(Proportional()), runs), 20.0),
     ]
 
 
@@ -192,7 +194,7 @@ def balance(runs: int) -> list[dict[str, Any]]:
             capacities = dispatch_schedule(tokens, replicas, scheme).capacities
             busiest = float(capacities.sum(axis=0).max() * ranks / tokens.sum())
             name = f"{scheme.name}, {ranks} ranks x {experts} experts"
-            results.append(line(name, times, None, f"busiest {busiest:.3f}x the mean"))
+            results.append(print_result(name, times, None, f"busiest {busiest:.3f}x the mean"))
             results[-1]["busiest_over_mean"] = busiest
     return results
 
@@ -206,7 +208,7 @@ def assignment(runs: int) -> list[dict[str, Any]]:
         for name, solve in (("optimal", best_assignment), ("greedy", greedy_roles)):
             share = kept[np.arange(nodes), solve(kept)].sum() / kept[np.arange(nodes), best_assignment(kept)].sum()
             times = time_runs(lambda solve=solve, kept=kept: solve(kept), max(runs // 3, 3))
-            results.append(line(f"{name}, {nodes} nodes", times, None, f"keeps {share:.1%} of the optimum"))
+            results.append(print_result(f"{name}, {nodes} nodes", times, None, f"keeps {share:.1%} of the optimum"))
     return results
 
 

@@ -35,7 +35,7 @@ from random import Random
 
 import pool_faults
 from ending import end_in_order
-from pool_figures import Events, Figures, held_up, median_step, world_again
+from pool_figures import Events, Figures, find_world_regained, measure_delays, median_step
 
 from holdfast.protocol.events import GenerationStarted, NodesJoined, Recovered, StandbyReady, StepCommitted
 from tests.harness.local_etcd import LocalEtcd, NoEtcdError
@@ -84,7 +84,7 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def a_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
+def running_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
     """Run a pool, and end all its processes afterwards."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         pool = LocalPool(Path(folder), nodes, *options, store=store)
@@ -98,7 +98,7 @@ def a_pool(nodes: int, *options: str, store: str = "") -> Generator[LocalPool]:
                     os.kill(pid, signal.SIGKILL)
 
 
-def end(pool: LocalPool, *names: str) -> list[str]:
+def end_pool(pool: LocalPool, *names: str) -> list[str]:
     """Stop these jobs and the pool; return errors in their journals."""
     wrong: list[str] = []
     for name in names:
@@ -118,18 +118,18 @@ def end(pool: LocalPool, *names: str) -> list[str]:
 # ---- sections ----
 
 
-def faults(options: argparse.Namespace) -> list[str]:
+def run_faults(options: argparse.Namespace) -> list[str]:
     """Inject all kinds of faults for some minutes."""
-    with a_pool(pool_faults.NODES) as pool:
-        found = pool_faults.run(pool, options.minutes, Random(options.seed))
-        wrong = end(pool, *pool_faults.JOBS)
-        pool_faults.show(pool, found)
+    with running_pool(pool_faults.NODES) as pool:
+        found = pool_faults.inject_faults(pool, options.minutes, Random(options.seed))
+        wrong = end_pool(pool, *pool_faults.JOBS)
+        pool_faults.print_results(pool, found)
         return wrong
 
 
-def moves(options: argparse.Namespace) -> list[str]:
+def run_moves(options: argparse.Namespace) -> list[str]:
     """Submit and stop jobs, so that healthy jobs give up nodes and get nodes."""
-    with a_pool(6) as pool:
+    with running_pool(6) as pool:
         pool.submit("steady", "2:2", TINY, *ARGS)
         pool.submit("first", "1:4", TINY, *ARGS)
         pool.wait(pool.has("first", 4), "its nodes")
@@ -142,15 +142,15 @@ def moves(options: argparse.Namespace) -> list[str]:
             pool.call("stop", "-j", f"guest-{number}")
             pool.wait(pool.has("first", 4), "its nodes again")
             pool.goes_on("first", steps=SETTLE_STEPS)
-        leaves, joins = held_up(pool.events_of("first"), since)
-        beside = held_up(pool.events_of("first"), since, steps_of=pool.events_of("steady"))
+        leaves, joins = measure_delays(pool.events_of("first"), since)
+        beside = measure_delays(pool.events_of("first"), since, steps_of=pool.events_of("steady"))
         redone = [
             event["micro_batches_redone"]
             for name in ("first", "steady")
             for event in pool.events_of(name, "recovered")
             if event["time"] > since and event.get("micro_batches_redone")
         ]
-        wrong = end(pool, "first", "steady")
+        wrong = end_pool(pool, "first", "steady")
     join, leave = Figures("a node joins (delay, s)", joins), Figures("a node leaves (delay, s)", leaves)
     other = Figures("another job that keeps its nodes (delay, s)", [*beside[0], *beside[1]])
     for figures in (join, leave, other):
@@ -164,10 +164,10 @@ def moves(options: argparse.Namespace) -> list[str]:
     return [*wrong, f"{sum(redone)} micro-batches redone"] if redone else wrong
 
 
-def hit(options: argparse.Namespace) -> list[str]:
+def run_hit(options: argparse.Namespace) -> list[str]:
     """Kill a node, in a pool and without one."""
     rng = Random(options.seed)
-    with a_pool(4) as pool:
+    with running_pool(4) as pool:
         pool.submit("one", "1:4", TINY, *ARGS)
         pool.wait(pool.has("one", 4), "its nodes")
         killed: list[float] = []
@@ -175,13 +175,13 @@ def hit(options: argparse.Namespace) -> list[str]:
             pool.goes_on("one", steps=SETTLE_STEPS)
             killed.append(time.time())
             os.kill(pool.pid_of(f"node-{rng.randrange(4)}"), signal.SIGKILL)
-            pool.wait(lambda: world_again(pool.events_of("one"), killed[-1], 4) is not None, "all four nodes")
+            pool.wait(lambda: find_world_regained(pool.events_of("one"), killed[-1], 4) is not None, "all four nodes")
         pool.goes_on("one")
         events = pool.events_of("one")
         downs = [event["down_s"] for event in events if event["event"] == "recovered" and event["action"] == "shrink"]
         usual = median_step(events)
-        places = [found - at for at in killed if (found := world_again(events, at, 4)) is not None]
-        wrong = end(pool, "one")
+        places = [found - at for at in killed if (found := find_world_regained(events, at, 4)) is not None]
+        wrong = end_pool(pool, "one")
     pooled = Figures("down less a step, in a pool (s)", [down - usual for down in downs])
     alone = Figures("down less a step, without a pool (s)", _hit_alone(rng, options.rounds))
     place = Figures("killed, to its last node in place (s)", places)
@@ -211,26 +211,26 @@ def _hit_alone(rng: Random, rounds: int) -> list[float]:
         return [event.down_s - steps[len(steps) // 2] for event in job.all(Recovered) if event.action == "shrink"]
 
 
-def reserve(options: argparse.Namespace) -> list[str]:
+def run_reserve(options: argparse.Namespace) -> list[str]:
     """Kill a node that has a warm replacement, in a pool and without one."""
     rng = Random(options.seed)
-    with a_pool(4, "--reserve", "1") as pool:
+    with running_pool(4, "--reserve", "1") as pool:
         pool.submit("one", "2:4", TINY, *ARGS)
         pool.wait(pool.has("one", 3), "three nodes")
         killed, kills = 0.0, list[float]()
         for number in range(options.rounds):
-            pool.wait(lambda: _waits_warm(pool, "one", killed), "a warm node of the reserve")  # noqa: B023
+            pool.wait(lambda: _has_warm_standby(pool, "one", killed), "a warm node of the reserve")  # noqa: B023
             pool.goes_on("one", steps=SETTLE_STEPS)
             killed = time.time()
             kills.append(killed)
             os.kill(pool.pid_of(rng.choice(pool.job("one")["nodes"])), signal.SIGKILL)
-            pool.wait(lambda: len(_replaced(pool.events_of("one"))) == number + 1, "a recovery")  # noqa: B023
+            pool.wait(lambda: len(_replacements(pool.events_of("one"))) == number + 1, "a recovery")  # noqa: B023
         pool.goes_on("one")
         events = pool.events_of("one")
-        pooled = [event["down_s"] - median_step(events) for event in _replaced(events)]
+        pooled = [event["down_s"] - median_step(events) for event in _replacements(events)]
         steps = [event for event in events if event["event"] == "step_committed" and event["time"] > kills[0]]
         smaller = [event["time"] for event in steps if event["world_size"] != 3]
-        wrong = end(pool, "one")
+        wrong = end_pool(pool, "one")
     reserved = Figures("down less a step, with the reserve (s)", pooled)
     alone = Figures("down less a step, with a standby (s)", _hit_with_a_standby(rng, options.rounds))
     print(reserved, alone, sep="\n")
@@ -241,11 +241,11 @@ def reserve(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def _replaced(events: Events) -> Events:
+def _replacements(events: Events) -> Events:
     return [event for event in events if event["event"] == "recovered" and event["action"] == "replace"]
 
 
-def _waits_warm(pool: LocalPool, name: str, killed: float) -> bool:
+def _has_warm_standby(pool: LocalPool, name: str, killed: float) -> bool:
     """Return whether a job has three nodes and a warm standby that was granted after the last kill."""
     granted = [event for event in pool.events("node_granted") if event["standby"] and event["time"] > killed]
     ready = {event["node"]: event["time"] for event in pool.events_of(name, "standby_ready")}
@@ -277,10 +277,10 @@ def _hit_with_a_standby(rng: Random, rounds: int) -> list[float]:
                 agent.wait()
 
 
-def servers(options: argparse.Namespace) -> list[str]:
+def run_servers(options: argparse.Namespace) -> list[str]:
     """Kill the server, every second time during a move."""
     rng, wrong = Random(options.seed), list[str]()
-    with a_pool(6) as pool:
+    with running_pool(6) as pool:
         for name in ("first", "second"):
             pool.submit(name, "1:4", TINY, *ARGS)
         for name in ("first", "second"):
@@ -309,12 +309,12 @@ def servers(options: argparse.Namespace) -> list[str]:
         wrong += [
             f"job {name} has seen a failure of {one['node']}: {one['kind']}, {one['detail']}" for name, one in seen
         ]
-        wrong += end(pool, "first", "second")
+        wrong += end_pool(pool, "first", "second")
         print(f"{options.servers} servers killed; grants: {len(pool.events('node_granted'))}")
     return wrong
 
 
-def etcd(options: argparse.Namespace) -> list[str]:
+def run_etcd(options: argparse.Namespace) -> list[str]:
     """Stop the store: no decision may be made, training must continue, and users must be informed."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-etcd-") as folder:
@@ -324,7 +324,7 @@ def etcd(options: argparse.Namespace) -> list[str]:
             print(f"skipped: {missing}")
             return []
         try:
-            with a_pool(4, store=store.url) as pool:
+            with running_pool(4, store=store.url) as pool:
                 for name in ("first", "second"):
                     pool.submit(name, "1:4", TINY, *ARGS)
                 for name in ("first", "second"):
@@ -333,14 +333,14 @@ def etcd(options: argparse.Namespace) -> list[str]:
                 before = {name: pool.events_of(name, "step_committed") for name in ("first", "second")}
                 began = time.time()
                 store.kill()
-                wrong += _without_the_store(pool, options.away)
+                wrong += _check_without_store(pool, options.away)
                 store.start()
                 pool.goes_on("first", "second")
-                wrong += _trained_on(pool, before, time.time() - began)
+                wrong += _check_trained_steps(pool, before, time.time() - began)
                 pool.submit("third", "1:1", TINY, *ARGS)
                 pool.wait(pool.has("third", 1), "its node")
                 pool.goes_on("first", "second", "third")
-                wrong += end(pool, "first", "second", "third")
+                wrong += end_pool(pool, "first", "second", "third")
                 said = [line for line in pool.log.read_text().splitlines() if "the store answers again" in line]
                 print(f"  {said[0]}" if said else "  no log line reports that the store answers again")
                 wrong += [] if said else ["the return of the store was not logged"]
@@ -349,7 +349,7 @@ def etcd(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def _without_the_store(pool: LocalPool, away_s: float) -> list[str]:
+def _check_without_store(pool: LocalPool, away_s: float) -> list[str]:
     """Check the answers to users and the absence of decisions while the store is unavailable."""
     wrong: list[str] = []
     events = len(pool.events())
@@ -369,7 +369,7 @@ def _without_the_store(pool: LocalPool, away_s: float) -> list[str]:
     return wrong
 
 
-def _trained_on(pool: LocalPool, before: Mapping[str, Events], elapsed_s: float) -> list[str]:
+def _check_trained_steps(pool: LocalPool, before: Mapping[str, Events], elapsed_s: float) -> list[str]:
     """Check the steps trained during the outage: coordinators report them once the store is back."""
     wrong: list[str] = []
     for name, steps in before.items():  # steps reported later have no individual durations
@@ -383,12 +383,12 @@ def _trained_on(pool: LocalPool, before: Mapping[str, Events], elapsed_s: float)
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
-    "faults": faults,
-    "moves": moves,
-    "hit": hit,
-    "reserve": reserve,
-    "servers": servers,
-    "etcd": etcd,
+    "faults": run_faults,
+    "moves": run_moves,
+    "hit": run_hit,
+    "reserve": run_reserve,
+    "servers": run_servers,
+    "etcd": run_etcd,
 }
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from pool_figures import median_step, spread
+from pool_figures import format_spread, median_step
 
 from tests.harness.local_pool import LocalPool
 
@@ -26,7 +26,7 @@ APART_S = (4.0, 10.0)
 ASKS = (0.25, 0.5, 0.6, 0.75)
 
 
-def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, str]]:
+def inject_faults(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, str]]:
     """Inject faults and user actions; return (time, kind, victim) of each fault."""
     saved = ("--checkpoint-dir", str(pool.folder / "saved"))
     pool.submit("first", "1:4", TINY, *FOREVER, options=saved)
@@ -41,12 +41,12 @@ def run(pool: LocalPool, minutes: float, rng: Random) -> list[tuple[float, str, 
     while time.time() < until:
         time.sleep(rng.uniform(*APART_S))
         _wait_for_copies(pool)
-        struck = strike(pool, rng)
+        struck = kill_random(pool, rng)
         faults += [struck] if struck is not None else []
         if asks and (time.time() - begin) / (until - begin) > asks[0]:
-            ask(pool, asks.pop(0))
+            act_as_user(pool, asks.pop(0))
     for share in asks:  # those skipped on a slow machine; without them, a suspended job would never continue
-        ask(pool, share)
+        act_as_user(pool, share)
     pool.goes_on(*JOBS, steps=5)
     return faults
 
@@ -63,7 +63,7 @@ def _wait_for_copies(pool: LocalPool) -> None:
     pool.goes_on(*UNSAVED, steps=2)
 
 
-def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
+def kill_random(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
     """Kill a random victim; return (time, kind, victim), or None if it is not running now."""
     what = rng.choice(("node", "node", "worker", "server"))
     if what == "server":
@@ -79,7 +79,7 @@ def strike(pool: LocalPool, rng: Random) -> tuple[float, str, str] | None:
     return (at, what if what != "worker" else "job's agent", whom) if pids else None
 
 
-def ask(pool: LocalPool, share: float) -> None:
+def act_as_user(pool: LocalPool, share: float) -> None:
     """Perform the user action of this share of the time."""
     pool.until_answered()  # the server may have been killed just now
     if share == 0.25:
@@ -96,7 +96,7 @@ def ask(pool: LocalPool, share: float) -> None:
 # ---- the result ----
 
 
-def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
+def print_results(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
     """Print the results."""
     kinds = sorted({what for _, what, _ in faults})
     print("killed: " + ", ".join(f"{sum(what == kind for _, what, _ in faults)} x {kind}" for kind in kinds))
@@ -108,13 +108,13 @@ def show(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> None:
         downs = [event["down_s"] for event in events if event["event"] == "recovered"]
         usual = median_step(events)
         generations = sum(event["event"] == "generation_started" for event in events)
-        print(f"{name:10}{len(steps):7}{generations:13}{spread([down - usual for down in downs]):>36}")
+        print(f"{name:10}{len(steps):7}{generations:13}{format_spread([down - usual for down in downs]):>36}")
     print()
-    print(f"a node killed: to its next grant, s                {spread(back_after(pool, faults))}")
-    print(f"the server killed: to the start of the next one, s {spread(server_back_after(pool, faults))}")
+    print(f"a node killed: to its next grant, s                {format_spread(node_return_times(pool, faults))}")
+    print(f"the server killed: to the start of the next one, s {format_spread(server_return_times(pool, faults))}")
 
 
-def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
+def node_return_times(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
     """Return the seconds from each node agent's death until the node was granted again."""
     grants = pool.events("node_granted")
     found = [
@@ -125,7 +125,7 @@ def back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> lis
     return [seconds for seconds in found if seconds is not None]
 
 
-def server_back_after(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
+def server_return_times(pool: LocalPool, faults: Sequence[tuple[float, str, str]]) -> list[float]:
     """Return the seconds from each server's death until the next one started."""
     starts = [event["time"] for event in pool.events("pool_started")]
     found = [

@@ -25,10 +25,10 @@ class Figures:
         return statistics.median(self.values) if self.values else 0.0
 
     def __str__(self) -> str:
-        return f"  {self.what:45}{spread(self.values)}"
+        return f"  {self.what:45}{format_spread(self.values)}"
 
 
-def spread(values: Sequence[float]) -> str:
+def format_spread(values: Sequence[float]) -> str:
     """Format median, range and count."""
     if not values:
         return "none"
@@ -40,7 +40,7 @@ def median_step(events: Events) -> float:
     return statistics.median(event["step_s"] for event in events if event["event"] == "step_committed")
 
 
-def held_up(events: Events, since: float, steps_of: Events | None = None) -> tuple[list[float], list[float]]:
+def measure_delays(events: Events, since: float, steps_of: Events | None = None) -> tuple[list[float], list[float]]:
     """Return the delays of each change of a job to fewer workers, and to more workers.
 
     Args:
@@ -54,11 +54,11 @@ def held_up(events: Events, since: float, steps_of: Events | None = None) -> tup
             continue
         before, world = world, event["world_size"]
         if event["time"] > since and world != before:
-            (more if world > before else fewer).append(_longer(steps, event["time"]))
+            (more if world > before else fewer).append(_delay(steps, event["time"]))
     return fewer, more
 
 
-def _longer(steps: Events, at: float) -> float:
+def _delay(steps: Events, at: float) -> float:
     place = sum(step["time"] <= at for step in steps)
     around = steps[max(0, place - _BEFORE) : place + _AFTER]
     sides = (steps[max(0, place - _BEFORE - _USUAL) : place - _BEFORE], steps[place + _AFTER :][:_USUAL])
@@ -66,7 +66,7 @@ def _longer(steps: Events, at: float) -> float:
     return max(step["step_s"] for step in around) - usual
 
 
-def world_again(events: Events, at: float, size: int) -> float | None:
+def find_world_regained(events: Events, at: float, size: int) -> float | None:
     """Return when a job first regained this many workers after a loss since `at`, or None."""
     fewer = False
     for event in events:

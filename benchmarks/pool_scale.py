@@ -57,7 +57,7 @@ class Server:
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     @property
-    def most_memory(self) -> int:
+    def peak_memory(self) -> int:
         """Peak resident memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -71,21 +71,21 @@ def main() -> int:
     place = tempfile.TemporaryDirectory(prefix="holdfast-bench-")
     with (
         place as folder,
-        served(Path(folder)) as server,
+        running_server(Path(folder)) as server,
         FakePoolNodes(server.place, names, processes=options.processes) as fakes,
     ):
-        _begin(server, fakes, options)
+        _start_jobs(server, fakes, options)
         wrong = _measure(server, options)
-        wrong += _sizes(Path(folder))
+        wrong += _measure_sizes(Path(folder))
         again = fakes.look().connections - options.nodes
-        show("connections that were lost and made again", again, "")
+        print_figure("connections that were lost and made again", again, "")
         wrong += [f"{again} nodes lost their connection: this machine is too slow for these figures"] if again else []
-        show("server's memory, peak", server.most_memory / (1 << 20), "MiB")
+        print_figure("server's memory, peak", server.peak_memory / (1 << 20), "MiB")
     print("wrong: " + ("; ".join(wrong) if wrong else "nothing"))
     return 1 if wrong else 0
 
 
-def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) -> None:
+def _start_jobs(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) -> None:
     """Start all nodes, and all jobs with equal numbers of nodes."""
     each = options.nodes // options.jobs
     begun = server.processor_s
@@ -93,13 +93,13 @@ def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) ->
     fakes.until("all nodes", lambda look: look.here == options.nodes, timeout_s=PATIENCE_S)
     while len(server.client.status()["nodes"]) < options.nodes:  # each node is stored, one after the other
         time.sleep(0.1)
-    show("all nodes join, processor", server.processor_s - begun, "s")
+    print_figure("all nodes join, processor", server.processor_s - begun, "s")
     begun = server.processor_s
     for number in range(options.jobs):
-        server.client.submit(a_job(f"j{number}", each, each))
+        server.client.submit(make_job(f"j{number}", each, each))
     wanted = each * options.jobs
     fakes.until("all jobs", lambda look: sum(look.welcomed.values()) == wanted, timeout_s=PATIENCE_S)
-    show("all jobs start, their nodes join, processor", server.processor_s - begun, "s")
+    print_figure("all jobs start, their nodes join, processor", server.processor_s - begun, "s")
     for number in range(options.jobs):
         server.client.update(f"j{number}", {"min_nodes": max(1, each // 4)})
     time.sleep(HEARD_S)
@@ -107,13 +107,13 @@ def _begin(server: Server, fakes: FakePoolNodes, options: argparse.Namespace) ->
 
 def _measure(server: Server, options: argparse.Namespace) -> list[str]:
     """Measure idle seconds and the submission of a job; return the exceeded limits."""
-    idle = _idle(server, options.seconds)
-    show("idle, of a core", 100 * idle, f"% (<= {100 * MAX_IDLE:g})")
-    decided, heard = _arrival(server, idle, options.nodes // options.jobs)
-    show("a new job is decided, written and reported, processor", decided, f"s (<= {MAX_ARRIVAL_S:g})")
-    show("  and received by all jobs' coordinators", heard, "s")
+    idle = _measure_idle(server, options.seconds)
+    print_figure("idle, of a core", 100 * idle, f"% (<= {100 * MAX_IDLE:g})")
+    decided, heard = _measure_arrival(server, idle, options.nodes // options.jobs)
+    print_figure("a new job is decided, written and reported, processor", decided, f"s (<= {MAX_ARRIVAL_S:g})")
+    print_figure("  and received by all jobs' coordinators", heard, "s")
     leaving = sum(node["leaving"] for node in server.client.status()["nodes"])
-    show("  nodes that must leave their jobs for it", leaving, "")
+    print_figure("  nodes that must leave their jobs for it", leaving, "")
     wrong = ["idle"] if idle > MAX_IDLE else []
     wrong += ["arrival"] if heard > MAX_ARRIVAL_S else []
     return wrong if leaving else [*wrong, "no node must leave: nothing was decided"]
@@ -131,18 +131,18 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def show(what: str, value: float, unit: str) -> None:
+def print_figure(what: str, value: float, unit: str) -> None:
     """Print a figure."""
     print(f"{what:55}{value:9.3f} {unit}", flush=True)
 
 
-def a_job(name: str, least: int, most: int) -> JobSpec:
+def make_job(name: str, least: int, most: int) -> JobSpec:
     """Return the specification of a job."""
     return JobSpec(name=name, script=SCRIPT, min_nodes=least, max_nodes=most)
 
 
 @contextmanager
-def served(folder: Path) -> Generator[Server]:
+def running_server(folder: Path) -> Generator[Server]:
     """Run a pool's server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -168,32 +168,32 @@ def served(folder: Path) -> Generator[Server]:
         process.wait()
 
 
-def _idle(server: Server, seconds: float) -> float:
+def _measure_idle(server: Server, seconds: float) -> float:
     """Return the share of a core that the idle server uses."""
     begun, at = server.processor_s, time.monotonic()
     time.sleep(seconds)
     return (server.processor_s - begun) / (time.monotonic() - at)
 
 
-def _arrival(server: Server, idle: float, each: int) -> tuple[float, float]:
+def _measure_arrival(server: Server, idle: float, each: int) -> tuple[float, float]:
     """Submit a job; return the processor time until the answer, and until all received it, less the idle share."""
     begun, at = server.processor_s, time.monotonic()
-    server.client.submit(a_job("late", max(1, each // 4), each))
+    server.client.submit(make_job("late", max(1, each // 4), each))
     decided, took = server.processor_s - begun, time.monotonic() - at
     time.sleep(HEARD_S)
     return decided - idle * took, server.processor_s - begun - idle * (time.monotonic() - at)
 
 
-def _sizes(folder: Path) -> list[str]:
+def _measure_sizes(folder: Path) -> list[str]:
     """Print the sizes of the records; return the exceeded limits."""
     with closing(open_store(f"sqlite:{folder}/pool.db")) as store:
         entry = store.get("pool/record")
         assert entry is not None
         packed = len(zlib.compress(entry.value, 1))
-        show("the pool's record", len(entry.value) / 1000, "kB")
-        show("  compressed, as etcd has it", packed / 1000, f"kB (<= {MAX_KEPT_BYTES / 1000:g})")
+        print_figure("the pool's record", len(entry.value) / 1000, "kB")
+        print_figure("  compressed, as etcd has it", packed / 1000, f"kB (<= {MAX_KEPT_BYTES / 1000:g})")
         jobs = [len(one.value) for one in store.list("jobs/").entries.values()]
-        show("the largest of the jobs' records", max(jobs, default=0) / 1000, "kB")
+        print_figure("the largest of the jobs' records", max(jobs, default=0) / 1000, "kB")
     return ["the record is too large for etcd"] if packed > MAX_KEPT_BYTES else []
 
 

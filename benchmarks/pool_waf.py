@@ -35,10 +35,10 @@ from random import Random
 import msgspec
 from ending import end_in_order
 from pool_faults import TINY
-from pool_waf_record import Begin, recorded
-from standstill import Watch
+from pool_waf_record import RunStart, record_run
+from standstill import SuspensionWatch
 
-from benchmarks.real_run import Durations, RealRun, Struck, durations, predicted
+from benchmarks.real_run import Durations, NodeChange, RealRun, measure_durations, predict
 from tests.harness.local_pool import LocalPool
 
 NODES = 8
@@ -67,23 +67,23 @@ WITHIN = 0.1
 SIMULATED = ("hit-only", "equal", "weighted")
 
 
-def trace(seed: int, seconds: float) -> list[Struck]:
+def draw_trace(seed: int, seconds: float) -> list[NodeChange]:
     """Return the failures and returns of nodes; each node except the pool's own fails equally often."""
     rng = Random(seed)
-    struck: list[Struck] = []
+    struck: list[NodeChange] = []
     away: dict[str, float] = {}
     at = rng.expovariate(1 / APART_S)
     while at < seconds:
         away = {node: back for node, back in away.items() if back > at}
         if len(away) < MOST_AWAY:
-            node = rng.choice([name for name in _others() if name not in away])
+            node = rng.choice([name for name in _other_nodes() if name not in away])
             away[node] = at + rng.uniform(*AWAY_S)
-            struck += [Struck(at, node, "lost"), Struck(away[node], node, "back")]
+            struck += [NodeChange(at, node, "lost"), NodeChange(away[node], node, "back")]
         at += rng.expovariate(1 / APART_S)
     return sorted((one for one in struck if one.at < seconds), key=lambda one: one.at)
 
 
-def _others() -> list[str]:
+def _other_nodes() -> list[str]:
     return [f"m{number}" for number in range(1, NODES)]
 
 
@@ -94,7 +94,7 @@ class Nodes:
         self._pool = pool
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
 
-    def come(self, nodes: Sequence[str]) -> None:
+    def add(self, nodes: Sequence[str]) -> None:
         """Start nodes, and wait until the pool has them. The pool's own node always exists and never fails."""
         before = len(self._pool.events("node_added"))
         for node in nodes:
@@ -114,7 +114,7 @@ class Nodes:
         self._agents[node].kill()
         self._agents[node].wait()
 
-    def end(self) -> None:
+    def stop_all(self) -> None:
         """End all agents."""
         for agent in self._agents.values():
             agent.send_signal(signal.SIGINT)
@@ -138,12 +138,12 @@ def main() -> int:
     given = parser.parse_args()
     wrong: list[str] = []
     runs: list[RealRun] = []
-    with Watch() as watch:
+    with SuspensionWatch() as watch:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
-            struck = trace(seed, given.seconds)
+            struck = draw_trace(seed, given.seconds)
             ours = run("waf", struck, given.seconds)
             beside = run("sized", struck, given.seconds, ours.first)
-            wrong += show(seed, [ours, beside])
+            wrong += print_trace(seed, [ours, beside])
             if given.record is not None:
                 runs += [ours, beside]
                 given.record.write_bytes(msgspec.json.encode(runs))
@@ -152,7 +152,7 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, str] | None = None) -> RealRun:
+def run(policy: str, struck: list[NodeChange], seconds: float, first: Mapping[str, str] | None = None) -> RealRun:
     """Run a pool and its jobs for some seconds, and return the recording.
 
     Args:
@@ -164,21 +164,21 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
         nodes = Nodes(pool)
         try:
             if first is None:
-                nodes.come(_others())
+                nodes.add(_other_nodes())
                 for job in JOBS:
                     submit(pool, job, NODES)
             else:
-                begin_as(pool, nodes, first)
-            settle(pool)
+                start_with(pool, nodes, first)
+            wait_until_stable(pool)
             begun = time.time()
-            play(nodes, struck, begun, seconds)
+            play_trace(nodes, struck, begun, seconds)
             most = Counter(first.values()) if first is not None else {job.name: NODES for job in JOBS}
-            begin = Begin(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
-            found = recorded(pool, begin)
+            begin = RunStart(begun, policy, seconds, tuple(struck), most, {job.name: job.weight for job in JOBS}, FLOP)
+            found = record_run(pool, begin)
             assert first is None or found.first == first, f"jobs have {found.first} at the start, not {first}"
             return found
         finally:
-            nodes.end()
+            nodes.stop_all()
             pool.process.send_signal(signal.SIGINT)
             pool.process.wait()
             for pid, _ in pool.processes():
@@ -186,12 +186,12 @@ def run(policy: str, struck: list[Struck], seconds: float, first: Mapping[str, s
                     os.kill(pid, signal.SIGKILL)
 
 
-def begin_as(pool: LocalPool, nodes: Nodes, first: Mapping[str, str]) -> None:
+def start_with(pool: LocalPool, nodes: Nodes, first: Mapping[str, str]) -> None:
     """Start each job with its assigned nodes by starting these after the job; the pool's own node exists already."""
-    own = next(node for node in first if node not in _others())
+    own = next(node for node in first if node not in _other_nodes())
     for job in sorted(JOBS, key=lambda job: job.name != first[own]):
         mine = [node for node in first if first[node] == job.name]
-        nodes.come([node for node in mine if node != own])
+        nodes.add([node for node in mine if node != own])
         submit(pool, job, len(mine))
         pool.wait(lambda job=job, mine=mine: len(pool.job(job.name)["nodes"]) == len(mine), f"nodes of {job.name}")
 
@@ -208,7 +208,7 @@ def submit(pool: LocalPool, job: Job, most: int) -> None:
     )
 
 
-def settle(pool: LocalPool) -> None:
+def wait_until_stable(pool: LocalPool) -> None:
     """Wait until all jobs train and the plan is stable, so that step times have been measured."""
     names = [job.name for job in JOBS]
     pool.goes_on(*names, steps=6)
@@ -221,7 +221,7 @@ def settle(pool: LocalPool) -> None:
     pool.wait(quiet, "a stable plan")
 
 
-def play(nodes: Nodes, struck: list[Struck], begun: float, seconds: float) -> None:
+def play_trace(nodes: Nodes, struck: list[NodeChange], begun: float, seconds: float) -> None:
     """Run the trace in real time."""
     for one in struck:
         time.sleep(max(0.0, begun + one.at - time.time()))
@@ -230,7 +230,7 @@ def play(nodes: Nodes, struck: list[Struck], begun: float, seconds: float) -> No
     time.sleep(max(0.0, begun + seconds + max(job.samples / 4 * job.micro_batch_s for job in JOBS) - time.time()))
 
 
-def show(seed: int, runs: list[RealRun]) -> list[str]:
+def print_trace(seed: int, runs: list[RealRun]) -> list[str]:
     """Print the results of one trace; return violated requirements."""
     wrong: list[str] = []
     lost = sum(one.what == "lost" for one in runs[0].struck)
@@ -238,29 +238,31 @@ def show(seed: int, runs: list[RealRun]) -> list[str]:
     print(f"seed {seed}: {lost} nodes lost in {runs[0].seconds:.0f} s; nodes at the start: {sizes}")
     print(f"  {'':8}{'TFLOP':>9}{'simulated':>11}{'error':>8}   by job, real and simulated; measured durations, s")
     for real in runs:
-        found, measured = predicted(real), durations(real)
+        found, measured = predict(real), measure_durations(real)
         error = found.total / real.total - 1
-        by_job = ", ".join(_of_job(real, name, value) for name, value in found.achieved.items())
+        by_job = ", ".join(_format_job(real, name, value) for name, value in found.achieved.items())
         print(f"  {real.policy:8}{real.total / 1e12:9.3f}{found.total / 1e12:11.3f}{error:+8.1%}   {by_job}")
-        print(f"  {'':36}   {_told(measured)}")
+        print(f"  {'':36}   {_format_durations(measured)}")
         if abs(error) > WITHIN:
             wrong.append(f"seed {seed}: the simulator's error is {error:+.1%} for {real.policy}")
     ours, beside = (real.total for real in runs)
-    simulated = predicted(runs[0]).total / predicted(runs[1]).total
+    simulated = predict(runs[0]).total / predict(runs[1]).total
     print(f"  ours is {ours / beside:.3f} times as much, simulated {simulated:.3f}", flush=True)
-    others = {policy: predicted(runs[0], policy).total / 1e12 for policy in SIMULATED}
+    others = {policy: predict(runs[0], policy).total / 1e12 for policy in SIMULATED}
     print(f"  simulated only: {', '.join(f'{policy} {total:.3f}' for policy, total in others.items())}", flush=True)
     if ours < beside:
         wrong.append(f"seed {seed}: ours is below shrinking the hit job: {ours / beside:.3f}")
     return wrong
 
 
-def _of_job(run: RealRun, name: str, simulated: float) -> str:
+def _format_job(run: RealRun, name: str, simulated: float) -> str:
     job = next(job for job in run.jobs if job.name == name)
-    return f"{name} {job.weight * job.flop_per_sample * job.done(run.seconds) / 1e12:.3f}/{simulated / 1e12:.3f}"
+    return (
+        f"{name} {job.weight * job.flop_per_sample * job.samples_done(run.seconds) / 1e12:.3f}/{simulated / 1e12:.3f}"
+    )
 
 
-def _told(measured: Durations) -> str:
+def _format_durations(measured: Durations) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in msgspec.structs.asdict(measured).items())
 
 

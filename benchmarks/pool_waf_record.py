@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.real_run import NodeWord, RealGeneration, RealJob, RealRun, RealStep, Struck
+from benchmarks.real_run import NodeAssignment, NodeChange, RealGeneration, RealJob, RealRun, RealStep
 from tests.harness.local_pool import LocalPool
 
 #: Decimals of recorded times.
@@ -14,26 +14,26 @@ _DIGITS = 2
 
 
 @dataclass(frozen=True)
-class Begin:
+class RunStart:
     """The start and the settings of a run."""
 
     #: The start in Unix seconds.
     at: float
     policy: str
     seconds: float
-    struck: tuple[Struck, ...]
+    struck: tuple[NodeChange, ...]
     #: The largest number of nodes of each job.
     most: Mapping[str, int]
     weights: Mapping[str, float]
     flop: float
 
 
-def recorded(pool: LocalPool, begin: Begin) -> RealRun:
+def record_run(pool: LocalPool, begin: RunStart) -> RealRun:
     """Return the recording of a finished run."""
-    words: list[NodeWord] = []
+    words: list[NodeAssignment] = []
     for event in pool.events("node_granted", "node_released"):
         what = "granted" if event["event"] == "node_granted" else "released"
-        words.append(NodeWord(round(event["time"] - begin.at, _DIGITS), event["node"], event["job"], what))
+        words.append(NodeAssignment(round(event["time"] - begin.at, _DIGITS), event["node"], event["job"], what))
     first: dict[str, str] = {}
     for word in words:
         if word.at < 0:
@@ -44,13 +44,13 @@ def recorded(pool: LocalPool, begin: Begin) -> RealRun:
         seconds=begin.seconds,
         nodes=tuple(sorted(event["node"] for event in pool.events("node_added"))),
         first=first,
-        struck=tuple(Struck(round(one.at, _DIGITS), one.node, one.what) for one in begin.struck),
+        struck=tuple(NodeChange(round(one.at, _DIGITS), one.node, one.what) for one in begin.struck),
         words=tuple(word for word in words if 0 <= word.at < begin.seconds),
-        jobs=tuple(_job(pool.events_of(name), name, begin) for name in begin.weights),
+        jobs=tuple(_record_job(pool.events_of(name), name, begin) for name in begin.weights),
     )
 
 
-def _job(events: list[dict[str, Any]], name: str, begin: Begin) -> RealJob:
+def _record_job(events: list[dict[str, Any]], name: str, begin: RunStart) -> RealJob:
     generations, steps, shape = list[RealGeneration](), list[RealStep](), dict[str, Any]()
     committed: dict[int, int] = {}
     for event in events:

@@ -60,11 +60,11 @@ class RealJob(Struct, frozen=True, kw_only=True):
     steps: tuple[RealStep, ...]
     generations: tuple[RealGeneration, ...]
 
-    def done(self, seconds: float) -> float:
+    def samples_done(self, seconds: float) -> float:
         """Return the samples trained since the start; a step that crosses an end counts in part."""
-        return sum(_inside(step, seconds) * step.samples for step in self.steps)
+        return sum(_share_inside(step, seconds) * step.samples for step in self.steps)
 
-    def usual_s(self) -> dict[int, float]:
+    def usual_step_s(self) -> dict[int, float]:
         """Return the median step by number of nodes, without the first step of each generation."""
         found: dict[int, list[float]] = {}
         for before, step in zip(self.steps, self.steps[1:], strict=False):
@@ -73,7 +73,7 @@ class RealJob(Struct, frozen=True, kw_only=True):
         return {nodes: median(seconds) for nodes, seconds in found.items()}
 
 
-class NodeWord(Struct, frozen=True, array_like=True):
+class NodeAssignment(Struct, frozen=True, array_like=True):
     """A node is granted to a job or released by it, according to the pool."""
 
     at: float
@@ -82,7 +82,7 @@ class NodeWord(Struct, frozen=True, array_like=True):
     what: Literal["granted", "released"]
 
 
-class Struck(Struct, frozen=True, array_like=True):
+class NodeChange(Struct, frozen=True, array_like=True):
     """A node is killed or started again."""
 
     at: float
@@ -99,14 +99,14 @@ class RealRun(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     #: The job of each node at the start; nodes without a job are missing.
     first: dict[str, str]
-    struck: tuple[Struck, ...]
-    words: tuple[NodeWord, ...]
+    struck: tuple[NodeChange, ...]
+    words: tuple[NodeAssignment, ...]
     jobs: tuple[RealJob, ...]
 
     @property
     def total(self) -> float:
         """Accumulated WAF: weighted FLOP of all jobs."""
-        return sum(job.weight * job.flop_per_sample * job.done(self.seconds) for job in self.jobs)
+        return sum(job.weight * job.flop_per_sample * job.samples_done(self.seconds) for job in self.jobs)
 
 
 class Durations(Struct, frozen=True, kw_only=True):
@@ -130,11 +130,11 @@ class Durations(Struct, frozen=True, kw_only=True):
         return FixedTimes(loss=loss, process=loss, changed_s=self.change, arrives_s=self.arrives)
 
 
-def durations(run: RealRun) -> Durations:
+def measure_durations(run: RealRun) -> Durations:
     """Return the durations of a run's changes."""
     stops: dict[bool, list[float]] = {True: [], False: []}
     for job in run.jobs:
-        usual, started = job.usual_s(), {one.number: one for one in job.generations}
+        usual, started = job.usual_step_s(), {one.number: one for one in job.generations}
         for before, step in zip(job.steps, job.steps[1:], strict=False):
             generation = started.get(step.generation)
             if generation is None or before.generation == step.generation or generation.at < 0:
@@ -152,13 +152,13 @@ def durations(run: RealRun) -> Durations:
     )
 
 
-def predicted(run: RealRun, policy: str = "", measured: Durations | None = None) -> Lived:
+def predict(run: RealRun, policy: str = "", measured: Durations | None = None) -> Lived:
     """Return the simulator's prediction for a run's trace.
 
     Args:
         policy: one of the pool's policies or `hit-only`; "" for the policy of the run.
     """
-    found = measured or durations(run)
+    found = measured or measure_durations(run)
     name = policy or run.policy
     system = System(name=name, shares="hit" if name == "hit-only" else "pool", policy=name, times=found.times)
     tasks = [_task(job, len(run.nodes)) for job in run.jobs]
@@ -173,7 +173,7 @@ def _shares(run: RealRun, system: System, tasks: Sequence[FleetTask]) -> NodeSha
 
 def _task(job: RealJob, nodes: int) -> FleetTask:
     flop = job.samples * job.flop_per_sample
-    times = StepTimes(step_s=job.usual_s(), micro_batches=job.micro_batches, workers=1, flop=flop)
+    times = StepTimes(step_s=job.usual_step_s(), micro_batches=job.micro_batches, workers=1, flop=flop)
     step_s = tuple((flop / times.throughput(nodes)[1:]).tolist())
     return FleetTask(name=job.name, step_s=step_s, flop=flop, weight=job.weight, most=job.most)
 
@@ -184,7 +184,7 @@ def _trace(run: RealRun, back_s: float) -> FleetTrace:
     return FleetTrace(name="recorded", nodes=run.nodes, outages=tuple(outages), seconds=run.seconds)
 
 
-def _inside(step: RealStep, seconds: float) -> float:
+def _share_inside(step: RealStep, seconds: float) -> float:
     """Return the share of a step between the start and the end of the run."""
     if not step.step_s:
         return float(0 <= step.at < seconds)
@@ -192,12 +192,12 @@ def _inside(step: RealStep, seconds: float) -> float:
     return max(0.0, min(step.at, seconds) - max(begun, 0.0)) / step.step_s
 
 
-def _first_after(words: Sequence[NodeWord], struck: Struck, what: str) -> float | None:
+def _first_after(words: Sequence[NodeAssignment], struck: NodeChange, what: str) -> float | None:
     later = (word.at - struck.at for word in words if word.node == struck.node and word.what == what)
     return min((after for after in later if 0 <= after <= _NEEDED_S), default=None)
 
 
-def _trains_after(run: RealRun, granted: NodeWord) -> float | None:
+def _trains_after(run: RealRun, granted: NodeAssignment) -> float | None:
     """Return the seconds from a node's grant until it trains in its job."""
     job = next((job for job in run.jobs if job.name == granted.job), None)
     later = (one.at - granted.at for one in (job.generations if job else ()) if granted.node in one.members)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 from ending import end_in_order
-from recovery import ROOT, Bench, spread
-from standstill import Watch
+from recovery import ROOT, RecoveryBench, format_spread
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import Rebalanced, StepCommitted
 from tests.harness.local_job import LocalJob
@@ -53,10 +53,10 @@ def main() -> int:
         trace = Path(folder) / "trace.npz"
         write_trace(trace, shifts=4 * wanted)
         run = LocalJob(MOE, (*ARGS, "--routing-trace", str(trace)), options=(*OPTIONS, "--rebalance-every", str(EVERY)))
-        with Watch() as watch, run as job:
+        with SuspensionWatch() as watch, run as job:
             bench = RebalanceBench(job, watch)
             for _ in range(wanted):
-                bench.rebalance()
+                bench.measure_rebalance()
             return bench.report()
 
 
@@ -70,26 +70,26 @@ def write_trace(file: Path, *, shifts: int) -> None:
     np.savez(file, tokens=tokens, iterations=np.arange(shifts) * EVERY)
 
 
-class RebalanceBench(Bench):
+class RebalanceBench(RecoveryBench):
     """One job with repeated rebalances."""
 
-    def __init__(self, job: LocalJob, watch: Watch) -> None:
+    def __init__(self, job: LocalJob, watch: SuspensionWatch) -> None:
         super().__init__(job, watch, rng=np.random.default_rng(0))  # pyright: ignore[reportArgumentType] - never drawn
         self.pauses: list[float] = []
         self.moved: list[float] = []
         self._seen = 0
 
-    def rebalance(self) -> None:
+    def measure_rebalance(self) -> None:
         """Wait for the next rebalance, and record its pause."""
         done = self.job.wait(Rebalanced, since=self._seen)
-        self.settle(since=self.job.events.index(done), steps=3)
+        self.wait_steps(since=self.job.events.index(done), steps=3)
         before, self._seen = self._seen, self.job.events.index(done) + 1
         steps = {event.step: event.step_s for event in self.job.all(StepCommitted)}
         first = max([event.step for event in self.job.events[:before] if isinstance(event, StepCommitted)], default=3)
         usual = [steps[step] for step in range(max(first + 3, done.step - 1 - USUAL), done.step - 1)]
         around = {step: steps[step] for step in range(done.step - 1, done.step + 2)}
         if len(usual) < LEAST_USUAL:  # the first check is made as soon as there are loads
-            self.rebalance()
+            self.measure_rebalance()
             return
         pause = max(around.values()) - statistics.median(usual)
         self.pauses.append(pause)
@@ -104,10 +104,10 @@ class RebalanceBench(Bench):
     def report(self) -> int:
         """Print the table; return 1 if a step, a sample or a worker was lost."""
         print(f"\nmedian step {self.median_step() * 1e3:.0f} ms")
-        print(f"  pause of a rebalance, s  {spread(self.pauses)}")
-        print(f"  moved, MB                {spread(self.moved)}")
+        print(f"  pause of a rebalance, s  {format_spread(self.pauses)}")
+        print(f"  moved, MB                {format_spread(self.moved)}")
         print(self.watch.report())
-        wrong = self.losses()
+        wrong = self.find_losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
         return 1 if wrong else 0
 

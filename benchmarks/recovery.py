@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ending import end_in_order
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import (
     FailureDetected,
@@ -47,7 +47,7 @@ LONG_STALL_S = 2.0
 
 
 @dataclass
-class Tally:
+class KillCosts:
     """Costs of one kind of kill, in seconds, and errors."""
 
     down: list[float] = field(default_factory=list[float])
@@ -59,9 +59,9 @@ def main() -> int:
     end_in_order()
     options = _options()
     run = LocalJob(options.script, options.args or DENSE_ARGS, options=("--nodes", "4", "--allow-faults"))
-    with Watch() as watch, run as job:
-        bench = Bench(job, watch, random.Random(options.seed))
-        bench.settle(since=0, steps=20)
+    with SuspensionWatch() as watch, run as job:
+        bench = RecoveryBench(job, watch, random.Random(options.seed))
+        bench.wait_steps(since=0, steps=20)
         for number in range(options.kills):
             bench.kill_at_random(number)
         if not options.no_phases:
@@ -84,17 +84,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Bench:
+class RecoveryBench:
     """One job that is harmed and restored repeatedly."""
 
-    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random) -> None:
+    def __init__(self, job: LocalJob, watch: SuspensionWatch, rng: random.Random) -> None:
         self.job = job
         self.watch = watch
         self.rng = rng
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, KillCosts] = {}
         self.stalls: list[float] = []
         #: Seconds from a kill at a random moment until the coordinator reported it.
-        self.seen: list[float] = []
+        self.detected_s: list[float] = []
         self.killed: set[str] = set()
 
     # ---- the kinds of harm ----
@@ -104,8 +104,8 @@ class Bench:
         time.sleep(self.rng.random() * self.median_step())
         victim = self.rng.choice(self.job.nodes())
         since, at = len(self.job.events), self.kill(victim)
-        self.seen.append(self.job.wait(FailureDetected, node=victim, since=since).time - at)
-        self.measure("random moment", at, since, lost=1)
+        self.detected_s.append(self.job.wait(FailureDetected, node=victim, since=since).time - at)
+        self.measure_recovery("random moment", at, since, lost=1)
 
     def kill_at_phase(self, phase: str) -> None:
         """Kill a node when its step reaches the phase."""
@@ -115,7 +115,7 @@ class Bench:
         self.killed.add(victim)
         self.job.inject("kill", victim, step=step, phase=phase)
         failure = self.job.wait(FailureDetected, node=victim, since=since)
-        self.measure(f"phase {phase}", failure.time - failure.after_s, since, lost=1)
+        self.measure_recovery(f"phase {phase}", failure.time - failure.after_s, since, lost=1)
 
     def kill_two(self) -> None:
         """Kill two nodes at once."""
@@ -123,7 +123,7 @@ class Bench:
         victims = self._two_nodes()
         at = self.kill(victims[0])
         self.kill(victims[1])
-        self.measure("two nodes at once", at, since, lost=2)
+        self.measure_recovery("two nodes at once", at, since, lost=2)
 
     def kill_while_recovering(self) -> None:
         """Kill a second node as soon as the failure of the first one is detected."""
@@ -132,7 +132,7 @@ class Bench:
         at = self.kill(first)
         self.job.wait(FailureDetected, since=since)
         self.kill(second)
-        self.measure("during a recovery", at, since, lost=2)
+        self.measure_recovery("during a recovery", at, since, lost=2)
 
     def kill_in_forward(self) -> None:
         """Kill a node after its commit operation has passed, and a second one during the FORWARD that follows.
@@ -151,7 +151,7 @@ class Bench:
             client.inject("kill", first, step=step, phase="passed")
         failure = self.job.wait(FailureDetected, node=first, since=since)
         self.job.wait(FailureDetected, node=second, since=since)
-        self.measure("during FORWARD", failure.time - failure.after_s, since, lost=2)
+        self.measure_recovery("during FORWARD", failure.time - failure.after_s, since, lost=2)
 
     def kill_while_joining(self) -> None:
         """Kill an old member while it sends its state to a joining node."""
@@ -161,7 +161,7 @@ class Bench:
         self.job.inject("kill", victim, phase="transfer")
         self.job.call("scale", "+1")
         failure = self.job.wait(FailureDetected, node=victim, since=since)
-        self.measure("during a transfer", failure.time - failure.after_s, since, lost=0)
+        self.measure_recovery("during a transfer", failure.time - failure.after_s, since, lost=0)
 
     def _two_nodes(self) -> list[str]:
         """Return two random nodes such that, in a model with experts, a copy of each expert remains.
@@ -172,7 +172,7 @@ class Bench:
         with self.job.client() as client:
             experts = client.status()["experts"]
         layers: list[Any] = experts["layers"] if experts else []
-        return self.rng.choice([pair for pair in pairs if all(leaves_all(layer, pair) for layer in layers)])
+        return self.rng.choice([pair for pair in pairs if all(keeps_all_experts(layer, pair) for layer in layers)])
 
     # ---- measuring ----
 
@@ -180,7 +180,7 @@ class Bench:
         self.killed.add(victim)
         return self.job.signal_node(victim)
 
-    def measure(self, kind: str, at: float, since: int, *, lost: int) -> None:
+    def measure_recovery(self, kind: str, at: float, since: int, *, lost: int) -> None:
         """Wait for the recovery, record its cost, and restore the job to four nodes."""
         gone = [name for name in self.killed if name in self._members_before(since)]
 
@@ -188,12 +188,12 @@ class Bench:
         # A step completed before the failure may be announced after it. It does not count.
         place = self.job.events.index(generation)
         first = self.job.wait(StepCommitted, lambda e: e.time > generation.time, since=place)
-        tally = self.tallies.setdefault(kind, Tally())
+        tally = self.tallies.setdefault(kind, KillCosts())
         tally.down.append(first.time - at - self.median_step())
         print(f"{kind:20s} down {first.time - at:6.3f} s, less the step {tally.down[-1]:6.3f} s", flush=True)
         for _ in range(lost):
             self.add_node()
-        self.settle(since=len(self.job.events), steps=SETTLE_STEPS)
+        self.wait_steps(since=len(self.job.events), steps=SETTLE_STEPS)
 
     def add_node(self) -> None:
         since = len(self.job.events)
@@ -201,7 +201,7 @@ class Bench:
         joined = self.job.wait(NodesJoined, since=since)
         node = joined.names[0]
         generation = self.job.wait(GenerationStarted, lambda e: node in e.members, since=since)
-        self.settle(since=self.job.events.index(generation), steps=2)
+        self.wait_steps(since=self.job.events.index(generation), steps=2)
         steps = [e for e in self.job.events[self.job.events.index(joined) :] if isinstance(e, StepCommitted)]
         self.stalls.append(max(e.step_s for e in steps) - self.median_step())
         if self.stalls[-1] > LONG_STALL_S:
@@ -209,7 +209,7 @@ class Bench:
             print(f"{node} delayed the others for {self.stalls[-1]:.3f} s; the machine was suspended for {still} s")
             print(self.job.story(), flush=True)
 
-    def settle(self, *, since: int, steps: int) -> None:
+    def wait_steps(self, *, since: int, steps: int) -> None:
         """Wait for this many steps."""
         wanted = self._last_step() + steps
         self.job.wait(StepCommitted, lambda e: e.step >= wanted, since=since)
@@ -234,20 +234,20 @@ class Bench:
         everything = [value for tally in self.tallies.values() for value in tally.down]
         print(f"\nmedian step {self.median_step() * 1e3:.0f} ms; down less the median step, seconds:")
         for kind, tally in self.tallies.items():
-            print(f"  {kind:20s} {spread(tally.down)}")
-        print(f"  {'all':20s} {spread(everything)}")
-        print(f"  joiner's stall       {spread(self.stalls)}")
+            print(f"  {kind:20s} {format_spread(tally.down)}")
+        print(f"  {'all':20s} {format_spread(everything)}")
+        print(f"  joiner's stall       {format_spread(self.stalls)}")
         recoveries = [e for e in self.job.all(Recovered) if e.action == "shrink"]
         print("parts of a recovery, seconds:")
-        print(f"  detected after       {spread(self.seen)}")
+        print(f"  detected after       {format_spread(self.detected_s)}")
         for part in ("decide_s", "regroup_s", "redo_s"):
-            print(f"  {part[:-2]:20s} {spread([getattr(each, part) for each in recoveries])}")
+            print(f"  {part[:-2]:20s} {format_spread([getattr(each, part) for each in recoveries])}")
         print(self.watch.report())
-        wrong = self.losses()
+        wrong = self.find_losses()
         print("lost: " + ("nothing (steps 0, samples 0, survivors 0)" if not wrong else "; ".join(wrong)))
         return 1 if wrong else 0
 
-    def losses(self) -> list[str]:
+    def find_losses(self) -> list[str]:
         """Check that no step, sample or survivor was lost."""
         steps = self.job.all(StepCommitted)
         wrong = [f"steps {a.step} -> {b.step}" for a, b in itertools.pairwise(steps) if b.step != a.step + 1]
@@ -261,13 +261,13 @@ class Bench:
         return wrong
 
 
-def leaves_all(layer: dict[str, list[int]], lost: list[str]) -> bool:
+def keeps_all_experts(layer: dict[str, list[int]], lost: list[str]) -> bool:
     """Return whether every expert of a layer has a copy on a remaining node."""
     everywhere = {expert for held in layer.values() for expert in held}
     return everywhere == {expert for node, held in layer.items() if node not in lost for expert in held}
 
 
-def spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     """Format median, extremes and count."""
     if not values:
         return "not measured"

@@ -24,8 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from recovery import Bench, spread
-from standstill import Watch
+from recovery import RecoveryBench, format_spread
+from standstill import SuspensionWatch
 
 import holdfast
 from holdfast.protocol.events import GenerationStarted, StepCommitted
@@ -50,14 +50,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-redone-") as folder:
         script = ("--train", folder, "--width", str(options.width))
         with (
-            Watch() as watch,
+            SuspensionWatch() as watch,
             LocalJob(__file__, script, options=("--nodes", str(NODES), "--allow-faults")) as job,
         ):
-            bench = Bench(job, watch, random.Random(options.seed))
-            bench.settle(since=0, steps=10)
+            bench = RecoveryBench(job, watch, random.Random(options.seed))
+            bench.wait_steps(since=0, steps=10)
             for number in range(options.kills):
                 bench.kill_at_random(number)
-            return report(bench, read(Path(folder)))
+            return report(bench, read_started(Path(folder)))
 
 
 def train(folder: Path, width: int) -> None:
@@ -81,13 +81,13 @@ def train(folder: Path, width: int) -> None:
         step.apply()
 
 
-def read(folder: Path) -> dict[str, list[MicroBatch]]:
+def read_started(folder: Path) -> dict[str, list[MicroBatch]]:
     """Return the micro-batches that each worker started, in order."""
     files = {path.name: path.read_text().splitlines() for path in folder.iterdir()}
     return {worker: [(int(step), int(one)) for step, one in map(str.split, lines)] for worker, lines in files.items()}
 
 
-def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
+def report(bench: RecoveryBench, begun: dict[str, list[MicroBatch]]) -> int:
     """Print the repeated micro-batches; return 1 if there were more than allowed."""
     workers: dict[MicroBatch, list[str]] = {}
     for worker, computed in begun.items():
@@ -100,7 +100,7 @@ def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
     )
     wrong = [f"a survivor's micro-batch {key} was computed again" for key in survivors]
     rows: dict[str, list[int]] = {}
-    for decision, step in interrupted(bench):
+    for decision, step in interrupted_steps(bench):
         count = sum(key[0] == step for key in again)
         rows.setdefault(decision, []).append(count)
         if count > (EACH if decision == "redo" else 0):
@@ -111,14 +111,14 @@ def report(bench: Bench, begun: dict[str, list[MicroBatch]]) -> int:
         print(f"  {decision:8s} {len(counts):3d} kills: {typical} of {NODES * EACH}")
     print(f"  of survivors' {len(survivors)}")
     down = [value for tally in bench.tallies.values() for value in tally.down]
-    print(f"down less the median step ({bench.median_step() * 1e3:.0f} ms), seconds: {spread(down)}")
+    print(f"down less the median step ({bench.median_step() * 1e3:.0f} ms), seconds: {format_spread(down)}")
     print(bench.watch.report())
-    wrong += bench.losses()
+    wrong += bench.find_losses()
     print("wrong: " + ("nothing" if not wrong else "; ".join(wrong)))
     return 1 if wrong else 0
 
 
-def interrupted(bench: Bench) -> Sequence[tuple[str, int]]:
+def interrupted_steps(bench: RecoveryBench) -> Sequence[tuple[str, int]]:
     """Return the decision after each kill, and the interrupted step."""
     found: list[tuple[str, int]] = []
     steps = bench.job.all(StepCommitted)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import CheckpointSaved, SnapshotSaved, StepCommitted
 from tests.harness.local_job import LocalJob
@@ -54,7 +54,7 @@ def main() -> int:
     """Run the rounds and print a table; return 1 if a limit is exceeded."""
     options = _options()
     plain, with_them = list[Run](), list[Run]()
-    with Watch():
+    with SuspensionWatch():
         for _ in range(options.rounds):
             plain.append(_run(options, saved=False))
             with_them.append(_run(options, saved=True))

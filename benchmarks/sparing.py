@@ -28,7 +28,7 @@ from holdfast.planner.reliability.sparing.sensitivity import SCENARIOS, sensitiv
 FIGURE_6_STRATEGIES = (SparingStrategy(block_gpus=72, spare_gpus=0), SparingStrategy(block_gpus=72, spare_gpus=8))
 
 
-def timed(what: str, runs: int, work: Callable[[], object]) -> None:
+def print_timing(what: str, runs: int, work: Callable[[], object]) -> None:
     """Print median and range of the wall and processor seconds of `work`."""
     clock: list[float] = []
     processor: list[float] = []
@@ -55,7 +55,7 @@ def bench_evaluations(runs: int) -> None:
     mtbf, mttr = (10 ** rng.uniform(low, high, 16_667) for low, high in ((3, 5), (-1, 2)))
     case = catalina()
     varied = replace(case, failures=scaled_failures(case.failures, mtbf, mttr))
-    timed("100,002 (MTBF, MTTR, strategy) evaluations", runs, lambda: evaluate(varied))
+    print_timing("100,002 (MTBF, MTTR, strategy) evaluations", runs, lambda: evaluate(varied))
 
 
 def bench_monte_carlo(runs: int) -> None:
@@ -63,7 +63,7 @@ def bench_monte_carlo(runs: int) -> None:
     case, settings = one_zone(catalina()), SimulationSettings(replications=100, hours=8760.0, seed=1)
     for strategy in FIGURE_6_STRATEGIES:
         spares = int(evaluate_strategy(case, strategy).spare_blocks)
-        timed(
+        print_timing(
             f"Monte Carlo, 1,024 blocks of {strategy.label} x 1 year x 100 replications",
             runs,
             partial(simulate_strategy, case, strategy, spares, settings),

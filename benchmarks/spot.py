@@ -80,7 +80,7 @@ GOALS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lived:
+class PolicyResult:
     """The result of one policy: samples that count at the end, and the nodes' time in node-seconds."""
 
     samples: int
@@ -98,7 +98,7 @@ class Lived:
         return (self.busy + self.idle + self.down) / a_sample
 
 
-def account(events: Sequence[ReadEvent], until: float) -> Lived:
+def account(events: Sequence[ReadEvent], until: float) -> PolicyResult:
     """Return the result of a run's events from the first committed step to `until` (Unix seconds)."""
     events = [event for event in events if event.time <= until]
     counted = committed_steps(events)
@@ -117,7 +117,7 @@ def account(events: Sequence[ReadEvent], until: float) -> Lived:
     lost = [(b, b - a - usual) for a, b, disturbed in gaps if disturbed and b - a > usual]
     total, idle = _node_seconds(events, begin, until)
     down = sum(seconds * _world(events, at) for at, seconds in lost)
-    return Lived(
+    return PolicyResult(
         samples=sum(step.samples for step in counted) - ever[0].samples,
         steps=len(counted),
         undone=len(ever) - len(counted),
@@ -150,7 +150,7 @@ def _node_seconds(events: Sequence[ReadEvent], begin: float, until: float) -> tu
     return total, idle
 
 
-def shares(ours: Lived, other: Lived) -> dict[str, float]:
+def gain_shares(ours: PolicyResult, other: PolicyResult) -> dict[str, float]:
     """Return the shares of the difference in samples that come from restarts, from idle nodes, and from the rest."""
     rate = ours.samples / ours.busy
     parts = {
@@ -162,12 +162,12 @@ def shares(ours: Lived, other: Lived) -> dict[str, float]:
     return {name: part / gain for name, part in parts.items()} if gain else dict.fromkeys(parts, 0.0)
 
 
-def steps_here(paper_steps: int, speed: float) -> int:
+def local_steps(paper_steps: int, speed: float) -> int:
     """Return the number of steps here that take as long as some steps of the paper, at a speed."""
     return max(1, round(paper_steps * PAPER_STEP_S / speed / STEP_S))
 
 
-class Bench:
+class TraceBench:
     """Runs policies through traces, one after the other."""
 
     def __init__(self, options: argparse.Namespace, model: str, folder: Path) -> None:
@@ -189,13 +189,13 @@ class Bench:
         words = [*sizes.split(), "--experts", str(self.experts), "--top-k", "1", "--aux-loss", "0", *routing]
         return [str(ROOT / "examples" / "moe_gpt.py"), *words, "--dtype", "float64", "--dispatch", "minmax"]
 
-    def live(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[ReadEvent]:
+    def run_trace(self, trace: Path, speed: float, policy: str, window: Sequence[str] = ()) -> list[ReadEvent]:
         """Run a job of one policy through a trace; return its events up to the trace's end."""
         options, paper_steps = POLICIES[policy]
-        every = steps_here(paper_steps, speed)
+        every = local_steps(paper_steps, speed)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             events = Path(folder) / "events.jsonl"
-            words = [*options, "--rebalance-every", str(steps_here(PAPER_REBALANCE_STEPS, speed))]
+            words = [*options, "--rebalance-every", str(local_steps(PAPER_REBALANCE_STEPS, speed))]
             words += ["--checkpoint-dir", f"{folder}/kept", "--checkpoint-every", str(every), *window]
             words += ["--emulate-compute", f"{self.options.seconds_per_token}/token", "--events", str(events), "--json"]
             done = _holdfast(
@@ -212,9 +212,9 @@ class Bench:
         """Run all policies through one trace, and print the results."""
         print(f"\n{name}, {speed:g}x, GPT-{self.model} routing ({self.experts} experts), EMULATED compute")
         print("  policy     samples   steps  undone  restarts   down s   idle node-s   busy node-s   ours / it")
-        lived: dict[str, Lived] = {}
+        lived: dict[str, PolicyResult] = {}
         for policy in POLICIES:
-            events = self.live(trace, speed, policy, window)
+            events = self.run_trace(trace, speed, policy, window)
             lived[policy] = run = account(events, events[-1].time)
             ratio = lived["holdfast"].samples / max(1, run.samples)
             print(
@@ -228,7 +228,9 @@ class Bench:
         for other in ("DS(FT)", "DS"):
             goal = GOALS.get((name, self.model), {}).get(other, "none")
             ratio = lived["holdfast"].samples / max(1, lived[other].samples)
-            parts = ", ".join(f"{part} {share:.0%}" for part, share in shares(lived["holdfast"], lived[other]).items())
+            parts = ", ".join(
+                f"{part} {share:.0%}" for part, share in gain_shares(lived["holdfast"], lived[other]).items()
+            )
             bound = most / max(1, lived[other].samples)
             print(f"  against {other}: {ratio:.2f}x (goal {goal}, at most {bound:.2f}x); of the gain: {parts}")
 
@@ -289,11 +291,11 @@ def main() -> int:
             return 2
     with tempfile.TemporaryDirectory(prefix="holdfast-spot-") as folder:
         for model in models:
-            run_model(Bench(options, model, Path(folder)), trace)
+            run_model(TraceBench(options, model, Path(folder)), trace)
     return 0
 
 
-def run_model(bench: Bench, trace: Path) -> None:
+def run_model(bench: TraceBench, trace: Path) -> None:
     """Run all selected parts with one model."""
     options = bench.options
     if options.quick:

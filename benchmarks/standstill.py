@@ -23,7 +23,7 @@ GAP_S = 0.1
 _STEAL = 7
 
 
-class Watch:
+class SuspensionWatch:
     """Detects suspensions of the machine; a context manager."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def _processor_time() -> list[int]:
     return [int(ticks) for ticks in first.split()[1:9]]
 
 
-def _watch() -> None:
+def _detect_suspensions() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     except PermissionError:
@@ -85,4 +85,4 @@ def _watch() -> None:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    _watch()
+    _detect_suspensions()

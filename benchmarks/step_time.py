@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     options = parser.parse_args()
 
-    from standstill import Watch
+    from standstill import SuspensionWatch
 
     from tests.harness.local_job import LocalJob
 
@@ -50,21 +50,21 @@ def main() -> int:
         folder = Path(name)
         worker_args = ("--worker", str(folder), "--blocks", str(options.blocks), "--world", str(options.nodes))
         run = LocalJob(__file__, worker_args, options=("--nodes", str(options.nodes)), folder=folder)
-        with Watch() as watch, run as job:
+        with SuspensionWatch() as watch, run as job:
             if job.wait_exit(timeout=900) != 0:
                 raise SystemExit(job.story())
             seen = watch.report()
         times = json.loads((folder / "times.json").read_text())
     for what, sides in times.items():
         for kind, values in sides.items():
-            print(f"{what}, {kind:9s} {spread(values, scale=1e3)} ms a step, {len(values)} blocks of {BLOCK}")
+            print(f"{what}, {kind:9s} {format_spread(values, scale=1e3)} ms a step, {len(values)} blocks of {BLOCK}")
         ratios = [ours / theirs for ours, theirs in zip(sides["holdfast"], sides["ddp"], strict=True)]
-        print(f"{what}, holdfast / DDP, block by block: {spread(ratios)}")
+        print(f"{what}, holdfast / DDP, block by block: {format_spread(ratios)}")
     print(seen)
     return 0
 
 
-def spread(values: list[float], scale: float = 1.0) -> str:
+def format_spread(values: list[float], scale: float = 1.0) -> str:
     """Format the median and the extremes."""
     low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
     return f"median {middle:.3f} (min {low:.3f}..max {high:.3f})"

@@ -62,7 +62,7 @@ def plan(name: str, moment: int) -> Plan:
     return Plan(moment, every=1, stop_at=moment + 1) if name == "per-iteration" else Plan(moment)
 
 
-def plans(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
+def plans_to_run(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
     """Return the plans to run, each with the names of its responses.
 
     moments: at which all responses run; None for the pairs of `REAL`.
@@ -72,7 +72,7 @@ def plans(moments: Sequence[int] | None) -> dict[Plan, list[str]]:
     return {one: [name for name in NAMES if plan(name, one.moment) == one] for one in found}
 
 
-class Real:
+class RealRuns:
     """Runs jobs according to plans.
 
     Args:
@@ -112,7 +112,7 @@ class Real:
                 first = job.wait(StepCommitted)
                 job.inject("slow", self._rng.choice(job.nodes()), step=max(one.moment + 1, 3), times=TIMES)
                 if one.stop_at is None:
-                    return self._end_of(job, first.time) - first.time
+                    return self._wait_last_step(job, first.time) - first.time
                 # The command arrives during a step. At the end of that step the job is saved and ends.
                 job.wait(StepCommitted, step=one.stop_at - 1 if one.saves else one.stop_at, timeout=_DEADLINE_S)
                 with job.client() as client:
@@ -121,9 +121,9 @@ class Real:
             stopped = job.all(StepCommitted)[-1].time
             # The next job has its own store and events. It shares only the checkpoints.
             with LocalJob(self._script, args, options=options) as job:
-                return self._end_of(job, stopped) - first.time
+                return self._wait_last_step(job, stopped) - first.time
 
-    def _end_of(self, job: LocalJob, since: float) -> float:
+    def _wait_last_step(self, job: LocalJob, since: float) -> float:
         """Wait for the last step after a moment; return when it was committed."""
         last = job.wait(StepCommitted, lambda event: event.time > since and event.step == STEPS, timeout=_DEADLINE_S)
         job.wait_exit()

@@ -34,8 +34,8 @@ from asked import Figure
 from ending import end_in_order
 from moving import MoveBench
 from recovery import DENSE, DENSE_ARGS
-from standstill import Watch
-from straggler_ways import NAMES, NEVER, OURS, STEPS, TIMES, Real, plan, plans
+from standstill import SuspensionWatch
+from straggler_ways import NAMES, NEVER, OURS, STEPS, TIMES, RealRuns, plan, plans_to_run
 
 from holdfast.protocol.events import NodeMoved, StandbyReady, StepCommitted, StragglerFound
 from tests.harness.local_job import LocalJob
@@ -65,7 +65,7 @@ class Parts:
     save_and_restart: float = 0.0
     save_each: float = 0.0
 
-    def lost(self, name: str, moment: int) -> float:
+    def lost_share(self, name: str, moment: int) -> float:
         """Return the share of the time that a response loses if a rank becomes slow at a step of the hundred."""
         one = plan(name, moment)
         slow = (STEPS if one.stop_at is None else one.stop_at) - moment if name.startswith(("nothing", "defer")) else 0
@@ -76,10 +76,10 @@ class Parts:
             seconds += moment % int(name.rpartition("-")[2]) * self.step
         if name == "per-iteration":
             seconds += STEPS * self.save_each
-        return share(seconds, self.step)
+        return share_of_time(seconds, self.step)
 
 
-def share(seconds: float, step: float) -> float:
+def share_of_time(seconds: float, step: float) -> float:
     """Return additional seconds of a hundred steps as a share of all their time."""
     return seconds / (STEPS * step + seconds)
 
@@ -90,35 +90,35 @@ def main() -> int:
     options = _options()
     args = options.args or DENSE_ARGS[2:]
     launch = ("--nodes", "4", "--emulate-compute", options.emulate_compute, "--allow-faults")
-    with Watch() as watch:
-        moved, parts, wrong = _ours(options, watch, (*launch, "--stragglers", "move"), args)
-        lost = _really(options, launch, args, parts.step)
-        ours = {moment: share(cost, parts.step) for moment, cost in moved.items()}
+    with SuspensionWatch() as watch:
+        moved, parts, wrong = _measure_moves(options, watch, (*launch, "--stragglers", "move"), args)
+        lost = _run_responses(options, launch, args, parts.step)
+        ours = {moment: share_of_time(cost, parts.step) for moment, cost in moved.items()}
         asked.write_figures(options.figures, figures(ours, lost))
         return report(ours, parts, lost, wrong, watch)
 
 
-def _really(
+def _run_responses(
     options: argparse.Namespace, launch: Sequence[str], args: Sequence[str], step: float
 ) -> dict[tuple[str, int], float]:
     """Run the hundred steps of all responses; return their losses."""
-    real = Real(options.script, args, launch, random.Random(options.seed))
+    real = RealRuns(options.script, args, launch, random.Random(options.seed))
     lost: dict[tuple[str, int], float] = {}
 
     def note(names: Sequence[str], moment: int, seconds: float) -> None:
-        part = share(seconds - (STEPS - 1) * step, step)
+        part = share_of_time(seconds - (STEPS - 1) * step, step)
         lost.update({(name, moment): part for name in names})
         print(f"{', '.join(names)}, at step {moment}: {part:.2%} lost", flush=True)
 
     for moment in options.moments or (OURS_AT,):
         note([OURS], moment, real.seconds_of_ours(moment, FIRST_S))
-    for one, names in plans(options.moments).items():
+    for one, names in plans_to_run(options.moments).items():
         note(names, one.moment, real.seconds_of(one))
     return lost
 
 
-def _ours(
-    options: argparse.Namespace, watch: Watch, launch: Sequence[str], args: Sequence[str]
+def _measure_moves(
+    options: argparse.Namespace, watch: SuspensionWatch, launch: Sequence[str], args: Sequence[str]
 ) -> tuple[dict[int, float], Parts, list[str]]:
     """Slow one node after the other; return the losses in seconds by moment, the parts, and errors."""
     args = (*args, "--steps", str(NEVER))
@@ -129,18 +129,18 @@ def _ours(
         with LocalJob(options.script, args, options=launch) as job:
             bench = StragglerBench(job, watch, random.Random(options.seed), script)
             try:
-                moved = bench.rounds(options.rounds)
-                wrong = bench.losses()
+                moved = bench.run_rounds(options.rounds)
+                wrong = bench.find_losses()
                 last, saved_at = bench.stop("--no-wait")
             finally:
                 bench.end_agents()
         with LocalJob(options.script, args, options=(*launch[:-1], "1")) as job:
             save_and_restart = job.wait(StepCommitted).time - saved_at
-            steps = bench.steps_of(job, last + 2, BEFORE)
+            steps = bench.step_seconds(job, last + 2, BEFORE)
             _, at = bench.stop("--now", "--no-wait", job=job)
         with LocalJob(options.script, args, options=launch) as job:
             restart = job.wait(StepCommitted).time - at
-    step, slower = bench.undisturbed(), statistics.median(bench.slowed)
+    step, slower = bench.undisturbed_step(), statistics.median(bench.slowed)
     save_each = max(0.0, statistics.median(steps) - step)
     parts = Parts(step, slower, max(0.0, restart - step), max(0.0, save_and_restart - step), save_each)
     return moved, parts, wrong
@@ -166,21 +166,21 @@ def _options() -> argparse.Namespace:
 class StragglerBench(MoveBench):
     """One job in which one node after the other becomes slow."""
 
-    def __init__(self, job: LocalJob, watch: Watch, rng: random.Random, script: Sequence[str]) -> None:
+    def __init__(self, job: LocalJob, watch: SuspensionWatch, rng: random.Random, script: Sequence[str]) -> None:
         super().__init__(job, watch, rng, script)
         self._calm: list[float] = []
         #: Additional seconds of the steps, from the second one after a rank was slowed until it was detected.
         self.slowed: list[float] = []
 
-    def rounds(self, count: int) -> dict[int, float]:
+    def run_rounds(self, count: int) -> dict[int, float]:
         """Slow a rank at every tenth step of a hundred; return the loss at each moment, in seconds."""
         self.job.wait(StepCommitted)
-        self.standby()
+        self.start_standby()
         begun = self.job.all(StepCommitted)[0].time
         self.job.wait(StepCommitted, lambda e: e.time > begun + FIRST_S)
-        return {number * EVERY: self._slowed_at(number * EVERY) for number in range(count)}
+        return {number * EVERY: self._slow_rank_at(number * EVERY) for number in range(count)}
 
-    def undisturbed(self) -> float:
+    def undisturbed_step(self) -> float:
         """Return the median seconds of the steps before ranks were slowed."""
         return statistics.median(self._calm)
 
@@ -192,14 +192,14 @@ class StragglerBench(MoveBench):
         last = job.all(StepCommitted)[-1]
         return last.step, last.time
 
-    def steps_of(self, job: LocalJob, since: int, count: int) -> list[float]:
+    def step_seconds(self, job: LocalJob, since: int, count: int) -> list[float]:
         """Wait for this many steps, and return the seconds of each."""
         job.wait(StepCommitted, lambda e: e.step >= since + count)
         return [event.step_s for event in job.all(StepCommitted) if since <= event.step < since + count]
 
-    def _slowed_at(self, moment: int) -> float:
+    def _slow_rank_at(self, moment: int) -> float:
         """Slow a rank; return the additional seconds of the steps until it was replaced, within the hundred steps."""
-        self.settle(since=len(self.job.events), steps=BEFORE)
+        self.wait_steps(since=len(self.job.events), steps=BEFORE)
         self._calm += [event.step_s for event in self.job.all(StepCommitted)[-BEFORE + 2 :]]
         victim, since = self.rng.choice(self.job.nodes()), len(self.job.events)
         first = self._last_step() + 2
@@ -208,18 +208,18 @@ class StragglerBench(MoveBench):
         if found.node != victim:
             raise SystemExit(f"{found.node} was reported as slow instead of {victim}: {found.why}")
         self.job.wait(NodeMoved, from_node=victim, since=since)
-        self.settle(since=len(self.job.events), steps=AFTER)
+        self.wait_steps(since=len(self.job.events), steps=AFTER)
         slow = [event for event in self.job.events[since:] if isinstance(event, StepCommitted) and event.step >= first]
-        self.slowed += [event.step_s - self.undisturbed() for event in slow[1:] if event.time < found.time]
+        self.slowed += [event.step_s - self.undisturbed_step() for event in slow[1:] if event.time < found.time]
         counted = slow[: STEPS - moment]
-        cost = sum(event.step_s - self.undisturbed() for event in counted)
+        cost = sum(event.step_s - self.undisturbed_step() for event in counted)
         after_s, steps = found.time - slow[0].time + slow[0].step_s, sum(event.time < found.time for event in slow)
         print(f"step {moment:3d}: detected after {steps} steps, {after_s:.1f} s, {found.factor:.2f} times;", end=" ")
-        print(f"{cost:.2f} s lost, {share(cost, self.undisturbed()):.2%}", flush=True)
+        print(f"{cost:.2f} s lost, {share_of_time(cost, self.undisturbed_step()):.2%}", flush=True)
         self.job.wait(StandbyReady, node=victim, since=since)
         with self.job.client() as client:
             client.drain([victim])
-        self.standby()
+        self.start_standby()
         return cost
 
 
@@ -246,12 +246,12 @@ def table(ours: Mapping[int, float], parts: Parts, lost: Lost) -> list[str]:
         row = [f"{ours[moment]:.1%}" if moment in ours else "not measured"]
         for name in NAMES:
             real = lost.get((name, moment))
-            row.append(f"({parts.lost(name, moment):.1%})" if real is None else f"{real:.1%}")
+            row.append(f"({parts.lost_share(name, moment):.1%})" if real is None else f"{real:.1%}")
         lines.append(f"  {moment:5d} " + " ".join(f"{cell:>17s}" for cell in row))
     return lines
 
 
-def report(ours: Mapping[int, float], parts: Parts, lost: Lost, wrong: list[str], watch: Watch) -> int:
+def report(ours: Mapping[int, float], parts: Parts, lost: Lost, wrong: list[str], watch: SuspensionWatch) -> int:
     """Print the table; return 1 if a move lost more than allowed, or a step, a sample or a survivor was lost."""
     print(f"\nemulated: a step {parts.step:.3f} s, slowed {parts.slower:+.3f} s; restart {parts.restart:.2f} s,")
     print(f"save and restart {parts.save_and_restart:.2f} s, a step that saves {parts.save_each:+.3f} s")

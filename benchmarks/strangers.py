@@ -65,16 +65,16 @@ def main() -> int:
         entry = find_job(registry_directory(job.environment), job.url)
         periods: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
         hellos: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        with idler() as elsewhere:
+        with dropping_server() as elsewhere:
             urls = {NOBODY: "", ELSEWHERE: elsewhere, HERE: entry.url}
             for kind in KINDS * options.turns:
-                with strangers(urls[kind], options.strangers):
+                with running_strangers(urls[kind], options.strangers):
                     began = time.time()
-                    hellos[kind] += say_hello(entry, digest, options.seconds)
+                    hellos[kind] += connect_agents(entry, digest, options.seconds)
                     periods[kind].append((began, time.time()))
-        joined = {NOBODY: join(job)}
-        with strangers(entry.url, options.strangers):
-            joined[HERE] = join(job)
+        joined = {NOBODY: add_node(job)}
+        with running_strangers(entry.url, options.strangers):
+            joined[HERE] = add_node(job)
         steps = {kind: steps_in(job, spans) for kind, spans in periods.items()}
         lines = [
             line for line in job.output().splitlines() if "holdfast.coordinator" in line or "more like this" in line
@@ -97,14 +97,14 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def strangers(url: str, count: int) -> Generator[None]:
+def running_strangers(url: str, count: int) -> Generator[None]:
     """Run this many clients in a separate process, all of them connected before the body starts; none for ""."""
     if not url:
         yield
         return
     context = multiprocessing.get_context("spawn")
     there = context.Event()
-    process = context.Process(target=crowd, args=(url, count, there), daemon=True)
+    process = context.Process(target=run_clients, args=(url, count, there), daemon=True)
     process.start()
     try:
         there.wait(60)
@@ -115,10 +115,10 @@ def strangers(url: str, count: int) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def idler() -> Generator[str]:
+def dropping_server() -> Generator[str]:
     """Yield the URL of a program that accepts clients, and drops them after the coordinator's time limit."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=idle, args=(theirs,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=serve_drops, args=(theirs,), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
@@ -127,7 +127,7 @@ def idler() -> Generator[str]:
         process.join(20)
 
 
-def idle(pipe: Connection) -> None:
+def serve_drops(pipe: Connection) -> None:
     """Run the program that only drops clients."""
 
     async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -143,13 +143,16 @@ def idle(pipe: Connection) -> None:
     asyncio.run(run())
 
 
-def crowd(url: str, count: int, there: threading.Event) -> None:
+def run_clients(url: str, count: int, there: threading.Event) -> None:
     """Run the clients for a limited time."""
     os.nice(19)  # real clients would run on other machines
     host, port = url.split("//")[1].rsplit(":", 1)
 
     async def run() -> None:
-        tasks = [asyncio.create_task(stranger(host, int(port), WORDS[number % len(WORDS)])) for number in range(count)]
+        tasks = [
+            asyncio.create_task(connect_repeatedly(host, int(port), WORDS[number % len(WORDS)]))
+            for number in range(count)
+        ]
         await asyncio.sleep(AGAIN_S)
         there.set()
         await asyncio.wait(tasks, timeout=MOST_S)
@@ -157,19 +160,19 @@ def crowd(url: str, count: int, there: threading.Event) -> None:
     asyncio.run(run())
 
 
-async def stranger(host: str, port: int, words: bytes) -> None:
+async def connect_repeatedly(host: str, port: int, words: bytes) -> None:
     """Connect again and again."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(host, port)
-            talking = asyncio.create_task(talk(writer, words))
+            talking = asyncio.create_task(send_text(writer, words))
             await reader.read()
             talking.cancel()
             writer.transport.abort()
         await asyncio.sleep(AGAIN_S)
 
 
-async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
+async def send_text(writer: asyncio.StreamWriter, words: bytes) -> None:
     """Send short text at once, and long text one byte at a time."""
     if len(words) < 1000:
         writer.write(words)
@@ -184,18 +187,18 @@ async def talk(writer: asyncio.StreamWriter, words: bytes) -> None:
 # ---- agents ----
 
 
-def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
+def connect_agents(entry: JobEntry, digest: str, seconds: float) -> list[float]:
     """Connect new agents for a while; return the seconds that each waited for its Welcome."""
 
     async def once(number: int) -> float:
         welcomed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         began = time.monotonic()
 
-        def heard(message: CoordinatorMessage) -> None:
+        def on_message(message: CoordinatorMessage) -> None:
             if isinstance(message, Welcome) and not welcomed.done():
                 welcomed.set_result(time.monotonic() - began)
 
-        channel = await open_channel(entry.url, entry.token, heard)
+        channel = await open_channel(entry.url, entry.token, on_message)
         node = f"hello-{number}"
         channel.send(
             Hello(
@@ -226,7 +229,7 @@ def say_hello(entry: JobEntry, digest: str, seconds: float) -> list[float]:
     return asyncio.run(all_of_them())
 
 
-def join(job: LocalJob) -> float:
+def add_node(job: LocalJob) -> float:
     """Add a node; return the seconds from the request until all its workers are attached."""
     since = len(job.events)
     began = time.time()

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from left_behind import MARK, Holding, Most, by_role, grown, holdings, shared_memory
+from left_behind import (
+    MARK,
+    ProcessResources,
+    RoleResources,
+    find_growth,
+    list_shared_memory,
+    read_resources,
+    summarize_by_role,
+)
 
 from holdfast.errors import UnreachableError
 from holdfast.protocol.events import (
@@ -41,7 +49,7 @@ LONGEST_S = 90.0
 LET_GO_S = 150.0
 
 
-class StruckJob:
+class ChaosJob:
     """A job that is started again with the same command after it has ended; a context manager.
 
     Args:
@@ -61,9 +69,9 @@ class StruckJob:
         self._options = tuple(options)
         self._temporary = folder / "tmp"
         self._temporary.mkdir()
-        self._shared = shared_memory()
-        self._at_begin: dict[str, Most] = {}
-        self.job = self._made()
+        self._shared = list_shared_memory()
+        self._at_begin: dict[str, RoleResources] = {}
+        self.job = self._make_job()
 
     def __enter__(self) -> Self:
         self.job.__enter__()
@@ -72,7 +80,7 @@ class StruckJob:
     def __exit__(self, *exc: object) -> None:
         self.job.__exit__(*exc)
 
-    def _made(self) -> LocalJob:
+    def _make_job(self) -> LocalJob:
         options = ["--nodes", str(NODES), "--allow-faults", "--max-restarts", "1000", "--verify-state", "1"]
         options += ["--checkpoint-dir", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         options += ["--snapshot-every", str(SNAPSHOT_EVERY), "--snapshot-dir", str(self.memory)]
@@ -82,18 +90,18 @@ class StruckJob:
         environment = {MARK: self._mark, "TMPDIR": str(self._temporary)}
         return LocalJob(SCRIPT, args, options=options, folder=self.folder, environment=environment)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         """Start the ended job again with the same command."""
         self.job.__exit__(None, None, None)
         since = len(self.job.events)
-        self.job = self._made()
+        self.job = self._make_job()
         self.job.__enter__()
         self.wait(CoordinatorRestarted, since=since)
 
     # ---- watching ----
 
     @property
-    def place(self) -> int:
+    def event_count(self) -> int:
         """The number of events so far."""
         return len(self.job.events)
 
@@ -101,7 +109,7 @@ class StruckJob:
         """Return the first such event from an index of the journal on; raise JobTimeoutError after 90 s."""
         return self.job.wait(kind, where, since=since, timeout=LONGEST_S)
 
-    def since(self, kind: type[E], place: int) -> list[E]:
+    def events_since(self, kind: type[E], place: int) -> list[E]:
         """Return the events of a kind from an index on."""
         return [event for event in list(self.job.events[place:]) if isinstance(event, kind)]
 
@@ -109,21 +117,21 @@ class StruckJob:
         """Return the members of the newest generation, by rank."""
         return self.job.nodes()
 
-    def worker(self, node: str) -> int:
+    def worker_pid(self, node: str) -> int:
         """Return the process ID of a node's worker."""
         return self.job.pids(node)[1][0]
 
-    def coordinator(self) -> int:
+    def coordinator_pid(self) -> int:
         """Return the process ID of the coordinator."""
         began = [e for e in list(self.job.events) if isinstance(e, JobStarted | CoordinatorRestarted)]
         return began[-1].coordinator_pid
 
-    def step(self) -> int:
+    def last_step(self) -> int:
         """Return the newest committed step."""
         steps = self.job.all(StepCommitted)
         return steps[-1].step if steps else 0
 
-    def settle(self, since: int, steps: int = SETTLE_STEPS) -> StepCommitted:
+    def wait_recovered(self, since: int, steps: int = SETTLE_STEPS) -> StepCommitted:
         """Wait until all nodes have committed this many steps together, and return the first of these steps.
 
         Raises:
@@ -133,14 +141,14 @@ class StruckJob:
         def of_all() -> list[StepCommitted]:
             newest = self.job.all(GenerationStarted)[-1]
             whole = newest.world_size == NODES
-            return [e for e in self.since(StepCommitted, since) if whole and e.generation == newest.generation]
+            return [e for e in self.events_since(StepCommitted, since) if whole and e.generation == newest.generation]
 
         self.wait(StepCommitted, lambda _: len(of_all()) >= steps, since=max(since, 0))
         return of_all()[0]
 
     # ---- acting ----
 
-    def ask(self, act: Callable[[LocalJob], T]) -> T:
+    def request(self, act: Callable[[LocalJob], T]) -> T:
         """Send a request to the coordinator, and repeat it while a coordinator is starting."""
         until = time.monotonic() + LONGEST_S
         while True:
@@ -154,7 +162,7 @@ class StruckJob:
     def add_nodes(self, count: int) -> None:
         """Start more nodes."""
         if count:
-            self.ask(lambda job: job.add_nodes(count))
+            self.request(lambda job: job.add_nodes(count))
 
     def save(self) -> None:
         """Request a checkpoint of the next step."""
@@ -163,64 +171,72 @@ class StruckJob:
             with job.client() as client:
                 client.checkpoint()
 
-        self.ask(asked)
+        self.request(asked)
 
     def kill_node(self, node: str) -> float:
         """Kill a node's agent and workers; return when. The agent dies first, so that it cannot report the workers."""
         agent, workers = self.job.pids(node)
         at = time.time()
         for pid in (agent, *workers):
-            kill(pid)
+            send_signal(pid)
         return at
 
-    def added(self, since: int) -> str:
+    def joined_node(self, since: int) -> str:
         """Return the first node that has joined since an index."""
         return self.wait(NodesJoined, since=since).names[0]
 
     # ---- remaining resources ----
 
-    def note_begin(self) -> None:
+    def record_baseline(self) -> None:
         """Record the resources of the job's processes, as the limit for the end."""
-        self._at_begin = by_role(self.held())
+        self._at_begin = summarize_by_role(self.read_resources())
 
-    def held(self) -> list[Holding]:
+    def read_resources(self) -> list[ProcessResources]:
         """Return the resources of the job's processes."""
-        return holdings(self._mark)
+        return read_resources(self._mark)
 
-    def leaks(self) -> list[str]:
+    def find_leaks(self) -> list[str]:
         """Return resources that grew since the start, after waiting for their release."""
         until = time.monotonic() + LET_GO_S
-        while wrong := grown(self._at_begin, by_role(self.held())):
+        while wrong := find_growth(self._at_begin, summarize_by_role(self.read_resources())):
             if time.monotonic() > until:
                 break
             time.sleep(1.0)
         print(f"{'role':12s} processes  threads  descriptors  MiB   (largest of one process: start -> end)")
-        for role, after in by_role(self.held()).items():
+        for role, after in summarize_by_role(self.read_resources()).items():
             before = self._at_begin.get(role, after)
             pairs = [(before.processes, after.processes), (before.threads, after.threads)]
             pairs += [(before.descriptors, after.descriptors), (before.resident_kib >> 10, after.resident_kib >> 10)]
             print(f"{role:12s} " + "  ".join(f"{first} -> {second}" for first, second in pairs))
         return wrong
 
-    def end(self) -> list[str]:
+    def stop(self) -> list[str]:
         """End the job with Ctrl-C; return resources that remain, and missing saves."""
         assert self.job.process is not None
         self.job.process.send_signal(signal.SIGINT)
         code = self.job.wait_exit(LONGEST_S)
         wrong = [f"it ended with exit code {code}"] if code != 130 else []
-        wrong += [f"process {one.pid} ({one.role}) still runs" for one in self.held()]
-        wrong += [f"{name} is left in shared memory" for name in sorted(shared_memory() - self._shared)]
+        wrong += [f"process {one.pid} ({one.role}) still runs" for one in self.read_resources()]
+        wrong += [f"{name} is left in shared memory" for name in sorted(list_shared_memory() - self._shared)]
         wrong += [f"{path.name} is left in the folder of snapshots" for path in self.memory.iterdir()]
         left = [name for name in sorted(os.listdir(self._temporary)) if name.startswith("holdfast")]
         wrong += [f"{name} is left in the temporary folder" for name in left]
-        if f"step {self.step()} is saved" not in self.job.output():
-            wrong.append(f"step {self.step()} is not saved at its end")
+        if f"step {self.last_step()} is saved" not in self.job.output():
+            wrong.append(f"step {self.last_step()} is not saved at its end")
         return wrong
 
-    def differences(self) -> list[str]:
+    def find_differences(self) -> list[str]:
         """Return the workers and steps with a state that differs from an undisturbed run."""
         undisturbed = self.folder / "undisturbed"
-        command = [sys.executable, str(SCRIPT), *self._data, "--steps", str(self.step()), "--hashes", str(undisturbed)]
+        command = [
+            sys.executable,
+            str(SCRIPT),
+            *self._data,
+            "--steps",
+            str(self.last_step()),
+            "--hashes",
+            str(undisturbed),
+        ]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         right = {step: digest for _, step, digest in _lines(undisturbed.read_bytes())}
         known, at, wrong = self.hashes.read_bytes(), 0, list[str]()
@@ -233,7 +249,7 @@ class StruckJob:
         return wrong
 
 
-def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+def send_signal(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, how)

@@ -37,7 +37,7 @@ def reports_to(outcome: queue.Queue[str]) -> Callable[[str, str], None]:
     return on_end
 
 
-def make(megabytes: int) -> TrainingState:
+def make_state(megabytes: int) -> TrainingState:
     """Return a state of this size: layers of 4 MiB and one small tensor each."""
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(megabytes // 4)))
     return TrainingState(model, torch.optim.SGD(model.parameters()))
@@ -49,10 +49,10 @@ def plan_of(generation: int, port: int) -> GenerationPlan:
     return GenerationPlan(term=1, generation=generation, members=members, sources=sources, secret=b"s" * 32)
 
 
-def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
+def run_receiver(pipe: Connection, megabytes: int, repeats: int) -> None:
     """Run the joining worker: one receiver per generation, then the same bytes over one raw stream."""
     torch.set_num_threads(1)
-    state = make(megabytes)
+    state = make_state(megabytes)
     receipts: dict[int, StateReceiver] = {}
     lock = threading.Lock()
     ended: queue.Queue[int] = queue.Queue()
@@ -94,10 +94,10 @@ def receive(pipe: Connection, megabytes: int, repeats: int) -> None:
 def measure(megabytes: int, repeats: int) -> tuple[list[float], list[float]]:
     """Return GB/s of our transfers and of raw ones, without the first of each."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=receive, args=(there, megabytes, repeats))
+    process = multiprocessing.get_context("spawn").Process(target=run_receiver, args=(there, megabytes, repeats))
     process.start()
     port = here.recv()
-    view = make(megabytes).capture()
+    view = make_state(megabytes).capture()
     ours: list[float] = []
     raw: list[float] = []
     for generation in range(1, repeats + 2):

@@ -63,15 +63,15 @@ class Tree:
         self._modules: dict[str, ModuleType] = {}
         sys.path.insert(0, str(source))
         try:
-            with self._in_place():
-                self._steps = self._begin()
+            with self._imported():
+                self._steps = self._start_job()
                 self.run(model.block_steps)
         finally:
             sys.path.remove(str(source))
 
-    def block(self) -> float:
+    def time_block(self) -> float:
         """Return the processor seconds of a step, averaged over a block."""
-        with self._in_place():
+        with self._imported():
             gc.collect()
             begun = time.process_time()
             self.run(self._sizes.block_steps)
@@ -85,7 +85,7 @@ class Tree:
                 step.backward(loss_of(self._model, batch))
             assert step.apply()
 
-    def _begin(self) -> Iterator[Any]:
+    def _start_job(self) -> Iterator[Any]:
         import holdfast
         from holdfast.runtime.tensors import seed_all
 
@@ -98,14 +98,14 @@ class Tree:
         return iter(job.steps(1_000_000))
 
     @contextmanager
-    def _in_place(self) -> Generator[None]:
+    def _imported(self) -> Generator[None]:
         """Make `import holdfast` use this tree."""
-        others = _taken_out()
+        others = _remove_modules()
         sys.modules.update(self._modules)
         try:
             yield
         finally:
-            self._modules = _taken_out()
+            self._modules = _remove_modules()
             sys.modules.update(others)
 
 
@@ -127,7 +127,7 @@ def main() -> int:
         return 0
     ratios: list[float] = []
     for _ in range(options.pairs):
-        ways = [_compared(options, first) for first in ("ours", "theirs")]
+        ways = [_run_process(options, first) for first in ("ours", "theirs")]
         ratios += [math.sqrt(a * b) for a, b in zip(*ways, strict=True)]
         print(*(f"{ratio:.4f}" for ratio in ratios[-options.blocks :]), flush=True)
     low, high = interval(ratios)
@@ -147,12 +147,12 @@ def compare(other: Path, model: Model, blocks: int, ours_first: bool) -> list[fl
     ratios: list[float] = []
     for number in range(blocks):
         turns = (ours, theirs) if number % 2 else (theirs, ours)
-        taken = {tree: tree.block() for tree in turns}
+        taken = {tree: tree.time_block() for tree in turns}
         ratios.append(taken[ours] / taken[theirs])
     return ratios
 
 
-def _compared(options: argparse.Namespace, first: str) -> list[float]:
+def _run_process(options: argparse.Namespace, first: str) -> list[float]:
     command = [sys.executable, __file__, str(options.other), "--blocks", str(options.blocks), "--first", first]
     command += ["--small"] if options.small else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -165,7 +165,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[max(len(ordered) // 2 - away, 0)], ordered[min(len(ordered) // 2 + away, len(ordered) - 1)]
 
 
-def _taken_out() -> dict[str, ModuleType]:
+def _remove_modules() -> dict[str, ModuleType]:
     """Remove all modules of holdfast from `sys.modules` and return them."""
     names = [name for name in sys.modules if name == "holdfast" or name.startswith("holdfast.")]
     return {name: sys.modules.pop(name) for name in names}

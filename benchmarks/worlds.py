@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ending import end_in_order
-from standstill import Watch
+from standstill import SuspensionWatch
 
 from holdfast.protocol.events import (
     FailureDetected,
@@ -76,11 +76,11 @@ def main() -> int:
     # Namespaces outlive the process that made them, so they must be removed however this ends.
     end_in_order()
     table: list[Figures] = []
-    with Watch() as watch:
+    with SuspensionWatch() as watch:
         for world in options.worlds.split(","):
             nodes, workers = map(int, world.split("x"))
             try:
-                table.append(measured(Figures(nodes, workers), options.kills))
+                table.append(measure_world(Figures(nodes, workers), options.kills))
             except NamespacesRefusedError as error:
                 print(error, file=sys.stderr)
                 return 2
@@ -89,7 +89,7 @@ def main() -> int:
     return 1 if any(figures.wrong for figures in table) else 0
 
 
-def measured(figures: Figures, kills: int) -> Figures:
+def measure_world(figures: Figures, kills: int) -> Figures:
     """Run one world, and repeatedly kill a node and add another one."""
     began = time.time()
     with (
@@ -106,23 +106,23 @@ def measured(figures: Figures, kills: int) -> Figures:
     ):
         first = job.wait(StepCommitted, timeout=COME_S)
         figures.start = first.time - began
-        tell(figures, f"first step after {figures.start:.1f} s")
-        settle(job, FIRST_STEPS)
-        look(job, figures)
+        print_progress(figures, f"first step after {figures.start:.1f} s")
+        wait_steps(job, FIRST_STEPS)
+        record_processes(job, figures)
         killed: set[str] = set()
         for number in range(kills):
-            figures.step = undisturbed(job, figures)
+            figures.step = undisturbed_step(job, figures)
             # The victims cover all levels: neighbours in the plan, and its ends.
             victim = job.nodes()[(number * 3) % figures.nodes]
             killed.add(victim)
-            kill(job, figures, victim)
-            join(job, figures, victim, number)
-        figures.wrong += losses(job, killed)
-    print(line(figures), flush=True)
+            kill_node(job, figures, victim)
+            add_node(job, figures, victim, number)
+        figures.wrong += find_losses(job, killed)
+    print(format_line(figures), flush=True)
     return figures
 
 
-def kill(job: NetworkJob, figures: Figures, victim: str) -> None:
+def kill_node(job: NetworkJob, figures: Figures, victim: str) -> None:
     """Kill all processes of a node with SIGKILL."""
     since, at = len(job.events), job.signal_node(victim)
     generation = job.wait(GenerationStarted, lambda e: victim not in e.members, since=since, timeout=COME_S)
@@ -131,40 +131,40 @@ def kill(job: NetworkJob, figures: Figures, victim: str) -> None:
     figures.down.append(first.time - at - figures.step)
     figures.decide.append(recovered.decide_s)
     figures.regroup.append(recovered.regroup_s)
-    tell(figures, f"down {first.time - at:.2f} s, less the step {figures.down[-1]:.2f} s")
-    settle(job, SETTLE_STEPS)
+    print_progress(figures, f"down {first.time - at:.2f} s, less the step {figures.down[-1]:.2f} s")
+    wait_steps(job, SETTLE_STEPS)
 
 
-def join(job: NetworkJob, figures: Figures, victim: str, number: int) -> None:
+def add_node(job: NetworkJob, figures: Figures, victim: str, number: int) -> None:
     """Add a node in the namespace of the killed one."""
     since, node = len(job.events), f"{victim.split('.')[0]}.{number}"
     job.add(victim.split(".")[0], node)
     joined_ = job.wait(NodesJoined, lambda e: node in e.names, since=since, timeout=COME_S)
     job.wait(GenerationStarted, lambda e: node in e.members, since=since, timeout=COME_S)
-    settle(job, SETTLE_STEPS)
+    wait_steps(job, SETTLE_STEPS)
     steps = [e for e in job.events[job.events.index(joined_) :] if isinstance(e, StepCommitted)]
     figures.stall.append(max(e.step_s for e in steps) - figures.step)
-    tell(figures, f"{node} joined: a stall of {figures.stall[-1]:.2f} s")
+    print_progress(figures, f"{node} joined: a stall of {figures.stall[-1]:.2f} s")
 
 
-def tell(figures: Figures, what: str) -> None:
+def print_progress(figures: Figures, what: str) -> None:
     """Print a measurement."""
     print(f"{figures.nodes}x{figures.workers}: {what}", file=sys.stderr, flush=True)
 
 
-def settle(job: NetworkJob, steps: int) -> None:
+def wait_steps(job: NetworkJob, steps: int) -> None:
     """Wait for this many steps."""
     wanted = job.all(StepCommitted)[-1].step + steps
     job.wait(StepCommitted, lambda e: e.step >= wanted, timeout=COME_S)
 
 
-def undisturbed(job: NetworkJob, figures: Figures) -> float:
+def undisturbed_step(job: NetworkJob, figures: Figures) -> float:
     """Return the median seconds of the steps of the complete world; disturbed steps are too few to matter."""
     whole = [e.step_s for e in job.all(StepCommitted)[3:] if e.world_size == figures.nodes * figures.workers]
     return statistics.median(whole)
 
 
-def losses(job: NetworkJob, killed: set[str]) -> list[str]:
+def find_losses(job: NetworkJob, killed: set[str]) -> list[str]:
     """Return lost steps, samples, and nodes that failed without being killed."""
     steps = [e.step for e in job.all(StepCommitted)]
     wrong = [] if steps == list(range(1, len(steps) + 1)) else ["steps are missing or doubled"]
@@ -177,18 +177,18 @@ def losses(job: NetworkJob, killed: set[str]) -> list[str]:
 # ---- processes ----
 
 
-def look(job: NetworkJob, figures: Figures) -> None:
+def record_processes(job: NetworkJob, figures: Figures) -> None:
     """Record each rank's connections, threads and memory."""
     for node in job.nodes():
         for pid in job.pids(node)[1]:
-            figures.connections.append(connections(pid))
+            figures.connections.append(count_connections(pid))
             figures.threads.append(len(os.listdir(f"/proc/{pid}/task")))
             memory = _memory(pid)
             figures.proportional.append(memory["Pss"])
             figures.private.append(memory["Private_Clean"] + memory["Private_Dirty"])
 
 
-def connections(pid: int) -> int:
+def count_connections(pid: int) -> int:
     """Return the number of established TCP connections of a process."""
     links = (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
     mine = {target[8:-1] for target in map(_target, links) if target.startswith("socket:[")}
@@ -215,7 +215,7 @@ def report(table: list[Figures]) -> None:
     """Print the figures of all worlds in one table."""
     print(f"\n{'world':>10} {HEAD}")
     for figures in table:
-        print(line(figures))
+        print(format_line(figures))
     wrong = [f"{figures.nodes}x{figures.workers}: {what}" for figures in table for what in figures.wrong]
     print("lost: " + ("; ".join(wrong) or "nothing (steps 0, samples 0, survivors 0)"))
 
@@ -226,7 +226,7 @@ HEAD = (
 )
 
 
-def line(figures: Figures) -> str:
+def format_line(figures: Figures) -> str:
     """Return one world's figures: medians, and the range of the costs of kills and joins."""
     world = f"{figures.nodes}x{figures.workers}={figures.nodes * figures.workers}"
     memory = f"{statistics.median(figures.proportional):.0f} ({statistics.median(figures.private):.0f})"

@@ -28,7 +28,7 @@ COLOURS = {
 }
 
 
-def sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any, list[Any]]:
+def make_sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) -> tuple[Any, list[Any]]:
     """Return a figure with this many panels, and the panels row by row."""
     from matplotlib.figure import Figure
 
@@ -41,7 +41,7 @@ def sheet(columns: int, rows: int = 1, width: float = 5.2, height: float = 3.8) 
     return figure, list(panels.flat)
 
 
-def many_colours(number: int) -> list[Any]:
+def distinct_colours(number: int) -> list[Any]:
     """Return this many colours; neighbours differ."""
     from matplotlib import colormaps
 
@@ -49,14 +49,14 @@ def many_colours(number: int) -> list[Any]:
     return [palette(place % palette.N) for place in range(number)]
 
 
-def curves(axes: Any, by: Sequence[float], values: Mapping[str, Sequence[float]], *, marker: str = "o") -> None:
+def draw_curves(axes: Any, by: Sequence[float], values: Mapping[str, Sequence[float]], *, marker: str = "o") -> None:
     """Draw one line per name in its colour; coinciding lines differ in width."""
     for place, (name, line) in enumerate(values.items()):
         size = max(7.5 - 1.2 * place, 3.0)
         axes.plot(by, line, marker=marker, markersize=size, linewidth=1.6, color=COLOURS.get(name), label=name)
 
 
-def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]], *, form: str = "{:.0f}") -> None:
+def draw_bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]], *, form: str = "{:.0f}") -> None:
     """Draw one bar per group and name, with its number above it."""
     width = 0.8 / len(values)
     for place, (name, heights) in enumerate(values.items()):
@@ -66,16 +66,16 @@ def bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[float]]
     axes.set_xticks(range(len(groups)), groups)
 
 
-def stacked(axes: Any, groups: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+def draw_stacked(axes: Any, groups: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
     """Draw one stacked bar per group."""
     below = [0.0] * len(groups)
-    for (name, heights), colour in zip(parts.items(), many_colours(2 * len(parts))[::2], strict=True):
+    for (name, heights), colour in zip(parts.items(), distinct_colours(2 * len(parts))[::2], strict=True):
         axes.bar(range(len(groups)), heights, 0.7, bottom=below, color=colour, label=name)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     axes.set_xticks(range(len(groups)), groups)
 
 
-def lines_and_totals(
+def draw_lines_and_totals(
     panels: tuple[Any, Any],
     title: str,
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -105,14 +105,14 @@ def lines_and_totals(
     below.set_xticks(range(len(names)), names, fontsize=8, rotation=12)
 
 
-def name_lines_and_totals(panels: Sequence[Any]) -> None:
+def label_lines_and_totals(panels: Sequence[Any]) -> None:
     """Label the axes of a sheet with lines above and totals below."""
     panels[0].set_ylabel("samples per second")
     panels[len(panels) // 2].set_ylabel("samples in all")
     panels[0].legend(fontsize=8)
 
 
-def papers(axes: Any, x: float, y: float, text: str) -> None:
+def mark_paper_value(axes: Any, x: float, y: float, text: str) -> None:
     """Mark a number from the paper."""
     axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2.2, color=PAPERS, linestyle="none", zorder=5)
     axes.annotate(text, (x, y), xytext=(7, 5), textcoords="offset points", color=PAPERS, fontsize=8)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import save, sheet
-from setting import above_zero, at_least, finish, parser_of
+from drawing import make_sheet, save
+from setting import above_zero, at_least, make_parser, run_figure
 
 from tests.harness.local_world import run_world
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from layer_throughput import RANKS, SHARES, SIDES, measure, report
+from layer_throughput import RANKS, SHARES, SIDES, measure, print_report
 
 COLOURED = dict(zip(SIDES, ("#c0392b", "#1f5fa8", "#7fa7d1", "#d68910"), strict=True))
 
@@ -33,8 +33,8 @@ def make(options: argparse.Namespace) -> None:
     total = RANKS * options.tokens
     rates = {key: total / np.array([rank[key] for rank in ranks]).max(axis=0) for key in ranks[0]}
     print(f"Figure 10a, MEASURED, EMULATED accelerator: {options.seconds_per_token:g} s a token, {total} tokens")
-    report(rates)
-    figure, panels = sheet(1, width=6.4)
+    print_report(rates)
+    figure, panels = make_sheet(1, width=6.4)
     for side in SIDES:
         values = [rates[share, side] for share in SHARES]
         middle = [float(np.median(value)) for value in values]
@@ -53,11 +53,11 @@ def make(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=at_least(1), default=3)
     parser.add_argument("--tokens", type=at_least(1), default=256, help="tokens per rank")
     parser.add_argument("--seconds-per-token", type=above_zero, default=5e-4)
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

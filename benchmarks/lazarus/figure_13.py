@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from drawing import COLOURS, save, sheet
+from drawing import COLOURS, make_sheet, save
 from modelled_job import Costs, Formation, ModelledJob, Policy
 from perf_model import LayerTimes, PerfModel
-from policies import Static, unpadded
-from setting import at_least, finish, from_zero, needed, parser_of
+from policies import Static, chunk_load
+from setting import at_least, from_zero, make_parser, require_file, run_figure
 
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, estimate
 from holdfast.planning import Plan, as_slots, make_plan, split_over_workers, strategy_named
@@ -65,7 +65,7 @@ N = TypeVar("N", int, float)
 
 def substitute(data: Path, seed: int = 0) -> IntArray:
     """Return tokens `(58, 256)` composed of recorded layers."""
-    with np.load(needed(data, Path("routing") / "smartmoe_24L32E.npz")) as archive:
+    with np.load(require_file(data, Path("routing") / "smartmoe_24L32E.npz")) as archive:
         late = archive["tokens"][archive["iterations"] > 2000].astype(np.int64)
     rng = np.random.default_rng(seed)
     rows = [
@@ -90,9 +90,9 @@ class Pace:
 
     def step_s(self, gpu: FloatArray, node: FloatArray) -> float:
         """Return a step's seconds; both arguments are `(L,)`."""
-        return 1e-3 * SEQUENCES * (self._pass(gpu, node, 1.0) + self._pass(gpu, node, 2.0))
+        return 1e-3 * SEQUENCES * (self._pass_ms(gpu, node, 1.0) + self._pass_ms(gpu, node, 2.0))
 
-    def _pass(self, gpu: FloatArray, node: FloatArray, compute: float) -> float:
+    def _pass_ms(self, gpu: FloatArray, node: FloatArray, compute: float) -> float:
         """Return the ms of one sequence's pass; messages overlap with computation, as in the source."""
         t = self.times
         before, routed = compute * (t.attention_tp + t.shared), compute * t.routed * gpu
@@ -126,26 +126,26 @@ class Sized:
             )
         return self.known[nodes]
 
-    def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
+    def form(self, nodes: tuple[str, ...], step: int) -> Formation | None:
         """Train on all available nodes."""
         if len(nodes) < EP_NODES:
             return None
         seconds = self.step_s(len(nodes))
         return Formation(nodes=nodes, samples=len(nodes) * SEQUENCES, step_s=lambda _: seconds)
 
-    def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
+    def shrink(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
         """Continue on the remaining nodes."""
-        return self.begin(alive, step)
+        return self.form(alive, step)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
         """Use all available nodes."""
-        return self.begin(alive, step) or before
+        return self.form(alive, step) or before
 
     def rebalance(self, before: Formation, step: int) -> Formation:
         """Keep the placement, because the loads do not change."""
         return before
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """Return a number of steps beyond the end of the job."""
         return FOR_EVER
 
@@ -161,7 +161,7 @@ class Chunks:
         """Return a step's seconds."""
         return self.seconds
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """Return a number of steps beyond the end of the job."""
         return FOR_EVER
 
@@ -169,10 +169,10 @@ class Chunks:
 def chunks_of(pace: Pace, loads: IntArray) -> Chunks:
     """Return the pace of groups of 64 GPUs."""
     shares = loads / loads.sum(axis=1, keepdims=True)
-    return Chunks(seconds=pace.step_s(unpadded(shares, EP_NODES * GPUS), unpadded(shares, EP_NODES)))
+    return Chunks(seconds=pace.step_s(chunk_load(shares, EP_NODES * GPUS), chunk_load(shares, EP_NODES)))
 
 
-def preempted(nodes: int, probability: float, seed: int) -> Window:
+def preemptions(nodes: int, probability: float, seed: int) -> Window:
     """Return the times at which nodes are preempted and replaced, over the largest number of hours."""
     rng = random.Random(seed)
     names = [f"node{number:03}" for number in range(nodes)]
@@ -190,7 +190,7 @@ def preempted(nodes: int, probability: float, seed: int) -> Window:
     return Window(start_nodes=tuple(names), batches=batches, seconds=HOUR * MOST_HOURS)
 
 
-def competitors(pace: Pace, loads: IntArray) -> dict[str, Policy]:
+def compared_policies(pace: Pace, loads: IntArray) -> dict[str, Policy]:
     """Return the compared policies by name."""
     chunks = chunks_of(pace, loads)
     return {
@@ -202,7 +202,7 @@ def competitors(pace: Pace, loads: IntArray) -> dict[str, Policy]:
 
 def costs(policy: Policy, nodes: int, probability: float, restart_s: float) -> Costs:
     """Return the cost of failures and the checkpoint interval of a policy."""
-    formation = policy.begin(tuple(map(str, range(nodes))), 0)
+    formation = policy.form(tuple(map(str, range(nodes))), 0)
     assert formation is not None
     period = HOUR
     if policy.restarts_to_grow:
@@ -217,22 +217,22 @@ def costs(policy: Policy, nodes: int, probability: float, restart_s: float) -> C
     )
 
 
-def hours(policy: Policy, nodes: int, probability: float, options: argparse.Namespace) -> FloatArray:
+def hours_taken(policy: Policy, nodes: int, probability: float, options: argparse.Namespace) -> FloatArray:
     """Return the hours that the samples took in each trial, or inf if longer than the simulated time."""
     found: list[float] = []
     paid = costs(policy, nodes, probability, options.restart_s)
     for seed in range(options.trials):
-        lived = ModelledJob(policy, paid, preempted(nodes, probability, seed), SAMPLES).run()
+        lived = ModelledJob(policy, paid, preemptions(nodes, probability, seed), SAMPLES).run()
         found.append(lived.course[-1][0] / HOUR if lived.samples >= SAMPLES else math.inf)
     return np.array(found)
 
 
-def shown(found: Estimate) -> str:
+def format_estimate(found: Estimate) -> str:
     """Format a mean and half the width of its 95 % interval."""
     return f"{found.mean:6.2f} +- {found.high - found.mean:4.2f}"
 
 
-def setting(
+def compare_setting(
     players: dict[str, Policy],
     nodes: int,
     probability: float,
@@ -240,22 +240,22 @@ def setting(
     options: argparse.Namespace,
 ) -> dict[str, Estimate]:
     """Print one setting's row; return the times relative to holdfast."""
-    taken = {name: hours(policy, nodes, probability, options) for name, policy in players.items()}
+    taken = {name: hours_taken(policy, nodes, probability, options) for name, policy in players.items()}
     over = {name: estimate(values / taken["holdfast"], 0.95) for name, values in taken.items()}
     said = "-" if paper is None else f"{paper[0]} and {paper[1]}"
     print(
-        f"  {nodes * GPUS:5} GPUs, {probability:4}   {shown(estimate(taken['holdfast'], 0.95))} h   "
-        f"DS(FT) {shown(over['DS(FT)'])}   DS {shown(over['DS'])}   the paper: {said}"
+        f"  {nodes * GPUS:5} GPUs, {probability:4}   {format_estimate(estimate(taken['holdfast'], 0.95))} h   "
+        f"DS(FT) {format_estimate(over['DS(FT)'])}   DS {format_estimate(over['DS'])}   the paper: {said}"
     )
     return over
 
 
 def make(options: argparse.Namespace) -> None:
     """Print and draw the figure."""
-    model = PerfModel.read(needed(options.data, Path("perfmodel") / "dsv3_perfmodel.json"))
+    model = PerfModel.read(require_file(options.data, Path("perfmodel") / "dsv3_perfmodel.json"))
     loads = substitute(options.data) if options.zipf is None else zipf(options.zipf)
     pace = Pace(times=model.layer(TOKENS, tp=GPUS, dp=EP_NODES))
-    players = competitors(pace, loads)
+    players = compared_policies(pace, loads)
     elastic, chunks = Sized(pace=pace, loads=loads), chunks_of(pace, loads)
     even = np.ones(LAYERS)
     name = "recorded SmartMoE layers" if options.zipf is None else f"Zipf {options.zipf:g}"
@@ -265,15 +265,15 @@ def make(options: argparse.Namespace) -> None:
         f"{chunks.seconds:.2f} s\n  GPUs, probability of preemption an hour; our hours; times over ours, mean +- 95 %"
     )
     by_probability = {
-        one: setting(players, NODES, one, PAPER_BY_PROBABILITY.get(one), options) for one in PROBABILITIES
+        one: compare_setting(players, NODES, one, PAPER_BY_PROBABILITY.get(one), options) for one in PROBABILITIES
     }
     by_nodes = {
         one: by_probability[PROBABILITY]
         if one == NODES
-        else setting(players, one, PROBABILITY, PAPER_BY_NODES.get(one), options)
+        else compare_setting(players, one, PROBABILITY, PAPER_BY_NODES.get(one), options)
         for one in SIZES
     }
-    figure, panels = sheet(2, width=6.0)
+    figure, panels = make_sheet(2, width=6.0)
     draw(panels[0], by_probability, PAPER_BY_PROBABILITY, "probability of preemption in an hour, 512 GPUs", str)
     draw(panels[1], by_nodes, PAPER_BY_NODES, f"GPUs, probability {PROBABILITY}", lambda nodes: str(nodes * GPUS))
     panels[0].set_ylabel("job completion time over ours (simulated)")
@@ -303,11 +303,11 @@ def draw(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--trials", type=at_least(2), default=10, help="an interval needs 2")
     parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds that a restart takes")
     parser.add_argument("--zipf", type=from_zero, help="skew of generated loads instead of the recorded ones")
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

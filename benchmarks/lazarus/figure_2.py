@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from drawing import many_colours, save, sheet
-from setting import MODELS, Recording, finish, parser_of
+from drawing import distinct_colours, make_sheet, save
+from setting import MODELS, Recording, make_parser, run_figure
 
 from holdfast.planning.arrays import FloatArray, IntArray
 
@@ -39,7 +39,7 @@ def shares_of(tokens: IntArray) -> FloatArray:
     return tokens / tokens.sum(axis=2, keepdims=True)
 
 
-def peak(shares: FloatArray, iterations: IntArray, layer: int, since: int) -> Peak:
+def find_peak(shares: FloatArray, iterations: IntArray, layer: int, since: int) -> Peak:
     """Return the largest share of two experts of a layer, from an iteration on."""
     two = np.sort(shares[:, layer], axis=1)[:, -2:].sum(axis=1)
     two = np.where(iterations >= since, two, 0.0)
@@ -53,16 +53,16 @@ def make(options: argparse.Namespace) -> None:
     print(f"Figure 2: the two most popular of 16 experts (GPT-L); the paper: up to {PAPER:.2f} of the tokens")
     print("  layer (from 0)      all iterations             from iteration 101 on      at the end")
     for layer in range(shares.shape[1]):
-        ever, later = (peak(shares, iterations, layer, since) for since in (0, WARM_UP + 1))
+        ever, later = (find_peak(shares, iterations, layer, since) for since in (0, WARM_UP + 1))
         last = float(np.sort(shares[-1, layer])[-2:].sum())
         print(
             f"  {layer:5}          {ever.share:.3f} (iteration {ever.iteration:4})     {later.share:.3f} "
             f"(iteration {later.iteration:4})     {last:.3f}"
         )
-    figure, panels = sheet(2, width=6.4)
+    figure, panels = make_sheet(2, width=6.4)
     for axes, layer in zip(panels, LAYERS, strict=True):
         order = np.argsort(-shares[:, layer].mean(axis=0))
-        axes.stackplot(iterations, shares[:, layer, order].T, linewidth=0, colors=many_colours(len(order)))
+        axes.stackplot(iterations, shares[:, layer, order].T, linewidth=0, colors=distinct_colours(len(order)))
         axes.set_ylim(0, 1)
         axes.set_xlim(int(iterations[0]), int(iterations[-1]))
         axes.set_title(f"layer {layer + 1}: each band is one expert", fontsize=10)
@@ -73,7 +73,7 @@ def make(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    return finish(make, parser_of(__doc__).parse_args(words))
+    return run_figure(make, make_parser(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-from drawing import curves, papers, save, sheet
-from setting import MODELS, NODES, SLOTS, Recording, finish, parser_of, planned, row
+from drawing import draw_curves, make_sheet, mark_paper_value, save
+from setting import MODELS, NODES, SLOTS, Recording, format_row, make_parser, make_testbed_plan, run_figure
 
 from holdfast.planning import as_slots, recovery_curve
 from holdfast.planning.arrays import FloatArray, IntArray
@@ -39,7 +39,7 @@ def survival(counts: IntArray) -> FloatArray:
     return recovery_curve(counts).probability
 
 
-def unaligned(counts: IntArray) -> FloatArray:
+def mean_unaligned_survival(counts: IntArray) -> FloatArray:
     """Return the mean survival `(N + 1,)` of replicas `(L, E, N)` if each layer has its own random order of nodes."""
     rng = np.random.default_rng(0)
     nodes = counts.shape[2]
@@ -47,23 +47,23 @@ def unaligned(counts: IntArray) -> FloatArray:
     return np.mean(found, axis=0)
 
 
-def by_number(replicas: IntArray) -> IntArray:
+def spread_by_number(replicas: IntArray) -> IntArray:
     """Return spread replicas `(L, E, N)` of `(L, E)`, dealt expert by expert in the order of their numbers."""
     empty = np.zeros((*replicas.shape, NODES), dtype=np.int64)
     return deal(empty, replicas, as_slots(SLOTS, NODES))
 
 
-def strategies_on(loads: IntArray) -> dict[str, FloatArray]:
+def survival_by_strategy(loads: IntArray) -> dict[str, FloatArray]:
     """Return the survival `(N + 1,)` of loads `(L, E)` by strategy, in both readings if there are several layers."""
-    plans = {name: planned(loads, NODES, name) for name in ("best", "mro", "spread", "compact")}
+    plans = {name: make_testbed_plan(loads, NODES, name) for name in ("best", "mro", "spread", "compact")}
     found = {name: survival(plan.counts) for name, plan in plans.items()}
     if len(loads) > 1:
-        found["mro, each layer its own nodes"] = unaligned(plans["mro"].counts)
-        found["spread, by expert number"] = survival(by_number(plans["spread"].replicas))
+        found["mro, each layer its own nodes"] = mean_unaligned_survival(plans["mro"].counts)
+        found["spread, by expert number"] = survival(spread_by_number(plans["spread"].replicas))
     return found
 
 
-def hot_expert(ratio: int) -> IntArray:
+def hot_expert_loads(ratio: int) -> IntArray:
     """Return tokens `(1, 8)`: the first expert gets `ratio` times its even share, the others share the rest."""
     return np.array([[ratio * 7 * 8, *[(64 - 8 * ratio)] * 7]])
 
@@ -73,29 +73,29 @@ def show(axes: object, title: str, found: dict[str, FloatArray], paper: dict[str
     lost = list(range(1, NODES))
     print(f"{title}\n  {'lost nodes':44}" + "".join(f"{number:7}" for number in lost))
     for name, values in found.items():
-        print(row(name, values[1:NODES].tolist()))
+        print(format_row(name, values[1:NODES].tolist()))
     for name, value in paper.items():
-        print(row(f"the paper: {name}", [value if number == PAPER_LOST else None for number in lost]))
-    curves(axes, lost, {name: values[1:NODES].tolist() for name, values in found.items()})
+        print(format_row(f"the paper: {name}", [value if number == PAPER_LOST else None for number in lost]))
+    draw_curves(axes, lost, {name: values[1:NODES].tolist() for name, values in found.items()})
     for name, value in paper.items():
-        papers(axes, PAPER_LOST, value, f"paper, {name}: {value}")
+        mark_paper_value(axes, PAPER_LOST, value, f"paper, {name}: {value}")
 
 
 def make(options: argparse.Namespace) -> None:
     """Print and draw both figures."""
-    figure, panels = sheet(2, width=6.0, height=4.4)
+    figure, panels = make_sheet(2, width=6.0, height=4.4)
     for axes, (model, step, paper) in zip(panels, CASES, strict=True):
         title = f"Figure 8: {MODELS[model].name}, step {step}"
-        show(axes, title, strategies_on(Recording(options.data, MODELS[model]).at(step)), paper)
+        show(axes, title, survival_by_strategy(Recording(options.data, MODELS[model]).tokens_at(step)), paper)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("nodes lost at once, of 10")
     panels[0].set_ylabel("probability that the whole model survives")
     panels[0].legend(fontsize=8)
     save(figure, options.out, "figure_8")
-    figure, panels = sheet(2, width=5.2)
+    figure, panels = make_sheet(2, width=5.2)
     for axes, ratio in zip(panels, RATIOS, strict=True):
         title = f"Figure 10b: load ratio {ratio}:1"
-        show(axes, title, strategies_on(hot_expert(ratio)), {})
+        show(axes, title, survival_by_strategy(hot_expert_loads(ratio)), {})
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("nodes lost at once, of 10")
     panels[0].set_ylabel("probability that the layer survives")
@@ -105,7 +105,7 @@ def make(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    return finish(make, parser_of(__doc__).parse_args(words))
+    return run_figure(make, make_parser(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import lines_and_totals, name_lines_and_totals, save, sheet
-from figures_6_7 import failures, mean_samples, ratio, shuffled
-from modelled_job import Lived, ModelledJob, Policy, rates
-from policies import Static, unpadded
-from setting import MODELS, at_least, finish, parser_of
+from drawing import draw_lines_and_totals, label_lines_and_totals, make_sheet, save
+from figures_6_7 import failure_window, format_ratio, mean_samples, shuffled_nodes
+from modelled_job import JobResult, ModelledJob, Policy, rates
+from policies import Static, chunk_load
+from setting import MODELS, at_least, make_parser, run_figure
 from testbed import Hardware
 
 from holdfast.planning.availability import Window
@@ -43,13 +43,13 @@ PAPER = {
 NO_PADDING = "Tutel(FT), no padding"
 
 
-def competitors(testbed: Hardware) -> dict[str, Policy]:
+def compared_policies(testbed: Hardware) -> dict[str, Policy]:
     """Return the compared policies by name."""
     return {
         "Lazarus": testbed.elastic("Lazarus"),
         "holdfast": testbed.elastic("holdfast"),
         "Tutel(FT)": testbed.static("Tutel(FT)", live=True),
-        NO_PADDING: testbed.static(NO_PADDING, live=True, busiest=unpadded),
+        NO_PADDING: testbed.static(NO_PADDING, live=True, busiest=chunk_load),
         "Tutel": testbed.static("Tutel", live=False),
     }
 
@@ -57,7 +57,7 @@ def competitors(testbed: Hardware) -> dict[str, Policy]:
 def idle_first(policy: Policy, order: Sequence[str]) -> list[str]:
     """Return the order in which nodes fail if idle nodes fail before others."""
     alive = sorted(order)
-    formation = policy.begin(tuple(alive), 0)
+    formation = policy.form(tuple(alive), 0)
     gone: list[str] = []
     while len(gone) < len(order) // 2 and formation is not None:
         idle = [node for node in order if node in alive and node not in formation.nodes]
@@ -65,21 +65,21 @@ def idle_first(policy: Policy, order: Sequence[str]) -> list[str]:
         gone.append(victim)
         alive.remove(victim)
         if victim in formation.nodes:
-            formation = policy.lose(formation, tuple(alive), 0) or policy.begin(tuple(alive), 0)
+            formation = policy.shrink(formation, tuple(alive), 0) or policy.form(tuple(alive), 0)
     return [*gone, *alive]
 
 
 def window(policy: Policy, seed: int, figure: int) -> Window:
     """Return the failures of one policy."""
-    order = shuffled(TUTEL_NODES, seed)
+    order = shuffled_nodes(TUTEL_NODES, seed)
     if figure == 14 and isinstance(policy, Static):
         order = idle_first(policy, order)
-    return failures(order, FAILS_EVERY, SECONDS)
+    return failure_window(order, FAILS_EVERY, SECONDS)
 
 
 def compare(
     data: Path, figure: int, model: str, orders: int, restart_s: float = TUTEL_RESTART_S
-) -> dict[str, list[Lived]]:
+) -> dict[str, list[JobResult]]:
     """Run all policies through their failures."""
     testbed = Hardware(model=MODELS[model], data=data, slower_link=SLOWER, restart_s=restart_s)
     return {
@@ -87,7 +87,7 @@ def compare(
             ModelledJob(policy, testbed.costs(policy, TUTEL_NODES), window(policy, seed, figure)).run()
             for seed in range(orders)
         ]
-        for name, policy in competitors(testbed).items()
+        for name, policy in compared_policies(testbed).items()
     }
 
 
@@ -98,33 +98,33 @@ def make(options: argparse.Namespace) -> None:
             f"Figure {figure}: MODELLED, {TUTEL_NODES} nodes, mean (range) over {options.orders} orders\n"
             "  model  policy                   samples   Lazarus' over its      paper   effective   restarts"
         )
-        drawing, panels = sheet(len(MODELS), 2, width=5.0, height=3.4)
+        drawing, panels = make_sheet(len(MODELS), 2, width=5.0, height=3.4)
         for place, model in enumerate(MODELS):
             found = compare(options.data, figure, model, options.orders)
             for name, lived in found.items():
                 paper = PAPER.get((figure, model), {}).get(name)
-                said = "-" if name == "Lazarus" else ratio(found["Lazarus"], lived)
+                said = "-" if name == "Lazarus" else format_ratio(found["Lazarus"], lived)
                 print(
                     f"  {MODELS[model].name}  {name:22} {mean_samples(lived):9.0f}   {said:22} "
                     f"{'-' if paper is None else paper!s:>5}   {lived[0].share('effective'):9.2f}   "
                     f"{np.mean([one.restarts for one in lived]):8.1f}"
                 )
-            lines_and_totals(
+            draw_lines_and_totals(
                 (panels[place], panels[len(MODELS) + place]),
                 f"Figure {figure}, {MODELS[model].name} (modelled)",
                 {name: rates(lived[0]) for name, lived in found.items()},
                 {name: mean_samples(lived) for name, lived in found.items()},
                 PAPER.get((figure, model), {}),
             )
-        name_lines_and_totals(panels)
+        label_lines_and_totals(panels)
         save(drawing, options.out, f"figure_{figure}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

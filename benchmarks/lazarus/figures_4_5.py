@@ -18,8 +18,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from drawing import PAPERS, save, sheet
-from setting import finish, parser_of
+from drawing import PAPERS, make_sheet, save
+from setting import make_parser, run_figure
 
 from holdfast.planning import PlacementProblem, from_node_lists, node_lists, recovery_curve, strategy_named
 from holdfast.planning.arrays import IntArray
@@ -55,7 +55,7 @@ PRINTED = (
 )
 
 
-def survived(counts: IntArray) -> list[tuple[int, ...]]:
+def surviving_sets(counts: IntArray) -> list[tuple[int, ...]]:
     """Return the sets of nodes, numbered from 1, that hold all experts of `counts` `(E, N)` after a loss."""
     return [
         tuple(node + 1 for node in alive)
@@ -64,7 +64,7 @@ def survived(counts: IntArray) -> list[tuple[int, ...]]:
     ]
 
 
-def by_best(case: Case) -> Case:
+def place_by_best(case: Case) -> Case:
     """Return the placement that `best` chooses for a case's replicas."""
     replicas, slots = case.counts.sum(axis=1), case.counts.sum(axis=0)
     problem = PlacementProblem(replicas=replicas[None], slots=slots, fault_threshold=int(replicas.min()))
@@ -73,7 +73,7 @@ def by_best(case: Case) -> Case:
     return Case(figure=case.figure, name="holdfast", nodes=nodes, paper=None)
 
 
-def best_of_all(case: Case) -> int:
+def count_best_survivals(case: Case) -> int:
     """Return the number of losses that the best placement of a case's replicas survives."""
     patterns = all_patterns(NODES, int(case.counts.sum(axis=0)[0]), EXPERTS)
     return round(10 * float(patterns.curves(case.counts.sum(axis=1), 1)[:, LOST].max()))
@@ -81,18 +81,18 @@ def best_of_all(case: Case) -> int:
 
 def make(options: argparse.Namespace) -> None:
     """Print the losses that each placement survives, and draw the placements."""
-    cases = [*PRINTED[:2], by_best(PRINTED[0]), *PRINTED[2:], by_best(PRINTED[2])]
+    cases = [*PRINTED[:2], place_by_best(PRINTED[0]), *PRINTED[2:], place_by_best(PRINTED[2])]
     print(f"Figures 4 and 5: survived losses of {LOST} of {NODES} nodes, of 10")
     for case in cases:
-        pairs = survived(case.counts)
+        pairs = surviving_sets(case.counts)
         assert len(pairs) == round(10 * recovery_curve(case.counts).probability[LOST])
         paper = "-" if case.paper is None else case.paper
         shown = " ".join(f"{a}{b}" for a, b in pairs)
         print(
             f"  Figure {case.figure} {case.name:9} {' '.join(case.nodes):26} ours {len(pairs):2}  paper {paper!s:>2}  "
-            f"best of all {best_of_all(case)}  enough: {shown}"
+            f"best of all {count_best_survivals(case)}  enough: {shown}"
         )
-    figure, panels = sheet(4, 2, width=3.2, height=3.0)
+    figure, panels = make_sheet(4, 2, width=3.2, height=3.0)
     places = [0, 1, 2, 4, 5, 6, 7]
     for place, case in zip(places, cases, strict=True):
         axes = panels[place]
@@ -105,7 +105,7 @@ def make(options: argparse.Namespace) -> None:
             axes.text(node, expert, int(case.counts[expert, node]), ha="center", va="center", fontsize=9)
         said = "" if case.paper is None else f" (paper {case.paper})"
         axes.set_title(
-            f"Figure {case.figure}, {case.name}:\nsurvives {len(survived(case.counts))}/10{said}", fontsize=9
+            f"Figure {case.figure}, {case.name}:\nsurvives {len(surviving_sets(case.counts))}/10{said}", fontsize=9
         )
     panels[3].axis("off")
     panels[3].text(0, 0.5, f"{LOST} of {NODES} nodes lost;\nnumbers: replicas", color=PAPERS, fontsize=10)
@@ -114,7 +114,7 @@ def make(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run."""
-    return finish(make, parser_of(__doc__).parse_args(words))
+    return run_figure(make, make_parser(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from drawing import lines_and_totals, name_lines_and_totals, save, sheet
-from modelled_job import Lived, ModelledJob, Policy, rates
-from setting import MODELS, NODES, at_least, finish, from_zero, parser_of
+from drawing import draw_lines_and_totals, label_lines_and_totals, make_sheet, save
+from modelled_job import JobResult, ModelledJob, Policy, rates
+from setting import MODELS, NODES, at_least, from_zero, make_parser, run_figure
 from testbed import RESTART_S, Hardware
 
 from holdfast.planning.availability import Batch, NodeEvent, Window
@@ -39,7 +39,7 @@ PAPER = {
 NAMES = ("Lazarus", "holdfast", "DS(FT)", "DS")
 
 
-def failures(order: Sequence[str], every: float, seconds: float) -> Window:
+def failure_window(order: Sequence[str], every: float, seconds: float) -> Window:
     """Return a window in which the first half of `order` fails, one after the other."""
     gone = order[: len(order) // 2]
     batches = tuple(
@@ -53,14 +53,14 @@ def failures(order: Sequence[str], every: float, seconds: float) -> Window:
     return Window(start_nodes=tuple(sorted(order)), batches=batches, seconds=seconds)
 
 
-def shuffled(nodes: int, seed: int) -> list[str]:
+def shuffled_nodes(nodes: int, seed: int) -> list[str]:
     """Return nodes in a random order."""
     names = [f"node{number:02}" for number in range(nodes)]
     random.Random(seed).shuffle(names)
     return names
 
 
-def policies(testbed: Hardware) -> dict[str, Policy]:
+def compared_policies(testbed: Hardware) -> dict[str, Policy]:
     """Return the compared policies by name."""
     return {
         "Lazarus": testbed.elastic("Lazarus"),
@@ -70,37 +70,39 @@ def policies(testbed: Hardware) -> dict[str, Policy]:
     }
 
 
-def compare(data: Path, figure: int, model: str, orders: int, restart_s: float = RESTART_S) -> dict[str, list[Lived]]:
+def compare(
+    data: Path, figure: int, model: str, orders: int, restart_s: float = RESTART_S
+) -> dict[str, list[JobResult]]:
     """Run all policies through the same failures, `orders` times."""
     every, seconds, rare = FIGURES[figure]
     testbed = Hardware(model=MODELS[model], data=data, restart_s=restart_s)
-    found: dict[str, list[Lived]] = {name: [] for name in NAMES}
-    for name, policy in policies(testbed).items():
+    found: dict[str, list[JobResult]] = {name: [] for name in NAMES}
+    for name, policy in compared_policies(testbed).items():
         costs = testbed.costs(policy, NODES, rare)
         for seed in range(orders):
-            window = failures(shuffled(NODES, seed), every, seconds)
+            window = failure_window(shuffled_nodes(NODES, seed), every, seconds)
             found[name].append(ModelledJob(policy, costs, window).run())
     return found
 
 
-def mean_samples(lived: Sequence[Lived]) -> float:
+def mean_samples(lived: Sequence[JobResult]) -> float:
     """Return the mean samples of a policy over the orders."""
     return float(np.mean([one.samples for one in lived]))
 
 
-def ratio(ours: Sequence[Lived], others: Sequence[Lived]) -> str:
+def format_ratio(ours: Sequence[JobResult], others: Sequence[JobResult]) -> str:
     """Format the ratio of samples for each order: mean and range."""
     each = [one.samples / max(1, other.samples) for one, other in zip(ours, others, strict=True)]
     return f"{np.mean(each):.2f} ({min(each):.2f}..{max(each):.2f})"
 
 
-def show(figure: int, model: str, found: dict[str, list[Lived]]) -> None:
+def show(figure: int, model: str, found: dict[str, list[JobResult]]) -> None:
     """Print one model's rows."""
     paper_ds, paper_ft, paper_steps = PAPER.get((figure, model), (None, None, None))
     lazarus = found["Lazarus"]
     for name, lived in found.items():
         paper = {"DS": paper_ds, "DS(FT)": paper_ft}.get(name)
-        said = "-" if name == "Lazarus" else ratio(lazarus, lived)
+        said = "-" if name == "Lazarus" else format_ratio(lazarus, lived)
         steps = float(np.mean([one.steps for one in lived]))
         of_steps = f" (paper {paper_steps})" if name == "Lazarus" and paper_steps else ""
         print(
@@ -118,28 +120,28 @@ def make(options: argparse.Namespace) -> None:
             f"(range) over {options.orders} orders\n"
             "  model  policy      samples   Lazarus' over its      paper   effective   restarts    steps"
         )
-        drawing, panels = sheet(len(MODELS), 2, width=5.0, height=3.4)
+        drawing, panels = make_sheet(len(MODELS), 2, width=5.0, height=3.4)
         for place, model in enumerate(MODELS):
             found = compare(options.data, figure, model, options.orders, options.restart_s)
             show(figure, model, found)
             paper_ds, paper_ft, _ = PAPER.get((figure, model), (None, None, None))
-            lines_and_totals(
+            draw_lines_and_totals(
                 (panels[place], panels[len(MODELS) + place]),
                 f"Figure {figure}, {MODELS[model].name} (modelled)",
                 {name: rates(lived[0], every=seconds / 60) for name, lived in found.items()},
                 {name: mean_samples(lived) for name, lived in found.items()},
                 {name: ratio for name, ratio in (("DS(FT)", paper_ft), ("DS", paper_ds)) if ratio},
             )
-        name_lines_and_totals(panels)
+        label_lines_and_totals(panels)
         save(drawing, options.out, f"figure_{figure}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--orders", type=at_least(1), default=10, help="random orders in which nodes fail")
     parser.add_argument("--restart-s", type=from_zero, default=RESTART_S, help="seconds of a restart without loading")
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drawing import COLOURS, save, sheet, stacked
-from figures_6_7 import policies
-from modelled_job import CAUSES, Lived, ModelledJob, rates
-from setting import MODELS, NODES, finish, needed, parser_of
+from drawing import COLOURS, draw_stacked, make_sheet, save
+from figures_6_7 import compared_policies
+from modelled_job import CAUSES, JobResult, ModelledJob, rates
+from setting import MODELS, NODES, make_parser, require_file, run_figure
 from testbed import Hardware
 
 from holdfast.planning.availability import Window, parse_trace, window_of
@@ -33,21 +33,21 @@ PAPER = {"S": (2.3, 1.2), "L": (3.4, 1.8)}
 
 def window(data: Path, trace: str) -> Window:
     """Return the 80 minutes of a trace."""
-    text = needed(data, Path("spot") / f"{trace}.csv").read_text()
+    text = require_file(data, Path("spot") / f"{trace}.csv").read_text()
     return window_of(parse_trace(text), end=SECONDS)
 
 
-def compare(data: Path, model: str, trace: str) -> dict[str, Lived]:
+def compare(data: Path, model: str, trace: str) -> dict[str, JobResult]:
     """Run all policies through a trace."""
     testbed = Hardware(model=MODELS[model], data=data)
     lived_through = window(data, trace)
     return {
         name: ModelledJob(policy, testbed.costs(policy, NODES), lived_through).run()
-        for name, policy in policies(testbed).items()
+        for name, policy in compared_policies(testbed).items()
     }
 
 
-def show(model: str, found: dict[str, Lived]) -> None:
+def show(model: str, found: dict[str, JobResult]) -> None:
     """Print one model's rows: samples, and how the time was spent."""
     paper_ds, paper_ft = PAPER.get(model, (None, None))
     for name, lived in found.items():
@@ -64,7 +64,7 @@ def make(options: argparse.Namespace) -> None:
     """Print and draw both figures."""
     print("Figures 9 and 11, MODELLED")
     head = "  ".join(f"{cause:>9}" for cause in CAUSES)
-    drawn: dict[str, dict[str, Lived]] = {}
+    drawn: dict[str, dict[str, JobResult]] = {}
     for trace in TRACES:
         print(f"{trace}:\n  model  policy    samples   Lazarus' over, paper  restarts  {head}")
         for model in MODELS:
@@ -74,9 +74,9 @@ def make(options: argparse.Namespace) -> None:
     draw(options.out, drawn)
 
 
-def draw(out: Path, drawn: dict[str, dict[str, Lived]]) -> None:
+def draw(out: Path, drawn: dict[str, dict[str, JobResult]]) -> None:
     """Draw both figures from the results of each model."""
-    figure, panels = sheet(len(drawn), width=5.0)
+    figure, panels = make_sheet(len(drawn), width=5.0)
     for axes, (model, found) in zip(panels, drawn.items(), strict=True):
         for name, lived in found.items():
             times, line = rates(lived, every=120.0)
@@ -86,9 +86,9 @@ def draw(out: Path, drawn: dict[str, dict[str, Lived]]) -> None:
     panels[0].set_ylabel("samples per second")
     panels[0].legend(fontsize=8)
     save(figure, out, "figure_9")
-    figure, panels = sheet(len(drawn), width=4.6)
+    figure, panels = make_sheet(len(drawn), width=4.6)
     for axes, (model, found) in zip(panels, drawn.items(), strict=True):
-        stacked(axes, list(found), {cause: [lived.share(cause) for lived in found.values()] for cause in CAUSES})
+        draw_stacked(axes, list(found), {cause: [lived.share(cause) for lived in found.values()] for cause in CAUSES})
         axes.set_title(f"Figure 11, {MODELS[model].name} (modelled)", fontsize=10)
     panels[0].set_ylabel("share of the time")
     panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -97,7 +97,7 @@ def draw(out: Path, drawn: dict[str, dict[str, Lived]]) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    return finish(make, parser_of(__doc__).parse_args(words))
+    return run_figure(make, make_parser(__doc__).parse_args(words))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from drawing import lines_and_totals, save, sheet, stacked
-from setting import MODELS, above_zero, finish, needed, parser_of
+from drawing import draw_lines_and_totals, draw_stacked, make_sheet, save
+from setting import MODELS, above_zero, make_parser, require_file, run_figure
 
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.time_spans import Cause
@@ -28,7 +28,7 @@ from holdfast.observability.report import committed_steps
 from holdfast.protocol.events import ReadEvent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from spot import GOALS, POLICIES, Bench, Lived, account, single_failures
+from spot import GOALS, POLICIES, PolicyResult, TraceBench, account, single_failures
 
 #: Speed, seconds between failures (0 for the spot trace), total seconds, and the name in `spot.GOALS`.
 FIGURES = {
@@ -48,7 +48,7 @@ def progress(events: Sequence[ReadEvent], speed: float) -> tuple[list[float], li
     return seconds, list(itertools.accumulate((float(step.samples) for step in steps[1:]), initial=0.0))
 
 
-def spent(events: Sequence[ReadEvent]) -> dict[Cause, float]:
+def time_shares(events: Sequence[ReadEvent]) -> dict[Cause, float]:
     """Return the shares of the time from the first committed step on, by cause."""
     ledger = TimeLedger()
     first = committed_steps(events)[0].time
@@ -65,20 +65,20 @@ def spent(events: Sequence[ReadEvent]) -> dict[Cause, float]:
 def trace_of(figure: int, data: Path, folder: Path) -> Path:
     """Return the availability trace of a figure."""
     every = FIGURES[figure][1]
-    return single_failures(folder, every) if every else needed(data, Path("spot") / "lazarus_p3_80min_cap10.csv")
+    return single_failures(folder, every) if every else require_file(data, Path("spot") / "lazarus_p3_80min_cap10.csv")
 
 
 def measure(figure: int, model: str, options: argparse.Namespace) -> dict[str, list[ReadEvent]]:
     """Run a job of each policy through a figure's trace; return their events."""
-    needed(options.data, Path("routing") / MODELS[model].recording)
+    require_file(options.data, Path("routing") / MODELS[model].recording)
     speed, _, seconds, _ = FIGURES[figure]
     with tempfile.TemporaryDirectory(prefix="holdfast-figures-") as folder:
-        bench = Bench(options, model, Path(folder))
+        bench = TraceBench(options, model, Path(folder))
         trace = trace_of(figure, options.data, Path(folder))
-        return {policy: bench.live(trace, speed, policy, ("--until", str(seconds))) for policy in POLICIES}
+        return {policy: bench.run_trace(trace, speed, policy, ("--until", str(seconds))) for policy in POLICIES}
 
 
-def show(figure: int, model: str, lived: dict[str, Lived], where: dict[str, dict[Cause, float]]) -> None:
+def show(figure: int, model: str, lived: dict[str, PolicyResult], where: dict[str, dict[Cause, float]]) -> None:
     """Print one model's rows."""
     goals = GOALS.get((FIGURES[figure][3], model), {})
     for policy, run in lived.items():
@@ -99,10 +99,10 @@ def make(options: argparse.Namespace) -> None:
         for model in options.model or ("L",):
             events = measure(figure, model, options)
             lived = {policy: account(read, read[-1].time) for policy, read in events.items()}
-            where = {policy: spent(read) for policy, read in events.items()}
+            where = {policy: time_shares(read) for policy, read in events.items()}
             show(figure, model, lived, where)
-            drawing, panels = sheet(3 if figure == 9 else 2, width=5.0)
-            lines_and_totals(
+            drawing, panels = make_sheet(3 if figure == 9 else 2, width=5.0)
+            draw_lines_and_totals(
                 (panels[0], panels[1]),
                 f"Figure {figure}, {MODELS[model].name} (measured here, {speed:g}x)",
                 {policy: progress(read, speed) for policy, read in events.items()},
@@ -113,7 +113,7 @@ def make(options: argparse.Namespace) -> None:
             panels[0].set_ylabel("samples that count")
             panels[0].legend(fontsize=8)
             if figure == 9:
-                stacked(panels[2], list(where), {c.value: [where[p][c] for p in where] for c in Cause})
+                draw_stacked(panels[2], list(where), {c.value: [where[p][c] for p in where] for c in Cause})
                 panels[2].set_title("Figure 11: share of time by cause", fontsize=10)
                 panels[2].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
             save(drawing, options.out, f"figure_{figure}_measured_{model}")
@@ -121,11 +121,11 @@ def make(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), action="append", help="L by default")
     parser.add_argument("--figure", type=int, choices=sorted(FIGURES), action="append", help="6 and 9 by default")
     parser.add_argument("--seconds-per-token", type=above_zero, default=2e-3)
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

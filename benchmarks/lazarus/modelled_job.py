@@ -62,11 +62,11 @@ class Policy(Protocol):
         """Whether it adds nodes by a restart."""
         ...
 
-    def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
+    def form(self, nodes: tuple[str, ...], step: int) -> Formation | None:
         """Return the formation of `nodes` that trains from a checkpoint, or None if they are too few."""
         ...
 
-    def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
+    def shrink(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
         """Return the formation of the `alive` nodes that continues, or None if a restart is needed."""
         ...
 
@@ -78,13 +78,13 @@ class Policy(Protocol):
         """Return the formation for the current loads, or the same one if nothing changes."""
         ...
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """Return the number of steps from `step` on that take as long as this one."""
         ...
 
 
 @dataclass(slots=True)
-class Lived:
+class JobResult:
     """The result of a job: samples that count, and seconds by cause."""
 
     samples: int = 0
@@ -115,34 +115,34 @@ class ModelledJob:
         #: Seconds already spent on the next step.
         self._under_way: float = 0.0
         self._alive = dict.fromkeys(window.start_nodes)
-        self._formation = policy.begin(tuple(self._alive), 0)
+        self._formation = policy.form(tuple(self._alive), 0)
         #: Why training is stopped, and until when.
         self._busy: list[tuple[str, float]] = []
         self._gather_at = _NEVER
-        self._lived = Lived(course=[(0, 0)])
+        self._lived = JobResult(course=[(0, 0)])
 
-    def run(self) -> Lived:
+    def run(self) -> JobResult:
         """Run the job to its end."""
         pending = list(self._window.batches)[::-1]
         while self._now < self._window.seconds and self._samples < self._enough:
             coming = pending[-1].seconds if pending else _NEVER
             until = min(coming, self._gather_at, self._window.seconds)
-            self._pass(until)
+            self._advance(until)
             if self._now >= self._window.seconds or self._now < until:
                 continue
             if self._now >= coming:
-                self._happen(pending.pop())
+                self._apply_batch(pending.pop())
             elif self._now >= self._gather_at:
                 self._gather_at = _NEVER
-                self._take_in()
+                self._add_waiting_nodes()
         self._lived.samples, self._lived.steps = self._samples, self._step
         self._lived.seconds["effective"] += self._since + self._under_way
-        self._mark()
+        self._record_course()
         return self._lived
 
     # ---- passage of time ----
 
-    def _pass(self, until: float) -> None:
+    def _advance(self, until: float) -> None:
         """Advance the time, at most until the given moment."""
         if self._formation is None:
             self._spend("wait", until - self._now)
@@ -158,13 +158,13 @@ class ModelledJob:
         """Train to the next step at which something is due, or as many full steps as fit."""
         step_s = formation.step_s(self._step)
         self._under_way = min(self._under_way, step_s)
-        due = self._step + self._policy.same_pace(self._step)
+        due = self._step + self._policy.steps_at_same_pace(self._step)
         for every in (self._costs.checkpoint_every, self._costs.rebalance_every):
             if every:
                 due = min(due, (self._step // every + 1) * every)
         due = min(due, self._step + max(1, math.ceil(min(self._enough - self._samples, 1e15) / formation.samples)))
         steps = min(due - self._step, int((until - self._now + self._under_way) / step_s + 1e-9))
-        self._mark()
+        self._record_course()
         if steps:
             self._step += steps
             self._samples += steps * formation.samples
@@ -176,36 +176,36 @@ class ModelledJob:
             self._now = until
         else:
             self._at_boundary(formation)
-        self._mark()
+        self._record_course()
 
     def _at_boundary(self, formation: Formation) -> None:
         costs = self._costs
         if costs.checkpoint_every and self._step % costs.checkpoint_every == 0:
-            self._busy.append(("checkpoint", self._ready() + costs.save_s))
+            self._busy.append(("checkpoint", self._ready_at() + costs.save_s))
             self._lived.seconds["effective"] += self._since
             self._saved, self._since = (self._step, self._samples), 0.0
         if costs.rebalance_every and self._step % costs.rebalance_every == 0:
             after = self._policy.rebalance(formation, self._step)
             if after is not formation:
                 self._formation = after
-                self._busy.append(("rebalance", self._ready() + costs.rebalance_s))
+                self._busy.append(("rebalance", self._ready_at() + costs.rebalance_s))
 
-    def _ready(self) -> float:
+    def _ready_at(self) -> float:
         return self._busy[-1][1] if self._busy else self._now
 
     def _spend(self, cause: str, seconds: float) -> None:
-        self._mark()
+        self._record_course()
         self._lived.seconds[cause] += max(0.0, seconds)
         self._now += max(0.0, seconds)
-        self._mark()
+        self._record_course()
 
-    def _mark(self) -> None:
+    def _record_course(self) -> None:
         if self._lived.course[-1] != (self._now, self._samples):
             self._lived.course.append((self._now, self._samples))
 
     # ---- changes of nodes ----
 
-    def _happen(self, batch: Batch) -> None:
+    def _apply_batch(self, batch: Batch) -> None:
         gone = {event.node for event in batch.events if not event.add}
         for event in batch.events:
             if event.add:
@@ -222,7 +222,7 @@ class ModelledJob:
             self._lived.seconds["lost"] += self._under_way
             self._under_way = 0.0
             restarting = any(cause == "restart" for cause, _ in self._busy)
-            after = None if restarting else self._policy.lose(formation, tuple(self._alive), self._step)
+            after = None if restarting else self._policy.shrink(formation, tuple(self._alive), self._step)
             if after is None:
                 self._restart()
             else:
@@ -232,32 +232,32 @@ class ModelledJob:
 
     def _restart(self) -> None:
         """Go back to the newest checkpoint, with all available nodes."""
-        self._mark()
+        self._record_course()
         self._lived.seconds["lost"] += self._since + self._under_way
         (self._step, self._samples), self._since, self._under_way = self._saved, 0.0, 0.0
-        self._formation = self._policy.begin(tuple(self._alive), self._step)
+        self._formation = self._policy.form(tuple(self._alive), self._step)
         self._busy = [("restart", self._now + self._costs.restart_s)]
         self._lived.restarts += 1
         self._gather_at = _NEVER
-        self._mark()
+        self._record_course()
 
-    def _take_in(self) -> None:
+    def _add_waiting_nodes(self) -> None:
         """Add the waiting nodes, if the policy can use them."""
         formation, alive = self._formation, tuple(self._alive)
         if formation is None:
             self._restart()
         elif self._policy.restarts_to_grow:
-            larger = self._policy.begin(alive, self._step)
+            larger = self._policy.form(alive, self._step)
             if larger is not None and len(larger.nodes) > len(formation.nodes):
                 self._restart()
         else:
             after = self._policy.grow(formation, alive, self._step)
             if after is not formation:
                 self._formation = after
-                self._busy.append(("reconfigure", self._ready() + self._costs.reconfigure_s))
+                self._busy.append(("reconfigure", self._ready_at() + self._costs.reconfigure_s))
 
 
-def rates(lived: Lived, every: float = SMOOTHED_S) -> tuple[list[float], list[float]]:
+def rates(lived: JobResult, every: float = SMOOTHED_S) -> tuple[list[float], list[float]]:
     """Return times and samples per second around them, as means over `every` seconds; 0 if more samples were undone."""
     end = lived.course[-1][0]
     times: list[float] = []

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from modelled_job import Formation
-from setting import RECORDED_EVERY, SLOTS, Recording, kept, planned
+from setting import RECORDED_EVERY, SLOTS, Recording, make_testbed_plan, repair_placement
 
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.balance.work import busiest_over_mean
@@ -44,20 +44,20 @@ class Workload:
         tokens = self.recording.tokens
         return tokens / tokens.sum(axis=2, keepdims=True)
 
-    def place(self, step: int) -> int:
+    def record_index(self, step: int) -> int:
         """Return the recorded iteration for a step; the last one is used for all later steps."""
         return min(step // RECORDED_EVERY, len(self.recording.tokens) - 1)
 
     def loads(self, step: int) -> FloatArray:
         """Return the shares `(L, E)` at a step."""
-        return self._shares[self.place(step)]
+        return self._shares[self.record_index(step)]
 
-    def seen(self, step: int) -> IntArray:
+    def recent_tokens(self, step: int) -> IntArray:
         """Return tokens `(L, E)` of the last steps before `step`, from which a placement is planned."""
-        last = self.place(step)
+        last = self.record_index(step)
         return self.recording.tokens[max(0, last - EVERY // RECORDED_EVERY) : last + 1].sum(axis=0)
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """Return the number of steps until the loads change."""
         return RECORDED_EVERY - step % RECORDED_EVERY
 
@@ -82,41 +82,45 @@ class Elastic:
     restarts_to_grow: bool = False
     slots: int = SLOTS
 
-    def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
+    def form(self, nodes: tuple[str, ...], step: int) -> Formation | None:
         """Train on all available nodes, if they can hold all experts."""
         if len(nodes) * self.slots < self.workload.recording.tokens.shape[2]:
             return None
-        return self._with(nodes, planned(self.workload.seen(step), len(nodes), self.strategy).counts)
+        return self._make_formation(
+            nodes, make_testbed_plan(self.workload.recent_tokens(step), len(nodes), self.strategy).counts
+        )
 
-    def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
+    def shrink(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
         """Continue with the remaining experts, if none is lost."""
-        held = self._held(before, alive)
+        held = self._held_replicas(before, alive)
         if not held.any(axis=2).all() or len(alive) * self.slots < held.shape[1]:
             return None
-        loads = self.workload.seen(step)
-        counts = kept(held, loads) if self.keeps else self._anew(held, loads)
-        return self._with(alive, counts)
+        loads = self.workload.recent_tokens(step)
+        counts = repair_placement(held, loads) if self.keeps else self._replan(held, loads)
+        return self._make_formation(alive, counts)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
         """Use all available nodes."""
-        return self._with(alive, self._anew(self._held(before, alive), self.workload.seen(step)))
+        return self._make_formation(
+            alive, self._replan(self._held_replicas(before, alive), self.workload.recent_tokens(step))
+        )
 
     def rebalance(self, before: Formation, step: int) -> Formation:
         """Place by the current loads, if that changes anything."""
-        if self.workload.place(step) == self.workload.place(max(0, step - EVERY)):
+        if self.workload.record_index(step) == self.workload.record_index(max(0, step - EVERY)):
             return before  # the recording has ended
-        held = self._held(before, before.nodes)
-        counts = self._anew(held, self.workload.seen(step))
-        return before if (counts == held).all() else self._with(before.nodes, counts)
+        held = self._held_replicas(before, before.nodes)
+        counts = self._replan(held, self.workload.recent_tokens(step))
+        return before if (counts == held).all() else self._make_formation(before.nodes, counts)
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """See `Workload`."""
-        return self.workload.same_pace(step)
+        return self.workload.steps_at_same_pace(step)
 
-    def _anew(self, held: IntArray, loads: IntArray) -> IntArray:
-        return planned(loads, held.shape[2], self.strategy, held=held).counts
+    def _replan(self, held: IntArray, loads: IntArray) -> IntArray:
+        return make_testbed_plan(loads, held.shape[2], self.strategy, held=held).counts
 
-    def _held(self, before: Formation, nodes: tuple[str, ...]) -> IntArray:
+    def _held_replicas(self, before: Formation, nodes: tuple[str, ...]) -> IntArray:
         """Return the replicas of these nodes, `(L, E, N)`; new nodes have none."""
         counts = before.counts
         assert counts is not None
@@ -127,11 +131,11 @@ class Elastic:
         ]
         return np.stack(columns, axis=2)
 
-    def _with(self, nodes: tuple[str, ...], counts: IntArray) -> Formation:
+    def _make_formation(self, nodes: tuple[str, ...], counts: IntArray) -> Formation:
         known: dict[int, float] = {}
 
         def step_s(step: int) -> float:
-            place = self.workload.place(step)
+            place = self.workload.record_index(step)
             if place not in known:
                 loads = self.workload.loads(step)
                 known[place] = self.workload.step_s(busiest_over_mean(counts, loads), remote_share(counts, loads))
@@ -152,12 +156,12 @@ def remote_share(counts: IntArray, shares: FloatArray) -> FloatArray:
     return np.maximum(0.0, 1.0 - local / shares.sum(axis=1))
 
 
-def padded(shares: FloatArray, _: int) -> FloatArray:
+def padded_load(shares: FloatArray, _: int) -> FloatArray:
     """Return the load if all experts are padded to the busiest, as DeepSpeed MoE does (4.2); `(L,)` of `(L, E)`."""
     return shares.max(axis=1) * shares.shape[1]
 
 
-def unpadded(shares: FloatArray, ep_size: int) -> FloatArray:
+def chunk_load(shares: FloatArray, ep_size: int) -> FloatArray:
     """Return the busiest chunk's tokens relative to the mean, `(L,)` of `(L, E)`."""
     return shares.reshape(len(shares), ep_size, -1).sum(axis=2).max(axis=1) * ep_size
 
@@ -174,7 +178,7 @@ class Pace(Protocol):
         """Return a step's seconds."""
         ...
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """Return the number of steps from `step` on that take as long as this one."""
         ...
 
@@ -201,11 +205,11 @@ class ChunkPace:
 
     def step_s(self, step: int) -> float:
         """See `Pace`."""
-        return self._seconds[self.workload.place(step)]
+        return self._seconds[self.workload.record_index(step)]
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """See `Pace`."""
-        return self.workload.same_pace(step)
+        return self.workload.steps_at_same_pace(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,15 +226,15 @@ class Static:
         """Whether growing needs a restart, which is the case without live recovery."""
         return not self.live
 
-    def begin(self, nodes: tuple[str, ...], step: int) -> Formation | None:
+    def form(self, nodes: tuple[str, ...], step: int) -> Formation | None:
         """Form as many full groups as possible; the remaining nodes are idle."""
         world = len(nodes) // self.ep_size * self.ep_size
         if not world:
             return None
         chunks = {node: place % self.ep_size for place, node in enumerate(nodes[:world])}
-        return self._with(chunks)
+        return self._make_formation(chunks)
 
-    def lose(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
+    def shrink(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation | None:
         """Continue with the training nodes, if each chunk has a copy; idle nodes stay idle until a restart (6.2)."""
         if not self.live:
             return None
@@ -246,7 +250,7 @@ class Static:
         for chunk in range(self.ep_size):
             while sum(own == chunk for own in stay.values()) < each:
                 stay[spare.pop()] = chunk
-        return self._with(stay)
+        return self._make_formation(stay)
 
     def grow(self, before: Formation, alive: tuple[str, ...], step: int) -> Formation:
         """Form as many full groups as possible now, if that is more than before."""
@@ -258,17 +262,17 @@ class Static:
         while len(chunks) < len(alive) // self.ep_size * self.ep_size:
             chunks[others[number]] = number % self.ep_size
             number += 1
-        return self._with(chunks)
+        return self._make_formation(chunks)
 
     def rebalance(self, before: Formation, step: int) -> Formation:
         """Keep the placement."""
         return before
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         """See `Pace`."""
-        return self.pace.same_pace(step)
+        return self.pace.steps_at_same_pace(step)
 
-    def _with(self, chunks: dict[str, int]) -> Formation:
+    def _make_formation(self, chunks: dict[str, int]) -> Formation:
         nodes = tuple(chunks)
         samples = len(nodes) * self.pace.samples
         return Formation(nodes=nodes, samples=samples, step_s=self.pace.step_s, chunks=chunks)

@@ -74,17 +74,17 @@ class Recording:
 
     def __init__(self, data: Path, model: Model) -> None:
         """Read the recording; raise `BadInputError` if it is missing."""
-        with np.load(needed(data, Path("routing") / model.recording)) as archive:
+        with np.load(require_file(data, Path("routing") / model.recording)) as archive:
             #: Shapes `(T,)` and `(T, L, E)`.
             self.iterations: IntArray = archive["iterations"].astype(np.int64)
             self.tokens: IntArray = archive["tokens"].astype(np.int64)
 
-    def at(self, step: float) -> IntArray:
+    def tokens_at(self, step: float) -> IntArray:
         """Return tokens `(L, E)` of the recorded iteration nearest to a step."""
         return self.tokens[int(np.abs(self.iterations - 1 - step).argmin())]
 
 
-def needed(data: Path, part: Path) -> Path:
+def require_file(data: Path, part: Path) -> Path:
     """Return a file of the recorded data; raise `BadInputError` if it is missing."""
     path = data / part
     if not path.is_file():
@@ -92,7 +92,7 @@ def needed(data: Path, part: Path) -> Path:
     return path
 
 
-def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = None) -> Plan:
+def make_testbed_plan(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = None) -> Plan:
     """Return a plan for this many nodes of the testbed."""
     slots = as_slots(SLOTS, nodes)
     plan = make_plan(loads, slots, fault_threshold=THRESHOLD, strategy=strategy_named(strategy), held=held)
@@ -101,7 +101,7 @@ def planned(loads: IntArray, nodes: int, strategy: str, held: IntArray | None = 
     return plan
 
 
-def kept(held: IntArray, loads: IntArray) -> IntArray:
+def repair_placement(held: IntArray, loads: IntArray) -> IntArray:
     """Return the placement that `holdfast` forms at once from `held` `(L, E, N)`: it keeps held replicas."""
     layers, experts, nodes = held.shape
     slots = as_slots(SLOTS, nodes)
@@ -117,7 +117,7 @@ def kept(held: IntArray, loads: IntArray) -> IntArray:
     return np.bincount(cells, minlength=layers * experts * nodes).reshape(layers, experts, nodes)
 
 
-def parser_of(doc: str | None) -> argparse.ArgumentParser:
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the common options of all figures."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
@@ -160,7 +160,7 @@ def _finite(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
     return number
 
 
-def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+def run_figure(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     """Make a figure; return 2 if an input is missing."""
     try:
         make(options)
@@ -170,7 +170,7 @@ def finish(make: Callable[[argparse.Namespace], None], options: argparse.Namespa
     return 0
 
 
-def row(name: str, values: Sequence[float | None], width: int = 7, digits: int = 3) -> str:
+def format_row(name: str, values: Sequence[float | None], width: int = 7, digits: int = 3) -> str:
     """Return one line of a table; None leaves a cell empty."""
     cells = ("" if value is None else f"{value:.{digits}f}" for value in values)
     return f"  {name:44}" + "".join(f"{cell:>{width}}" for cell in cells)

@@ -26,8 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from drawing import bars, save, sheet
-from setting import MODELS, NODES, ROOT, SLOTS, THRESHOLD, Model, Recording, finish, kept, parser_of, planned
+from drawing import draw_bars, make_sheet, save
+from setting import (
+    MODELS,
+    NODES,
+    ROOT,
+    SLOTS,
+    THRESHOLD,
+    Model,
+    Recording,
+    make_parser,
+    make_testbed_plan,
+    repair_placement,
+    run_figure,
+)
 
 from holdfast.planning import Migration, plan_migration
 from holdfast.planning.arrays import IntArray
@@ -35,7 +47,7 @@ from holdfast.protocol.events import FailureDetected, GenerationStarted, Rebalan
 from tests.harness.local_job import LocalJob
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from recovery import leaves_all
+from recovery import keeps_all_experts
 
 #: Bytes per second of one GPU's share of a link.
 LINK = 100e9 / 8 / 2
@@ -72,7 +84,7 @@ class Moved:
     busiest: int
 
 
-def moved_by(migration: Migration) -> Moved:
+def count_moves(migration: Migration) -> Moved:
     """Count the copies of a migration."""
     nodes = migration.counts.shape[2]
     ends = (migration.transfers.source, migration.transfers.destination)
@@ -88,32 +100,32 @@ def losses(counts: IntArray, lost: int) -> list[tuple[int, ...]]:
     return alive if len(alive) <= MOST_LOSSES else random.Random(0).sample(alive, MOST_LOSSES)
 
 
-def plan(case: Case, loads: IntArray) -> dict[str, list[Moved]]:
+def plan_moves(case: Case, loads: IntArray) -> dict[str, list[Moved]]:
     """Return the copies sent after each survived loss, by planner."""
     found: dict[str, list[Moved]] = {"anew": [], "kept": [], "later": []}
-    before = planned(loads, NODES, "mro").counts
+    before = make_testbed_plan(loads, NODES, "mro").counts
     for left in losses(before, case.lost):
-        migration = planned(loads, len(left), "mro", held=before[:, :, left]).migration
+        migration = make_testbed_plan(loads, len(left), "mro", held=before[:, :, left]).migration
         assert migration is not None
-        found["anew"].append(moved_by(migration))
-    before = planned(loads, NODES, "best").counts
+        found["anew"].append(count_moves(migration))
+    before = make_testbed_plan(loads, NODES, "best").counts
     for left in losses(before, case.lost):
         held = before[:, :, left]
-        mended = kept(held, loads)
-        found["kept"].append(moved_by(plan_migration(held, mended, mapped=True)))
-        later = planned(loads, len(left), "best", held=mended).migration
+        mended = repair_placement(held, loads)
+        found["kept"].append(count_moves(plan_migration(held, mended, mapped=True)))
+        later = make_testbed_plan(loads, len(left), "best", held=mended).migration
         assert later is not None
-        found["later"].append(moved_by(later))
+        found["later"].append(count_moves(later))
     return found
 
 
-def span(values: Sequence[float], form: str = "{:.0f}") -> str:
+def format_span(values: Sequence[float], form: str = "{:.0f}") -> str:
     """Format the median with its range."""
     return f"{form.format(statistics.median(values))} ({form.format(min(values))}..{form.format(max(values))})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lived:
+class LossCost:
     """The cost of one loss in a real job: seconds until the next step, parts of them, and experts sent."""
 
     down_s: float
@@ -123,7 +135,7 @@ class Lived:
     step_s: float
 
 
-def live(case: Case, loads: IntArray, folder: Path) -> Lived:
+def run_job(case: Case, loads: IntArray, folder: Path) -> LossCost:
     """Train on the case's loads with 10 nodes, and kill some at once after experts are placed by these loads."""
     routing = folder / "routing.npz"
     np.savez(routing, tokens=loads[None], iterations=np.array([1]))
@@ -136,7 +148,7 @@ def live(case: Case, loads: IntArray, folder: Path) -> Lived:
         with job.client() as client:
             layers = client.status()["experts"]["layers"]
         pairs = itertools.combinations(job.nodes(), case.lost)
-        victims = next(pair for pair in pairs if all(leaves_all(layer, list(pair)) for layer in layers))
+        victims = next(pair for pair in pairs if all(keeps_all_experts(layer, list(pair)) for layer in layers))
         since = len(job.events)
         at = min(job.signal_node(victim) for victim in victims)
         for victim in victims:
@@ -145,7 +157,7 @@ def live(case: Case, loads: IntArray, folder: Path) -> Lived:
         first = job.wait(StepCommitted, lambda e: e.time > begun.time, since=job.events.index(begun))
         told = job.wait(Recovered, since=job.events.index(begun))
         moves = sum(e.expert_moves for e in job.all(GenerationStarted) if e.time > settled.time)
-    return Lived(
+    return LossCost(
         down_s=first.time - at,
         regroup_s=told.regroup_s,
         transfer_s=told.transfer_s,
@@ -164,25 +176,25 @@ def make(options: argparse.Namespace) -> None:
     )
     drawn: dict[str, list[float]] = {"Lazarus": [], "holdfast": [], "paper": []}
     for case in CASES:
-        loads = Recording(options.data, case.model).at(case.step)
-        moves = plan(case, loads)
-        shown = {name: span([one.experts for one in found]) for name, found in moves.items()}
+        loads = Recording(options.data, case.model).tokens_at(case.step)
+        moves = plan_moves(case, loads)
+        shown = {name: format_span([one.experts for one in found]) for name, found in moves.items()}
         down, experts, transfer = case.paper
         print(
             f"  {case.lost:4}  {case.model.name}  {case.step:4}   {down:18.1f} {experts:8} {transfer:11.1f}   "
             f"{shown['anew']:18}   {shown['kept']:16}   {shown['later']}"
         )
         seconds = {
-            name: span([one.busiest * case.model.expert_bytes / LINK for one in found], "{:.3f}")
+            name: format_span([one.busiest * case.model.expert_bytes / LINK for one in found], "{:.3f}")
             for name, found in moves.items()
         }
         print(f"  {'transfer s at 50 Gbit/s a GPU, modelled':61}{seconds['anew']:21}  {seconds['kept']}")
         drawn["Lazarus"].append(statistics.median(one.experts for one in moves["anew"]))
         drawn["holdfast"].append(statistics.median(one.experts for one in moves["kept"]))
         drawn["paper"].append(experts)
-    figure, panels = sheet(1, width=7.0)
+    figure, panels = make_sheet(1, width=7.0)
     names = [f"{case.lost} lost\n{case.model.name}, {case.step}" for case in CASES]
-    bars(panels[0], names, {"paper": drawn["paper"], "Lazarus": drawn["Lazarus"], "holdfast": drawn["holdfast"]})
+    draw_bars(panels[0], names, {"paper": drawn["paper"], "Lazarus": drawn["Lazarus"], "holdfast": drawn["holdfast"]})
     panels[0].set_ylabel("experts moved (median)")
     panels[0].legend(["the paper", "replanned (MRO)", "holdfast: held replicas stay"], fontsize=8)
     save(figure, options.out, "table_2")
@@ -195,7 +207,7 @@ def measure(options: argparse.Namespace) -> None:
     print("MEASURED here, small experts:  until the next step s   less a usual step   regroup s  transfer s  experts")
     for case in CASES:
         with tempfile.TemporaryDirectory(prefix="holdfast-table-2-") as folder:
-            lived = live(case, Recording(options.data, case.model).at(case.step), Path(folder))
+            lived = run_job(case, Recording(options.data, case.model).tokens_at(case.step), Path(folder))
         print(
             f"  {case.lost} lost, {case.model.name}, step {case.step:4}   {lived.down_s:20.2f}   "
             f"{lived.down_s - lived.step_s:17.2f}   {lived.regroup_s:9.3f}  {lived.transfer_s:10.3f}  "
@@ -206,9 +218,9 @@ def measure(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run; return 2 if the data is missing."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--no-jobs", action="store_true", help="plan only, start no job")
-    return finish(make, parser.parse_args(words))
+    return run_figure(make, parser.parse_args(words))
 
 
 if __name__ == "__main__":

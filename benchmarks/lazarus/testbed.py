@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from modelled_job import Costs, Policy
-from policies import EVERY, Busiest, ChunkPace, Elastic, Static, Workload, ep_size_of, padded
+from policies import EVERY, Busiest, ChunkPace, Elastic, Static, Workload, ep_size_of, padded_load
 from setting import MODELS, SLOTS, Model, Recording
 
 #: Samples/s of GPT-M on 10 nodes without failures, in the first 40 minutes.
@@ -41,7 +41,7 @@ class Hardware:
     @cached_property
     def workload(self) -> Workload:
         """The cost of a step: GPT-M's constants, scaled by the square of the width for other models."""
-        fixed_s, expert_s = calibrated(self.data)
+        fixed_s, expert_s = calibrate(self.data)
         width = (self.model.dim / MODELS["M"].dim) ** 2
         travelling = TOKENS * self.model.layers * 4 * 2 * self.model.dim  # both directions, forward and backward, FP16
         return Workload(
@@ -62,7 +62,7 @@ class Hardware:
         ours = name == "holdfast"
         return Elastic(name=name, workload=self.workload, strategy="best" if ours else "mro", keeps=ours)
 
-    def static(self, name: str, *, live: bool, busiest: Busiest = padded) -> Static:
+    def static(self, name: str, *, live: bool, busiest: Busiest = padded_load) -> Static:
         """Return the policy of DS or Tutel, or with live recovery of DS(FT) or Tutel(FT)."""
         pace = ChunkPace(workload=self.workload, ep_size=self.ep_size, busiest=busiest)
         return Static(name=name, pace=pace, ep_size=self.ep_size, live=live)
@@ -86,18 +86,18 @@ class Hardware:
 
 
 @cache
-def calibrated(data: Path) -> tuple[float, float]:
+def calibrate(data: Path) -> tuple[float, float]:
     """Return (`fixed_s`, `expert_s`) of GPT-M, from the two printed rates and the loads of that time."""
     unit = Workload(recording=Recording(data, MODELS["M"]), fixed_s=0.0, expert_s=1.0)
     nodes = tuple(f"node{number}" for number in range(10))
     lazarus = Elastic(name="Lazarus", workload=unit, strategy="mro", keeps=False)
     ep_size = ep_size_of(MODELS["M"].experts)
-    chunks = ChunkPace(workload=unit, ep_size=ep_size, busiest=padded)
+    chunks = ChunkPace(workload=unit, ep_size=ep_size, busiest=padded_load)
     ds = Static(name="DS", pace=chunks, ep_size=ep_size, live=False)
     steps = range(WARM_UP, PRINTED_STEPS, 10)
     busiest: list[float] = []
     for policy in (lazarus, ds):
-        formation = policy.begin(nodes, steps[0])
+        formation = policy.form(nodes, steps[0])
         assert formation is not None
         total = 0.0
         for step in steps:

@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from lazarus.drawing import COLOURS  # noqa: E402
-from lazarus.setting import finish  # noqa: E402
+from lazarus.setting import run_figure  # noqa: E402
 
 #: Section 7.1: 16 nodes of 8 A800.
 NODES, GPUS = 16, 128
@@ -37,19 +37,19 @@ COLOURS.update(
 )
 
 
-def parser_of(doc: str | None) -> argparse.ArgumentParser:
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the common options of all figures."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "unicron", help="folder for the pictures")
     return parser
 
 
-def made(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+def run_unicron_figure(make: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     """Make a figure; return 2 if it cannot be written."""
-    return finish(make, options)
+    return run_figure(make, options)
 
 
-def assumptions(figure: Any, said: Sequence[str], width: int = 200) -> None:
+def write_assumptions(figure: Any, said: Sequence[str], width: int = 200) -> None:
     """Write the assumptions below the picture."""
     lines = [fill(f"- {text}", width, subsequent_indent="  ") for text in dict.fromkeys(said)]
     figure.supxlabel("\n".join(lines), fontsize=7, x=0.01, ha="left", color="#444444")

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from evaluation import COLOURS, NODES, PAPERS_RATIOS, assumptions, made, parser_of
-from lazarus.drawing import save, sheet
+from evaluation import COLOURS, NODES, PAPERS_RATIOS, make_parser, run_unicron_figure, write_assumptions
+from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
 from holdfast.planner.fleet.pool.gpt_tasks import table_3
@@ -51,7 +51,7 @@ class Totals:
         return self.share["waf"] / (efficiency * self.share[name])
 
 
-def totals_of(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals:
+def simulate_totals(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals:
     """Run all systems through the same traces."""
     tasks = table_3(CASE, NODES)
     most = undisturbed(tasks, NODES) * drawing.seconds
@@ -66,7 +66,7 @@ def totals_of(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals
     return Totals(share, short)
 
 
-def fitted(totals: Totals) -> dict[str, float]:
+def fit_efficiencies(totals: Totals) -> dict[str, float]:
     """Return the efficiencies with which the mean ratios of trace a equal the paper's."""
     paper = PAPERS_RATIOS["trace a"]
     return {name: float(totals.ratio(name).mean()) / paper[name] for name in FITTED}
@@ -84,12 +84,12 @@ def show(name: str, totals: Totals, efficiencies: Mapping[str, float], paper: Ma
         print(line + (f"{papers:8.1f}{ratio.mean() / papers - 1:+8.1%}" if papers else ""))
 
 
-def show_beside(seeds: int, found: Mapping[str, Totals]) -> None:
+def print_background_changes(seeds: int, found: Mapping[str, Totals]) -> None:
     """Print our total if a planned change cost as much as a measured arrival, with groups built in the background."""
     join_s = HoldfastTimes().case.recovery.join_s
     times = HoldfastTimes(changed_s=join_s)
     for name, drawing in (("trace a", TRACE_A), ("trace b", TRACE_B)):
-        totals = totals_of(drawing, seeds, [replace(SYSTEMS["waf"], times=times)])
+        totals = simulate_totals(drawing, seeds, [replace(SYSTEMS["waf"], times=times)])
         before, after = (float(one.share["waf"].mean()) for one in (found[name], totals))
         print(f"{name}: if a planned change cost {join_s} s, our total would be multiplied by {after / before:.4f}")
 
@@ -139,17 +139,17 @@ def draw_ratios(
 def make(options: argparse.Namespace) -> None:
     """Simulate, print and draw."""
     systems = [SYSTEMS[name] for name in COMPARED]
-    found = {"trace a": totals_of(TRACE_A, options.seeds, systems)}
-    efficiencies = fitted(found["trace a"])
-    found |= {name: totals_of(drawing, options.seeds, systems) for name, drawing in READINGS.items()}
+    found = {"trace a": simulate_totals(TRACE_A, options.seeds, systems)}
+    efficiencies = fit_efficiencies(found["trace a"])
+    found |= {name: simulate_totals(drawing, options.seeds, systems) for name, drawing in READINGS.items()}
     for name, totals in found.items():
         paper = PAPERS_RATIOS[name.split(",")[0]]
         show(name, totals, efficiencies, paper)
-    show_beside(options.seeds, found)
-    below = {name: _never_starved_and_below(totals) for name, totals in found.items()}
+    print_background_changes(options.seeds, found)
+    below = {name: _count_below_hit_only(totals) for name, totals in found.items()}
     print("traces on which hit-only starves no job, and on how many of them ours is below it:", below)
     real = [at_efficiency(system, efficiencies.get(system.name, 1.0)) for system in systems]
-    figure, panels = sheet(3, 2, width=6.0, height=3.9)
+    figure, panels = make_sheet(3, 2, width=6.0, height=3.9)
     papers = [system for system in real if system.name in ("waf", *PAPERS_RATIOS["trace a"])]
     draw_lines(panels[0], "trace a", TRACE_A, papers)
     draw_lines(panels[3], "trace b", TRACE_B, papers)
@@ -168,16 +168,16 @@ def make(options: argparse.Namespace) -> None:
         "our plans keep every job at T_necessary or above; the rule of section 7.5 may go below it for a hit job",
         "fit: efficiency of Megatron's, so that trace a's mean ratio is the paper's; Megatron's ratios are predictions",
     ]
-    assumptions(figure, said)
+    write_assumptions(figure, said)
     save(figure, options.out, "figure_11")
 
 
-def _never_starved_and_below(totals: Totals) -> tuple[int, int]:
+def _count_below_hit_only(totals: Totals) -> tuple[int, int]:
     fair = totals.short["hit-only"] == 0
     return int(fair.sum()), int((totals.share["waf"] < totals.share["hit-only"])[fair].sum())
 
 
 if __name__ == "__main__":
-    reader = parser_of(__doc__)
+    reader = make_parser(__doc__)
     reader.add_argument("--seeds", type=at_least(1), default=200, help="traces of each kind")
-    sys.exit(made(make, reader.parse_args()))
+    sys.exit(run_unicron_figure(make, reader.parse_args()))

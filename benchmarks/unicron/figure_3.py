@@ -15,9 +15,9 @@ import argparse
 import sys
 
 import numpy as np
-from evaluation import COLOURS, assumptions, made, parser_of
-from figure_11 import COMPARED, FITTED, fitted, totals_of
-from lazarus.drawing import save, sheet
+from evaluation import COLOURS, make_parser, run_unicron_figure, write_assumptions
+from figure_11 import COMPARED, FITTED, fit_efficiencies, simulate_totals
+from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
 from holdfast.planner.fleet.pool.gpt_tasks import MODELS, gpt_task, steps_s
@@ -49,10 +49,10 @@ def make(options: argparse.Namespace) -> None:
     """Simulate, print and draw."""
     seeds = options.seeds
     found = reductions(seeds)
-    efficiencies = fitted(totals_of(TRACE_A, min(seeds, 50), [SYSTEMS[name] for name in COMPARED]))
+    efficiencies = fit_efficiencies(simulate_totals(TRACE_A, min(seeds, 50), [SYSTEMS[name] for name in COMPARED]))
     model = MODELS["7B"]
     samples_s = model.batch / steps_s(model, NODES)[-1]
-    figure, panels = sheet(2, width=7.0, height=3.8)
+    figure, panels = make_sheet(2, width=7.0, height=3.8)
     print("Figure 3: GPT-3 7B on 64 GPUs\n  system            samples/s   lost, %     5 %    95 %")
     for place, name in enumerate(SHOWN):
         rate, lost = samples_s * efficiencies.get(name, 1.0), 100 * np.array(found[name])
@@ -85,11 +85,11 @@ def make(options: argparse.Namespace) -> None:
         f"repairs: {_REPAIR_S / 3600:.1f} h on average, so that 2 % of the hardware is missing (not printed)",
         f"3a: a model of ours (gpt_tasks.py); {', '.join(FITTED)}: times the efficiency fitted in Figure 11",
     ]
-    assumptions(figure, said, width=180)
+    write_assumptions(figure, said, width=180)
     save(figure, options.out, "figure_3")
 
 
 if __name__ == "__main__":
-    reader = parser_of(__doc__)
+    reader = make_parser(__doc__)
     reader.add_argument("--seeds", type=at_least(1), default=200, help="traces")
-    sys.exit(made(make, reader.parse_args()))
+    sys.exit(run_unicron_figure(make, reader.parse_args()))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation import assumptions, made, parser_of
-from lazarus.drawing import save, sheet
+from evaluation import make_parser, run_unicron_figure, write_assumptions
+from lazarus.drawing import make_sheet, save
 
 from holdfast.coordination.generations.assignment import keep_summed, round_robin
 
@@ -147,7 +147,7 @@ def make(options: argparse.Namespace) -> None:
     print(f"  DP {LOST + 1} lost before the reduction; the paper's k' = {lost_share + lost_share / (REPLICAS - 1):.2f}")
     for rank, share in enumerate(shares):
         print(f"  DP {rank + 1}: {[one + 1 for one in share]}")
-    figure, panels = sheet(2, width=7.0, height=3.6)
+    figure, panels = make_sheet(2, width=7.0, height=3.6)
     draw(panels[0], "a step without failures", undisturbed(), lost=False)
     draw(panels[1], "scenario 1: a replica is lost before the all-reduce", work, lost=True)
     figure.suptitle("Unicron, Figure 8: data and pipeline parallelism; micro-batches by number", fontsize=12)
@@ -157,9 +157,9 @@ def make(options: argparse.Namespace) -> None:
         "ASSUMED: a backward takes two forwards; both stages take as long; the all-reduce and the recovery as drawn",
         "k' = k + k / (DP - 1) = 2.67 is not an integer: the survivors have 3, 3 and 2, and keep their finished work",
     )
-    assumptions(figure, said, width=180)
+    write_assumptions(figure, said, width=180)
     save(figure, options.out, "figure_8")
 
 
 if __name__ == "__main__":
-    sys.exit(made(make, parser_of(__doc__).parse_args()))
+    sys.exit(run_unicron_figure(make, make_parser(__doc__).parse_args()))

@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from evaluation import COLOURS, GPUS, NODES, assumptions, made, parser_of
-from lazarus.drawing import bars, save, sheet
+from evaluation import COLOURS, GPUS, NODES, make_parser, run_unicron_figure, write_assumptions
+from lazarus.drawing import draw_bars, make_sheet, save
 
 from holdfast.planner.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, steps_on_gpus
 from holdfast.planner.fleet.pool.outages import MARKS
@@ -38,7 +38,7 @@ def gpu_task(name: str, model: GptModel, weight: float) -> Task:
     return Task(name=name, throughput=np.array(rates), weight=weight, least=least, floor=least)
 
 
-def apportioned(shares: Sequence[float], units: int) -> list[int]:
+def apportion(shares: Sequence[float], units: int) -> list[int]:
     """Return integers in proportion to shares, by the largest remainders."""
     exact = [units * share / sum(shares) for share in shares]
     sizes = [int(part) for part in exact]
@@ -58,9 +58,9 @@ def case_of(case: int) -> tuple[dict[str, float], dict[str, list[int]]]:
     plan = best(tasks, GPUS, 1.0)
     ways = {
         "holdfast": [plan.sizes[task.name] for task in tasks],
-        "equally": apportioned([1.0] * len(tasks), GPUS),
-        "weighted": apportioned(weights, GPUS),
-        "sized": apportioned([MODELS[size].parameters for size in sizes], GPUS),
+        "equally": apportion([1.0] * len(tasks), GPUS),
+        "weighted": apportion(weights, GPUS),
+        "sized": apportion([MODELS[size].parameters for size in sizes], GPUS),
     }
     return {name: price(tasks, way, GPUS, 1.0).waf / 1e15 for name, way in ways.items()}, ways
 
@@ -120,7 +120,7 @@ def draw_cases(axes: Any) -> None:
         assert wafs["holdfast"] >= max(wafs.values()), "a baseline has a better plan than ours"
     groups = [f"case {case}" for case in found]
     names = list(found[1][0])
-    bars(axes, groups, {name: [wafs[name] for wafs, _ in found.values()] for name in names}, form="{:.1f}")
+    draw_bars(axes, groups, {name: [wafs[name] for wafs, _ in found.values()] for name in names}, form="{:.1f}")
     axes.set_title("10c: WAF of six jobs (no numbers in the paper's text)", fontsize=10)
     axes.set_ylabel("weighted PFLOP/s")
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
@@ -131,7 +131,7 @@ def draw_cases(axes: Any) -> None:
 
 def make(options: argparse.Namespace) -> None:
     """Print and draw."""
-    figure, panels = sheet(2, 2, width=7.0, height=3.9)
+    figure, panels = make_sheet(2, 2, width=7.0, height=3.9)
     draw_transitions(panels[0])
     draw_throughput(panels[1])
     draw_shares(panels[2])
@@ -143,9 +143,9 @@ def make(options: argparse.Namespace) -> None:
         "4, 10: FLOP/s by a model of ours (gpt_tasks.py states every number), the same for Megatron and holdfast",
         "10c: our plan keeps T_necessary, the fewest GPUs with enough memory; a baseline's job below that counts 0",
     ]
-    assumptions(figure, said, width=180)
+    write_assumptions(figure, said, width=180)
     save(figure, options.out, "figures_9_10")
 
 
 if __name__ == "__main__":
-    sys.exit(made(make, parser_of(__doc__).parse_args()))
+    sys.exit(run_unicron_figure(make, make_parser(__doc__).parse_args()))

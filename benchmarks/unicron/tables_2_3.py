@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evaluation import NODES, assumptions, made, parser_of
-from lazarus.drawing import save, sheet
+from evaluation import NODES, make_parser, run_unicron_figure, write_assumptions
+from lazarus.drawing import make_sheet, save
 
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3, table_3
@@ -36,7 +36,7 @@ DETECTED = Path(__file__).with_name("detected.txt")
 POLICIES = ("waf", "equal", "weighted")
 
 
-def detected(path: Path) -> dict[str, str]:
+def read_detected(path: Path) -> dict[str, str]:
     """Return the output of `benchmarks/detect.py` for each case."""
     try:
         lines = path.read_text().splitlines()
@@ -52,7 +52,7 @@ def detected(path: Path) -> dict[str, str]:
     return found
 
 
-def plans() -> list[list[str]]:
+def plan_rows() -> list[list[str]]:
     """Return a row for each case of Table 3: jobs, nodes, and each policy's WAF as a share of the best."""
     rows: list[list[str]] = []
     for case, (sizes, weights) in TABLE_3.items():
@@ -84,9 +84,9 @@ def draw(axes: Any, title: str, headers: list[str], rows: list[list[str]], width
 
 def make(options: argparse.Namespace) -> None:
     """Print and draw both."""
-    ours = detected(options.detected)
+    ours = read_detected(options.detected)
     rows = [[*papers, ours[kind]] for *papers, kind in TABLE_2]
-    figure, panels = sheet(1, 2, width=12.0, height=2.6)
+    figure, panels = make_sheet(1, 2, width=12.0, height=2.6)
     headers = ["case", "method", "Unicron", "without", "ours, s: median (range; count)"]
     draw(panels[0], "Table 2: detected after", headers, rows, [0.06, 0.24, 0.14, 0.14, 0.34])
     headers = ["case", "jobs (size x weight)", "nodes under waf", "PFLOP/s", *(f"{name} / best" for name in POLICIES)]
@@ -94,7 +94,7 @@ def make(options: argparse.Namespace) -> None:
         panels[1],
         "Table 3, and its plans on 16 nodes",
         headers,
-        plans(),
+        plan_rows(),
         [0.05, 0.47, 0.12, 0.08, 0.09, 0.09, 0.11],
     )
     said = [
@@ -102,11 +102,11 @@ def make(options: argparse.Namespace) -> None:
         f"2: D_iter: the mean step; ours: {ours['step'].split(';')[0]}; a hung thread: from the start of its step",
         "3: FLOP/s by a model of ours (gpt_tasks.py); the pool's own machine; best: of all that keep T_necessary",
     ]
-    assumptions(figure, said)
+    write_assumptions(figure, said)
     save(figure, options.out, "tables_2_3")
 
 
 if __name__ == "__main__":
-    reader = parser_of(__doc__)
+    reader = make_parser(__doc__)
     reader.add_argument("--detected", type=Path, default=DETECTED, help="file with the output of benchmarks/detect.py")
-    sys.exit(made(make, reader.parse_args()))
+    sys.exit(run_unicron_figure(make, reader.parse_args()))

@@ -7,33 +7,33 @@ import sys
 from pathlib import Path
 
 import pytest
-from asked import Figure, read, report, table, write
+from asked import Figure, print_report, read_figures, table_lines, write_figures
 
 from places import BENCHMARKS
 
 
 def test_the_median_counts_or_each_value() -> None:
     values = (0.1, 0.2, 0.9)
-    assert Figure(name="x", values=values, asked=0.2).reached is True
-    assert Figure(name="x", values=values, asked=0.19).reached is False
-    assert Figure(name="x", values=values, asked=0.2, each=True).reached is False
-    assert Figure(name="x", values=values, asked=0.2, at_least=True).reached is True
-    assert Figure(name="x", values=values, asked=0.2, at_least=True, each=True).reached is False
-    assert Figure(name="x", values=values, asked=0.1, at_least=True, each=True).reached is True
+    assert Figure(name="x", values=values, asked=0.2).is_reached is True
+    assert Figure(name="x", values=values, asked=0.19).is_reached is False
+    assert Figure(name="x", values=values, asked=0.2, each=True).is_reached is False
+    assert Figure(name="x", values=values, asked=0.2, at_least=True).is_reached is True
+    assert Figure(name="x", values=values, asked=0.2, at_least=True, each=True).is_reached is False
+    assert Figure(name="x", values=values, asked=0.1, at_least=True, each=True).is_reached is True
 
 
 def test_what_was_not_measured_is_not_reached_and_what_is_not_asked_is_neither() -> None:
-    assert Figure(name="x", values=(), asked=1.0).reached is False
-    assert Figure(name="x", values=(1.0,)).reached is None
-    assert "not measured" in table([Figure(name="x", values=(), asked=1.0)])[1]
+    assert Figure(name="x", values=(), asked=1.0).is_reached is False
+    assert Figure(name="x", values=(1.0,)).is_reached is None
+    assert "not measured" in table_lines([Figure(name="x", values=(), asked=1.0)])[1]
 
 
 def test_a_limit_can_hang_on_what_others_take() -> None:
-    figure = Figure(name="a move", values=(0.03,), unit="s").against((0.01, 0.02, 0.5), 0.01, "joins")
+    figure = Figure(name="a move", values=(0.03,), unit="s").with_limit_above((0.01, 0.02, 0.5), 0.01, "joins")
     assert figure.asked == pytest.approx(0.03)
     assert figure.how == "joins 0.020 + 0.01 s"
     # With nothing to compare it with it is not taken for reached.
-    assert Figure(name="a move", values=(0.03,)).against((), 0.01, "joins").reached is False
+    assert Figure(name="a move", values=(0.03,)).with_limit_above((), 0.01, "joins").is_reached is False
 
 
 def test_the_table_says_what_is_asked_what_was_measured_and_whether_that_is_enough() -> None:
@@ -43,7 +43,7 @@ def test_the_table_says_what_is_asked_what_was_measured_and_whether_that_is_enou
         Figure(name="lost", values=(2.0, 3.5), asked=3.0, each=True, unit="%"),
         Figure(name="beside", values=(4e-13,)),
     ]
-    _, move, times, lost, beside = table(figures)
+    _, move, times, lost, beside = table_lines(figures)
     assert "<= 0.030 s" in move
     assert "0.015 s (0.010..0.020; 3)" in move
     assert move.endswith("reached   [joins 0.020 + 0.01 s]")
@@ -57,22 +57,22 @@ def test_the_table_says_what_is_asked_what_was_measured_and_whether_that_is_enou
 
 def test_figures_are_added_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out" / "figures.jsonl"
-    assert read(path) == []
+    assert read_figures(path) == []
     first, second = Figure(name="a", values=(1.0,)), Figure(name="b", values=(), asked=2.0, each=True)
-    write(path, [first])
-    write(path, [second])
-    write(None, [first])
-    assert read(path) == [first, second]
+    write_figures(path, [first])
+    write_figures(path, [second])
+    write_figures(None, [first])
+    assert read_figures(path) == [first, second]
 
 
 def test_it_ends_well_only_where_all_is_reached_and_has_run(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = Figure(name="good", values=(1.0,), asked=1.0), Figure(name="bad", values=(2.0,), asked=1.0)
-    assert report([good], {"move.py": 0}) == 0
-    assert report([good, bad], {"move.py": 0}) == 1
+    assert print_report([good], {"move.py": 0}) == 0
+    assert print_report([good, bad], {"move.py": 0}) == 1
     assert "not reached: bad" in capsys.readouterr().out
-    assert report([good], {"move.py": 1}) == 1
+    assert print_report([good], {"move.py": 1}) == 1
     assert "move.py ended with 1" in capsys.readouterr().out
-    assert report([], {}) == 1
+    assert print_report([], {}) == 1
 
 
 def test_benchmarks_are_run_one_after_the_other_and_one_that_fails_hides_no_other(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_kernels_results_that_are_not_numbers_fail(wrong: float) -> None:
 def test_kernels_without_others_to_compare_with_are_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch_gpu, "makers", lambda device: [TorchKernels()])
+    monkeypatch.setattr(dispatch_gpu, "available_kernels", lambda device: [TorchKernels()])
     with pytest.raises(NotPossibleError, match="Triton is not installed"):
         dispatch.run(Options(device="cpu", quick=True, folder=tmp_path), {})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from measured_gpt import Attempt, first_real
+from measured_gpt import Attempt, find_first_real
 from move import emulated_figures, plain_figures, same_figures
-from moving import rate_kept
+from moving import remaining_rate
 
 from holdfast.protocol.events import StepCommitted
 from made_events import made
@@ -24,15 +24,15 @@ def steps(*times: float) -> list[StepCommitted]:
 
 def test_the_rate_after_a_kill_has_the_step_that_was_hit() -> None:
     undisturbed = [float(second) for second in range(40)]
-    assert rate_kept(steps(*undisturbed), 10.5, 20.0) == pytest.approx(1.0)
+    assert remaining_rate(steps(*undisturbed), 10.5, 20.0) == pytest.approx(1.0)
     # The step of 11 s comes 2 s late: 19 steps in the 21 s to the first one that is 20 s behind the kill.
     late = [*undisturbed[:11], *(second + 2.0 for second in undisturbed[11:])]
-    assert rate_kept(steps(*late), 10.5, 20.0) == pytest.approx(19 / 21)
+    assert remaining_rate(steps(*late), 10.5, 20.0) == pytest.approx(19 / 21)
 
 
 def test_a_rate_of_a_time_that_is_not_over_is_not_told() -> None:
     with pytest.raises(StopIteration):
-        rate_kept(steps(*map(float, range(12))), 10.5, 20.0)
+        remaining_rate(steps(*map(float, range(12))), 10.5, 20.0)
 
 
 def test_a_first_step_is_one_with_a_share_of_the_jobs_own() -> None:
@@ -40,38 +40,38 @@ def test_a_first_step_is_one_with_a_share_of_the_jobs_own() -> None:
         return Attempt(step=1, shadow=shadow, micro_batches=micro_batches, end=end, own_s=end, processor_s=0.0)
 
     before, shadow, empty, real = attempt(1.0, 2), attempt(3.0, 2, shadow=True), attempt(4.0, 0), attempt(5.0, 2)
-    assert first_real(iter([before, shadow, empty, real, attempt(6.0, 2)]), 2.0) == real
-    assert first_real(iter([before, shadow, empty]), 2.0) is None
+    assert find_first_real(iter([before, shadow, empty, real, attempt(6.0, 2)]), 2.0) == real
+    assert find_first_real(iter([before, shadow, empty]), 2.0) is None
 
 
 def test_plain_torch_is_so_many_times_a_move_and_a_move_that_costs_nothing_is_not_divided_by() -> None:
     costs = {"save-and-restart": [5.0, 6.0], "warmed zygotes": [0.2]}
     whole, zygotes = plain_figures(costs, [0.1, 0.3, 0.2])
     assert whole.values == pytest.approx((25.0, 30.0))
-    assert whole.reached is True
+    assert whole.is_reached is True
     assert zygotes.values == pytest.approx((1.0,))
-    assert zygotes.reached is False
+    assert zygotes.is_reached is False
     assert plain_figures(costs, [-0.01])[1].values == pytest.approx((200.0,))
     # Without moves beside them there is nothing to compare.
-    assert all(figure.reached is None for figure in plain_figures(costs, []))
+    assert all(figure.is_reached is None for figure in plain_figures(costs, []))
 
 
 def test_parameters_are_compared_by_their_bits_and_with_clipping_by_their_values() -> None:
     calm = np.array([0.5, -1.0, 0.0])
     (same,) = same_figures(calm, calm.copy(), 19, clipping=False)
     assert same.values == (0.0,)
-    assert same.reached is True
+    assert same.is_reached is True
     # (a zero with the other sign is another number, bit for bit)
     (other,) = same_figures(calm, np.array([0.5, np.nextafter(-1.0, 0), -0.0]), 19, clipping=False)
     assert other.values == (2.0,)
-    assert other.reached is False
-    assert same_figures(calm, calm + 5e-13, 19, clipping=True)[0].reached is True
-    assert same_figures(calm, calm + 5e-12, 19, clipping=True)[0].reached is False
+    assert other.is_reached is False
+    assert same_figures(calm, calm + 5e-13, 19, clipping=True)[0].is_reached is True
+    assert same_figures(calm, calm + 5e-12, 19, clipping=True)[0].is_reached is False
 
 
 def test_only_a_standby_is_asked_to_keep_the_rate() -> None:
     figures = emulated_figures({"replaced": [0.98], "shrunk": [0.7]})
-    assert [figure.reached for figure in figures] == [True, None]
+    assert [figure.is_reached for figure in figures] == [True, None]
 
 
 def test_an_attempt_that_was_cut_short_is_not_taken_for_a_fast_one() -> None:

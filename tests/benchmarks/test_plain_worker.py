@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from plain_worker import Training, views
+from plain_worker import Training, split_views
 
 
 def test_parts_of_a_flat_tensor_share_its_memory() -> None:
     flat = torch.arange(10.0)
-    first, second = views(flat, [torch.Size((2, 3)), torch.Size((4,))])
+    first, second = split_views(flat, [torch.Size((2, 3)), torch.Size((4,))])
     assert first.tolist() == [[0, 1, 2], [3, 4, 5]]
     second += 1
     assert flat[6:].tolist() == [7, 8, 9, 10]
@@ -26,7 +26,7 @@ def test_a_newcomer_has_the_others_parameters_moments_and_step(tmp_path: Path) -
     old.state[-1] = 7.0
     shutil.copyfile(tmp_path / "old", tmp_path / "new")
     new = Training(tmp_path / "new", fresh=False)
-    new.take_up()
+    new.restore_step_counts()
     assert new.number == 7
     assert torch.equal(next(new.model.parameters()), parameter)
     kept, taken = old.optimizer.state[parameter], new.optimizer.state[next(new.model.parameters())]

@@ -43,7 +43,7 @@ class SlowPool:
 
 def test_who_was_suspended_is_resumed_before_it_is_waited_for(tmp_path: Path) -> None:
     pool = SlowPool(tmp_path)
-    assert pool_faults.run(cast(LocalPool, pool), 0.0, Random(1)) == []
+    assert pool_faults.inject_faults(cast(LocalPool, pool), 0.0, Random(1)) == []
     asked = [("submit", "fourth"), ("suspend", "-j", "first"), ("resume", "-j", "first"), ("stop", "-j", "fourth")]
     assert pool.done[-4:] == asked
 
@@ -63,6 +63,6 @@ def test_one_that_is_suspended_when_the_time_is_up_is_resumed(tmp_path: Path, mo
             now[0] += 35.0
 
     monkeypatch.setattr(pool_faults, "time", Clock)
-    monkeypatch.setattr(pool_faults, "strike", _nobody)
-    pool_faults.run(cast(LocalPool, pool), 1.0, Random(1))
+    monkeypatch.setattr(pool_faults, "kill_random", _nobody)
+    pool_faults.inject_faults(cast(LocalPool, pool), 1.0, Random(1))
     assert pool.done[-2:] == [("resume", "-j", "first"), ("stop", "-j", "fourth")]

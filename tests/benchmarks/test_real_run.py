@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from benchmarks.real_run import (
-    NodeWord,
+    NodeAssignment,
+    NodeChange,
     RealGeneration,
     RealJob,
     RealRun,
     RealStep,
-    Struck,
-    durations,
-    predicted,
+    measure_durations,
+    predict,
 )
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
 from holdfast.planner.fleet.pool.months import Months
@@ -30,22 +30,22 @@ RUNS = msgspec.json.decode(Path(__file__).with_name("real_runs.json").read_bytes
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.policy)
 def test_what_a_pool_really_achieved_is_predicted_within_a_tenth(run: RealRun) -> None:
     assert sum(one.what == "lost" for one in run.struck) >= 3
-    assert predicted(run).total == pytest.approx(run.total, rel=0.1)
+    assert predict(run).total == pytest.approx(run.total, rel=0.1)
 
 
 def test_what_another_policy_really_achieved_is_predicted_from_the_measures_of_one() -> None:
     ours, beside = RUNS
     assert (ours.policy, beside.policy) == ("waf", "sized")
     assert ours.struck == beside.struck
-    assert predicted(beside, measured=durations(ours)).total == pytest.approx(beside.total, rel=0.1)
+    assert predict(beside, measured=measure_durations(ours)).total == pytest.approx(beside.total, rel=0.1)
     # (7.5's rule itself: who was hit first is made up for first, where `sized` looks at who came first)
-    assert predicted(beside, "hit-only").total == pytest.approx(beside.total, rel=0.1)
+    assert predict(beside, "hit-only").total == pytest.approx(beside.total, rel=0.1)
 
 
 def test_a_step_that_lies_across_an_end_counts_in_part_and_what_is_undone_does_not() -> None:
     steps = (RealStep(1.0, 4.0, 2, 8, 1), RealStep(5.0, 4.0, 2, 8, 1), RealStep(9.0, 4.0, 2, 8, 1))
-    assert one_job(steps).done(7.0) == pytest.approx(2 + 8 + 4)
-    assert one_job((*steps, RealStep(6.0, 0.0, 0, -8, 1))).done(7.0) == pytest.approx(2 + 8 + 4 - 8)
+    assert one_job(steps).samples_done(7.0) == pytest.approx(2 + 8 + 4)
+    assert one_job((*steps, RealStep(6.0, 0.0, 0, -8, 1))).samples_done(7.0) == pytest.approx(2 + 8 + 4 - 8)
 
 
 def test_durations_are_what_the_first_steps_after_a_change_take_longer_than_usual() -> None:
@@ -62,18 +62,18 @@ def test_durations_are_what_the_first_steps_after_a_change_take_longer_than_usua
         seconds=10.0,
         nodes=("a", "b", "c"),
         first=dict.fromkeys("abc", "only"),
-        struck=(Struck(1.5, "c", "lost"), Struck(4.0, "c", "back")),
-        words=(NodeWord(2.0, "c", "only", "released"), NodeWord(6.0, "c", "only", "granted")),
+        struck=(NodeChange(1.5, "c", "lost"), NodeChange(4.0, "c", "back")),
+        words=(NodeAssignment(2.0, "c", "only", "released"), NodeAssignment(6.0, "c", "only", "granted")),
         jobs=(one_job(tuple(steps), generations),),
     )
-    found = durations(run)
+    found = measure_durations(run)
     assert found.stop == pytest.approx(1.5)
     assert found.change == pytest.approx(0.2)
     assert (found.seen, found.back, found.arrives) == (0.5, 2.0, 1.5)
     assert found.times.loss == LostTime(0.5, 1.0)
-    assert run.jobs[0].usual_s() == {3: 1.0, 2: 1.5}
+    assert run.jobs[0].usual_step_s() == {3: 1.0, 2: 1.5}
     # stopped from 1.5 to 3.0, three nodes again 3.5 s after 4.0, which costs 0.2 s
-    assert predicted(run).total == pytest.approx(12 * (1.5 / 1.0 + (7.5 - 3.0) / 1.5 + (10.0 - 7.7) / 1.0))
+    assert predict(run).total == pytest.approx(12 * (1.5 / 1.0 + (7.5 - 3.0) / 1.5 + (10.0 - 7.7) / 1.0))
 
 
 def test_until_a_node_that_is_given_to_a_job_trains_the_job_goes_on_without_it() -> None:

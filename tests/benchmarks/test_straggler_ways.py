@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from straggler_ways import NAMES, NEVER, REAL, STEPS, Plan, plan, plans
-from stragglers import Parts, figures, share, table
+from straggler_ways import NAMES, NEVER, REAL, STEPS, Plan, plan, plans_to_run
+from stragglers import Parts, figures, share_of_time, table
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_a_way_does(name: str, moment: int, wanted: Plan) -> None:
 
 
 def test_each_way_really_runs_once_and_what_is_the_same_runs_once() -> None:
-    found = plans(None)
+    found = plans_to_run(None)
     assert len(found) == len(REAL)
     assert {name for names in found.values() for name in names} == set(NAMES)
     assert found[Plan(70)] == ["nothing", "defer-50", "defer-100"]
@@ -35,7 +35,7 @@ def test_each_way_really_runs_once_and_what_is_the_same_runs_once() -> None:
 
 @pytest.mark.parametrize("moment", range(0, 96, 5))
 def test_at_a_moment_that_is_asked_for_all_ways_run(moment: int) -> None:
-    found = plans([moment])
+    found = plans_to_run([moment])
     assert sorted(name for names in found.values() for name in names) == sorted(NAMES)
     assert {one.moment for one in found} == {moment}
     for one in found:
@@ -45,13 +45,13 @@ def test_at_a_moment_that_is_asked_for_all_ways_run(moment: int) -> None:
 
 def test_what_does_not_run_is_put_together_of_what_was_measured() -> None:
     parts = Parts(step=1.0, slower=0.2, restart=5.0, save_and_restart=6.0, save_each=0.1)
-    assert parts.lost("nothing", 70) == pytest.approx(share(30 * 0.2, 1.0))
-    assert parts.lost("defer-50", 20) == pytest.approx(share(30 * 0.2 + 5.0, 1.0))
-    assert parts.lost("defer-100", 20) == parts.lost("nothing", 20)
-    assert parts.lost("restart-50", 70) == pytest.approx(share(20 + 5.0, 1.0))
-    assert parts.lost("restart-100", 70) == pytest.approx(share(70 + 5.0, 1.0))
-    assert parts.lost("save-and-restart", 70) == pytest.approx(share(6.0, 1.0))
-    assert parts.lost("per-iteration", 70) == pytest.approx(share(100 * 0.1 + 5.0, 1.0))
+    assert parts.lost_share("nothing", 70) == pytest.approx(share_of_time(30 * 0.2, 1.0))
+    assert parts.lost_share("defer-50", 20) == pytest.approx(share_of_time(30 * 0.2 + 5.0, 1.0))
+    assert parts.lost_share("defer-100", 20) == parts.lost_share("nothing", 20)
+    assert parts.lost_share("restart-50", 70) == pytest.approx(share_of_time(20 + 5.0, 1.0))
+    assert parts.lost_share("restart-100", 70) == pytest.approx(share_of_time(70 + 5.0, 1.0))
+    assert parts.lost_share("save-and-restart", 70) == pytest.approx(share_of_time(6.0, 1.0))
+    assert parts.lost_share("per-iteration", 70) == pytest.approx(share_of_time(100 * 0.1 + 5.0, 1.0))
 
 
 def test_the_table_brackets_what_did_not_really_run() -> None:
@@ -65,8 +65,8 @@ def test_the_table_brackets_what_did_not_really_run() -> None:
 
 def test_a_moment_at_which_too_much_is_lost_is_not_made_up_for_by_others() -> None:
     ours, other = figures({0: 0.01, 10: 0.04, 20: 0.01}, {("nothing", 10): 0.15})
-    assert ours.reached is False
-    assert figures({0: 0.01, 10: 0.02}, {})[0].reached is True
-    assert other.reached is None
+    assert ours.is_reached is False
+    assert figures({0: 0.01, 10: 0.02}, {})[0].is_reached is True
+    assert other.is_reached is None
     # What a move lost of a hundred steps that really ran is asked of it as well.
-    assert [figure.reached for figure in figures({0: 0.01}, {("move", 70): 0.031})] == [True, False]
+    assert [figure.is_reached for figure in figures({0: 0.01}, {("move", 70): 0.031})] == [True, False]

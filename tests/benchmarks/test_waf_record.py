@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pool_waf
-from pool_waf_record import Begin, recorded
+from pool_waf_record import RunStart, record_run
 
-from benchmarks.real_run import RealStep, Struck
+from benchmarks.real_run import NodeChange, RealStep
 from tests.harness.local_pool import LocalPool
 
 BEGUN = 1000.0
@@ -36,9 +36,9 @@ class PlayedPool:
 
 
 def test_a_run_is_what_its_journals_say() -> None:
-    struck = (Struck(3.0, "b", "lost"),)
-    begin = Begin(BEGUN, "waf", 10.0, struck, {"only": 2}, {"only": 1.5}, 1e9)
-    run = recorded(cast(LocalPool, PlayedPool()), begin)
+    struck = (NodeChange(3.0, "b", "lost"),)
+    begin = RunStart(BEGUN, "waf", 10.0, struck, {"only": 2}, {"only": 1.5}, 1e9)
+    run = record_run(cast(LocalPool, PlayedPool()), begin)
     assert run.first == {"a": "only", "b": "only"}
     assert [(word.at, word.node, word.what) for word in run.words] == [(3.0, "b", "released")]
     (job,) = run.jobs
@@ -50,8 +50,8 @@ def test_a_run_is_what_its_journals_say() -> None:
 
 def test_a_trace_is_its_seeds_and_never_takes_more_than_two_nodes_at_once() -> None:
     for seed in range(50):
-        struck = pool_waf.trace(seed, 300.0)
-        assert struck == pool_waf.trace(seed, 300.0)
+        struck = pool_waf.draw_trace(seed, 300.0)
+        assert struck == pool_waf.draw_trace(seed, 300.0)
         away: set[str] = set()
         for one in struck:
             assert (one.node in away) == (one.what == "back")

@@ -28,7 +28,7 @@ def run(options: Options, figures: Figures) -> None:
         top_k=2,
         repeats=2 if cpu else 10 if options.quick else 30,
     )
-    makers = dispatch_gpu.makers(args.device)
+    makers = dispatch_gpu.available_kernels(args.device)
     figures["kernels"] = [kernels.name for kernels in makers]
     if len(makers) < 2:
         raise NotPossibleError("Triton is not installed: there is nothing to compare torch's kernels with")
@@ -49,11 +49,11 @@ def run(options: Options, figures: Figures) -> None:
 def _compare(args: argparse.Namespace) -> float:
     """Return the largest difference of all kernels' results, relative to the largest value."""
     results: list[dict[str, Any]] = []
-    for kernels in dispatch_gpu.makers(args.device):
+    for kernels in dispatch_gpu.available_kernels(args.device):
         seed_all(0)
         runs = dispatch_gpu.kernel_runs(kernels, args)
         results.append({name: action() for name, (action, _) in runs.items()})
-        results[-1]["plan"] = _tensors_of(kernels.plan(dispatch_gpu.plan_question(args)))
+        results[-1]["plan"] = _tensors_of(kernels.plan(dispatch_gpu.make_plan_inputs(args)))
     worst = 0.0
     for other in results[1:]:
         for name, wanted in results[0].items():
