@@ -109,7 +109,7 @@ def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(cap
         assert stuck not in children()
 
     play(story)
-    assert "the search for a placement of the experts is ended: it has taken 3 s" in caplog.text
+    assert "the search for a placement of the experts is killed, because it has taken more than 3 s" in caplog.text
 
 
 @pytest.mark.parametrize("answer", ["", "\\xc1", "\\x81\\xa5adopt\\x01"])

@@ -107,7 +107,7 @@ def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> N
     (tmp_path / "registry").mkdir(mode=0o777)
     (tmp_path / "registry").chmod(0o777)
     line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
-    assert "yours alone" in line
+    assert "directory of this user" in line
 
 
 def test_what_can_be_no_hosts_name_is_refused() -> None:

@@ -88,7 +88,7 @@ def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp
         until(lambda: serves(pool, tmp_path), tmp_path)
         again = start(tmp_path, store)
         assert again.wait(PATIENCE_S) == EXIT_BAD_INPUT
-        assert f"the store {tmp_path}/pool.db is another pool's" in (tmp_path / "log").read_text()
+        assert f"the store {tmp_path}/pool.db is in use by another pool" in (tmp_path / "log").read_text()
         with PoolProcess(tmp_path, store=store) as other:
             entry = find_pool(tmp_path / "registry", None, None)
             assert entry is not None
@@ -183,7 +183,7 @@ def test_what_a_killed_node_leaves_in_the_background_is_gone_before_it_is_starte
         until((tmp_path / "left-2").exists, tmp_path)
         assert not (tmp_path / "found").exists()
         pool.send_signal(signal.SIGINT)
-        until(lambda: "Another signal ends all at once" in (tmp_path / "log").read_text(), tmp_path)
+        until(lambda: "Another signal ends everything at once" in (tmp_path / "log").read_text(), tmp_path)
         pool.send_signal(signal.SIGINT)
         assert pool.wait(PATIENCE_S) == EXIT_INTERRUPTED
         assert not Path("/proc", (tmp_path / "left-2").read_text()).exists()

@@ -114,7 +114,7 @@ def call(
         ),
         (("update", "-j", "nobody", "--max-nodes", "0"), 2, "--max-nodes is 0: it must be a whole number from 1 to"),
         (("suspend", "-j", "a/stop#"), 3, "it does not know this resource (HTTP 404)"),
-        (("scale", "3"), 3, "of a pool, say which job is meant (-j NAME)"),
+        (("scale", "3"), 3, "if it is a pool, name the job (-j NAME)"),
         (("update", "-j", "nobody"), 2, "no change is given: give --weight"),
         (("jobs", "--address", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
