@@ -121,9 +121,9 @@ class Launcher:
         self._checkpoints = checkpoints
         self._on_event = on_event
         self._say = say
-        self._standing = Standing(checkpoints)
+        self._progress = Standing(checkpoints)
         self._standbys = set(settings.standby_names)
-        self._refilling = Refilling(settings.standby_names, len(settings.start_names))
+        self._standby_refill = Refilling(settings.standby_names, len(settings.start_names))
         self._director = director
         self._follower = Follower(self.url, self.token)
         self._agents: dict[str, ChildProcess] = {}
@@ -153,11 +153,11 @@ class Launcher:
                 code = await self._over
                 await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
                 if code == EXIT_DONE and not self._concluded:
-                    await self._scripts_end()
+                    await self._wait_for_scripts()
             finally:
                 await self._end()
         if self._spec.checkpoint.dir and code in (EXIT_ENDED, EXIT_INTERRUPTED):
-            line = await asyncio.to_thread(self._standing.line, self._spec.checkpoint.dir)
+            line = await asyncio.to_thread(self._progress.line, self._spec.checkpoint.dir)
             self._say(f"holdfast: {line}")
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
@@ -297,11 +297,11 @@ class Launcher:
             self._tail_failed = True
         if self._agents[name] is child:
             remove_snapshots(self._agent_settings(name))
-        ends = self._interrupted or self._over.done() or self._standing.over
-        if code and not ends and not self._standing.has_joined(child.pid):
+        ends = self._interrupted or self._over.done() or self._progress.over
+        if code and not ends and not self._progress.has_joined(child.pid):
             self._say(f"holdfast: {name} has ended before it joined the job: {describe_exit(code)}")
         if self._agents[name] is child:
-            self._refilling.ended(name, code)
+            self._standby_refill.ended(name, code)
             await self._refill()
         await self._end_without_nodes()
 
@@ -316,17 +316,17 @@ class Launcher:
 
     def _has_no_nodes(self) -> bool:
         """Return whether the job has no node left, neither of this launcher nor of others."""
-        mine = any(agent.code is None for agent in self._agents.values())
-        return not (self._over.done() or mine or self._standing.nodes - self._agents.keys())
+        own = any(agent.code is None for agent in self._agents.values())
+        return not (self._over.done() or own or self._progress.nodes - self._agents.keys())
 
     async def _follow(self) -> None:
         async for event in self._follower.events():
             if self._director is not None:
                 self._director.take(event)
-            self._standing.take(event)
+            self._progress.take(event)
             if isinstance(event, NodeLeft):
                 self._task(self._end_without_nodes())
-            self._refilling.take(event)
+            self._standby_refill.take(event)
             self._on_event(event)
             await self._refill()
 
@@ -336,14 +336,14 @@ class Launcher:
             return  # A director decides which nodes there are.
         alive = sum(agent.code is None for agent in self._agents.values())
         room = room_for_nodes(self._spec.workers_per_node) - alive
-        for _ in range(min(self._refilling.missing(alive), room)):
+        for _ in range(min(self._standby_refill.missing(alive), room)):
             name = self._free_name("standby")
             self._standbys.add(name)
-            self._refilling.started(name)
+            self._standby_refill.started(name)
             await self.start_node(name)
-        if self._refilling.given_up and not self._gave_up:
+        if self._standby_refill.given_up and not self._gave_up:
             self._say("holdfast: no more standbys are started: those that were have ended before they were warm")
-        self._gave_up = self._refilling.given_up
+        self._gave_up = self._standby_refill.given_up
 
     async def _serve_requests(self) -> None:
         async for count, name in self._follower.node_requests():
@@ -360,19 +360,19 @@ class Launcher:
 
     # ---- ending ----
 
-    async def _scripts_end(self) -> None:
+    async def _wait_for_scripts(self) -> None:
         """Handle the end of the job. Scripts may still run code after their last step.
 
         Nodes that have not joined yet are ended, for they would not learn of it.
         """
-        here = [agent for agent in self._agents.values() if agent.pid in self._standing.agents]
-        waits = [asyncio.ensure_future(agent.wait()) for agent in here if agent.code is None]
+        joined = [agent for agent in self._agents.values() if agent.pid in self._progress.agents]
+        waits = [asyncio.ensure_future(agent.wait()) for agent in joined if agent.code is None]
         hurry = asyncio.ensure_future(self._hurry.wait())
-        everybody = asyncio.gather(*waits)
-        await asyncio.wait((everybody, hurry), return_when=asyncio.FIRST_COMPLETED)
+        all_ended = asyncio.gather(*waits)
+        await asyncio.wait((all_ended, hurry), return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
-        everybody.cancel()
-        await asyncio.gather(everybody, hurry, return_exceptions=True)
+        all_ended.cancel()
+        await asyncio.gather(all_ended, hurry, return_exceptions=True)
 
     async def _end(self) -> None:
         """End every process, within five seconds; agents hear it from the coordinator, else by a signal."""
@@ -441,8 +441,8 @@ async def launch(
         contextlib.ExitStack() as stack,
     ):
         lock = locked_directory(spec.checkpoint.dir, owner, say)
-        before = await asyncio.to_thread(stack.enter_context, lock)
-        alone = before is not None and (before.job, before.events) == (owner.job, owner.events)
+        stale_owner = await asyncio.to_thread(stack.enter_context, lock)
+        alone = stale_owner is not None and (stale_owner.job, stale_owner.events) == (owner.job, owner.events)
         checkpoints = load_intact_checkpoints(spec.checkpoint.dir, say)
         remove_abandoned_folders(find_abandoned_snapshots(spec.checkpoint.snapshot_dir))
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director, alone=alone)

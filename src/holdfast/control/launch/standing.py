@@ -73,14 +73,14 @@ class Standing:
             saved = newest_saved(directory)
         except (OSError, BadInputError) as error:
             why = error_text(error) if isinstance(error, OSError) else str(error)
-            told = f"step {self._saved} was saved; " if self._saved else ""
-            return f"{told}what is there now cannot be seen in {directory}: {why}"
-        gone = f"step {self._saved} was saved, and is in {directory} no more; " if saved < self._saved else ""
+            saved_before = f"step {self._saved} was saved; " if self._saved else ""
+            return f"{saved_before}what is there now cannot be seen in {directory}: {why}"
+        missing = f"step {self._saved} was saved, and is in {directory} no more; " if saved < self._saved else ""
         lost = max(0, self._committed - saved)
         if not saved:
-            return gone + (f"nothing is saved: {lost} steps are lost" if lost else "no step was done yet")
-        where = f"{gone}step {saved} is saved: the same command goes on from there"
-        return f"{where}; {lost} later steps are lost" if lost else where
+            return missing + (f"nothing is saved: {lost} steps are lost" if lost else "no step was done yet")
+        summary = f"{missing}step {saved} is saved: the same command goes on from there"
+        return f"{summary}; {lost} later steps are lost" if lost else summary
 
 
 def newest_saved(directory: str) -> int:

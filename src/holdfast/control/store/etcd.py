@@ -59,7 +59,7 @@ class _Outcome(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsure:
+class _PendingWrite:
     """A write without an answer, which may or may not have been carried out."""
 
     key: str
@@ -85,10 +85,10 @@ class EtcdStore(Store):
         self._place = place_at(url)
         self._answer_s = answer_s
         self._closed = False
-        self._unsure: dict[str, _Unsure] = {}
+        self._pending: dict[str, _PendingWrite] = {}
         self._gateway = EtcdGateway(self._place, answer_s)
         try:
-            self._gateway.call("kv/range", {"key": self._inside(""), "count_only": True}, _Range)
+            self._gateway.call("kv/range", {"key": self._prefixed(""), "count_only": True}, _Range)
         except BaseException as error:
             self._gateway.close()
             if isinstance(error, EtcdRefusalError):
@@ -97,12 +97,12 @@ class EtcdStore(Store):
 
     def get(self, key: str) -> Entry | None:
         self._check()
-        found = self._gateway.call("kv/range", {"key": self._inside(key)}, _Range)
+        found = self._gateway.call("kv/range", {"key": self._prefixed(key)}, _Range)
         return self._entry(found.kvs[0]) if found.kvs else None
 
     def list(self, prefix: str) -> Listing:
         self._check()
-        return self._range(self._inside(prefix), 0)
+        return self._range(self._prefixed(prefix), 0)
 
     def watch(self, prefix: str, after: int) -> Watch:
         self._check()
@@ -110,29 +110,31 @@ class EtcdStore(Store):
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
         self._check()
-        write = self._unsure.pop(key, None)
+        write = self._pending.pop(key, None)
         if write is None or (write.value, write.expected) != (value, expected_revision):
-            write = _Unsure(key, value, expected_revision, os.urandom(_STAMP_BYTES))
-        kept = _kept(write, self._place)
-        inside = self._inside(key)
+            write = _PendingWrite(key, value, expected_revision, os.urandom(_STAMP_BYTES))
+        kept = _encode_value(write, self._place)
+        inside = self._prefixed(key)
         revision = expected_revision + _FIRST if expected_revision else 0
         request = {
             "compare": [{"key": inside, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}],
             "success": [{"request_put": {"key": inside, "value": kept}}],
             "failure": [{"request_range": {"key": inside}}],
         }
-        self._unsure[key] = write
+        self._pending[key] = write
         outcome = self._gateway.call("kv/txn", request, _Outcome)
-        del self._unsure[key]
+        del self._pending[key]
         if outcome.succeeded:
             return outcome.header.revision - _FIRST
-        found = next((pair for one in outcome.responses if one.response_range for pair in one.response_range.kvs), None)
+        found = next(
+            (pair for part in outcome.responses if part.response_range for pair in part.response_range.kvs), None
+        )
         # Ours: an earlier try of this write was carried out, and its answer was lost.
         return found.mod_revision - _FIRST if found is not None and found.value == kept else None
 
     def remove(self, key: str, expected_revision: int) -> bool:
         self._check()
-        inside = self._inside(key)
+        inside = self._prefixed(key)
         request = {
             "compare": [
                 {"key": inside, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected_revision + _FIRST)}
@@ -141,8 +143,8 @@ class EtcdStore(Store):
             "failure": [{"request_range": {"key": inside}}],
         }
         outcome = self._gateway.call("kv/txn", request, _Outcome)
-        there = any(one.response_range.kvs for one in outcome.responses if one.response_range)
-        return outcome.succeeded or not there
+        exists = any(part.response_range.kvs for part in outcome.responses if part.response_range)
+        return outcome.succeeded or not exists
 
     def close(self) -> None:
         self._closed = True
@@ -155,14 +157,14 @@ class EtcdStore(Store):
 
     def newer(self, prefix: str, after: int) -> Listing:
         """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
-        return self._range(self._inside(prefix), after)
+        return self._range(self._prefixed(prefix), after)
 
     def _range(self, inside: bytes, after: int) -> Listing:
         request: dict[str, object] = {"key": inside, "range_end": inside[:-1] + bytes([inside[-1] + 1])}
         if after:
             request["min_mod_revision"] = str(after + 1 + _FIRST)
         found = self._gateway.call("kv/range", request, _Range)
-        begin = len(self._inside(""))
+        begin = len(self._prefixed(""))
         entries = {pair.key[begin:].decode(): self._entry(pair) for pair in found.kvs}
         return Listing(entries, found.header.revision - _FIRST)
 
@@ -179,7 +181,7 @@ class EtcdStore(Store):
             "give another prefix"
         )
 
-    def _inside(self, key: str) -> bytes:
+    def _prefixed(self, key: str) -> bytes:
         return f"{self._place.prefix}/{key}".encode()
 
     def _check(self) -> None:
@@ -212,7 +214,7 @@ class _EtcdWatch(Watch):
         self._own.close()
 
 
-def _kept(write: _Unsure, place: EtcdPlace) -> bytes:
+def _encode_value(write: _PendingWrite, place: EtcdPlace) -> bytes:
     """Return what etcd keeps of a value.
 
     Raises:

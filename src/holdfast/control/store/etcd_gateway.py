@@ -101,7 +101,7 @@ class EtcdGateway:
             self._was_in = True
             self._endpoints.remove(endpoint)
             self._endpoints.insert(0, endpoint)
-            return _decoded(endpoint, reply, kind)
+            return _decode(endpoint, reply, kind)
         raise StoreAwayError(f"etcd does not answer: {'; '.join(failures)}")
 
     def close(self) -> None:
@@ -110,14 +110,14 @@ class EtcdGateway:
 
     def _ask(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
         """Ask one member, as the user that was given."""
-        if self._place.user and not self._session and (problem := self._enter(endpoint)):
+        if self._place.user and not self._session and (problem := self._log_in(endpoint)):
             return problem
         reply = self._post(endpoint, path, content)
-        if isinstance(reply, _Problem) and self._place.user and _is_over(reply):
-            return self._enter(endpoint) or self._post(endpoint, path, content)
+        if isinstance(reply, _Problem) and self._place.user and _has_expired(reply):
+            return self._log_in(endpoint) or self._post(endpoint, path, content)
         return reply
 
-    def _enter(self, endpoint: str) -> _Problem | None:
+    def _log_in(self, endpoint: str) -> _Problem | None:
         """Open a session; return why that cannot be."""
         self._session = ""
         try:
@@ -129,7 +129,7 @@ class EtcdGateway:
         if isinstance(reply, _Problem):
             reply.of_user = True
             return reply
-        self._session = _decoded(endpoint, reply, _Session).token
+        self._session = _decode(endpoint, reply, _Session).token
         return None
 
     def _remedy(self, problem: _Problem) -> str:
@@ -151,17 +151,17 @@ class EtcdGateway:
             reply = self._http.post(url, content=content, headers=headers)
         if reply.is_success:
             return reply
-        problem = _decoded(endpoint, reply, _Problem)
+        problem = _decode(endpoint, reply, _Problem)
         problem.of_user = problem.code in (_DENIED, _UNAUTHENTICATED)
         return problem
 
 
-def _is_over(problem: _Problem) -> bool:
+def _has_expired(problem: _Problem) -> bool:
     """Return whether a session has ended, so that a new session may succeed."""
     return problem.code == _UNAUTHENTICATED or _OLD_TOKEN in problem.message
 
 
-def _decoded(endpoint: str, reply: httpx.Response, kind: type[T]) -> T:
+def _decode(endpoint: str, reply: httpx.Response, kind: type[T]) -> T:
     try:
         # Not strict, because the gateway writes numbers of 64 bits as strings.
         return msgspec.json.decode(reply.content, type=kind, strict=False)

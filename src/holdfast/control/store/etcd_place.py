@@ -96,10 +96,10 @@ def place_at(url: str) -> EtcdPlace:
         raise BadInputError(f"{wrong}; the prefix and keys come after the last of them")
     last = parts[-1]
     endpoints = tuple(f"{part.scheme}://{part.netloc}" for part in parts)
-    return EtcdPlace(endpoints, last.path.strip("/") or PREFIX, **_given(url, parts))
+    return EtcdPlace(endpoints, last.path.strip("/") or PREFIX, **_read_options(url, parts))
 
 
-def _given(url: str, parts: list[SplitResult]) -> dict[str, str]:
+def _read_options(url: str, parts: list[SplitResult]) -> dict[str, str]:
     query = parse_qs(parts[-1].query, keep_blank_values=True)
     for key, values in query.items():
         if key == "password":
@@ -108,9 +108,9 @@ def _given(url: str, parts: list[SplitResult]) -> dict[str, str]:
             raise BadInputError(
                 f"the store is {url!r}: {key!r} is none of {', '.join(_KEYS)}, given once, with a value"
             )
-    for one, other in (("key", "cert"), ("user", "password_file"), ("password_file", "user")):
-        if one in query and other not in query:
-            raise BadInputError(f"the store is {url!r}: {one} says nothing without {other}; give both")
+    for option, other in (("key", "cert"), ("user", "password_file"), ("password_file", "user")):
+        if option in query and other not in query:
+            raise BadInputError(f"the store is {url!r}: {option} has no effect without {other}; give both")
     if "cert" in query and any(part.scheme != "https" for part in parts):
         raise BadInputError(
             f"the store is {url!r}: cert is shown over https: only; give https: everywhere, or leave it"

@@ -96,7 +96,7 @@ class SqliteStore(Store):
         else:
             statement, arguments = _REPLACE, (value, key, expected_revision)
         try:
-            rows = self._opened().execute(statement, arguments).fetchall()
+            rows = self._open_connection().execute(statement, arguments).fetchall()
         except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
         return int(rows[0][0]) if rows else None
@@ -106,17 +106,17 @@ class SqliteStore(Store):
         if known is None or known.revision != expected_revision:
             return known is None
         try:
-            connection = self._opened()
+            connection = self._open_connection()
             with contextlib.ExitStack() as undo:
                 connection.execute("BEGIN IMMEDIATE")
                 undo.callback(connection.execute, "ROLLBACK")
-                if gone := connection.execute(_REMOVE, (key, expected_revision)).rowcount > 0:
+                if removed := connection.execute(_REMOVE, (key, expected_revision)).rowcount > 0:
                     connection.execute(_COUNT_AFTER, (expected_revision,))
                 connection.execute("COMMIT")
                 undo.pop_all()
         except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be written: {error}") from error
-        return gone or self.get(key) is None
+        return removed or self.get(key) is None
 
     def newer(self, prefix: str, after: int) -> dict[str, Entry]:
         """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
@@ -144,11 +144,11 @@ class SqliteStore(Store):
         if self._connection is None and not self._closed and not self._path.exists():
             return []
         try:
-            return self._opened().execute(statement, arguments).fetchall()
+            return self._open_connection().execute(statement, arguments).fetchall()
         except _PROBLEMS as error:
             raise StoreError(f"the store {self._path} cannot be read: {error}") from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_connection(self) -> sqlite3.Connection:
         if self._closed:
             raise StoreError(f"the store {self._path} is closed")
         if self._connection is None:
