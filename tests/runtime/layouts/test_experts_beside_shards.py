@@ -189,7 +189,7 @@ def _snapshots(folder: Path, rank: int, one: _Holder, told: list[object]) -> Sna
         state=one.state,
         send=untyped,
         experts=one.experts,
-        place=one.place,
+        position=one.place,
     )
 
 

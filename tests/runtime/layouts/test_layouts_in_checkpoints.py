@@ -65,7 +65,7 @@ def saver_of(storage: LocalStorage, one: SpreadState, sink: Sink | None = None) 
         pytest.fail(f"nothing is to be told: {message}")
 
     sink = sink or Sink(storage)
-    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=tell, place=one.place)
+    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=tell, position=one.place)
 
 
 def write(folder: Path, places: list[SpreadState], units: int = UNITS) -> LocalStorage:

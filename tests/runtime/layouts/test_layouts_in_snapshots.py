@@ -38,7 +38,7 @@ def snapshots_of_one(
 ) -> Snapshots:
     tell = (told if told is not None else []).append
     worker = MEMBERS[rank].worker
-    return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, send=tell, place=place)
+    return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, send=tell, position=place)
 
 
 def source(parts: int) -> SnapshotSource:
@@ -128,7 +128,7 @@ def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
     late.copies = [one.model.up.weight.detach().clone()]
     told: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
     kept = Snapshots(
-        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, send=told.append, place=one.place
+        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, send=told.append, position=one.place
     )
     kept.stash(PLAN, 3)
     late.copies = []

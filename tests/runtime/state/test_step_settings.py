@@ -48,7 +48,7 @@ def test_each_attempt_begins_with_the_settings_that_the_first_one_began_with() -
     rate, groups, group = optimizer.param_groups[0]["lr"], optimizer.param_groups, optimizer.param_groups[0]
     before = repr(options(optimizer))
     for _ in range(3):
-        state.settings.begin_attempt()
+        state.settings.start_attempt()
         assert repr(options(optimizer)) == before
         assert (model.weight.requires_grad, model.bias.requires_grad) == (True, False)
         assert model.bias not in optimizer.state
@@ -60,19 +60,19 @@ def test_each_attempt_begins_with_the_settings_that_the_first_one_began_with() -
 
 def test_what_an_applied_step_has_changed_stays() -> None:
     model, optimizer, state = made()
-    state.settings.begin_attempt()
+    state.settings.start_attempt()
     change(model, optimizer)
     changed = repr(options(optimizer))
     state.settings.on_applied()
     state.settings.restore()
-    state.settings.begin_attempt()
+    state.settings.start_attempt()
     assert repr(options(optimizer)) == changed
 
 
 def test_the_options_of_a_received_state_count() -> None:
     (model, optimizer, state), (_, other, source) = made(), made()
     other.param_groups[0]["lr"].fill_(0.7)
-    state.settings.begin_attempt()
+    state.settings.start_attempt()
     change(model, optimizer)
     view = source.capture()
     tensors = state.prepare(view.manifest)
@@ -81,7 +81,7 @@ def test_the_options_of_a_received_state_count() -> None:
             here.copy_(there)
     state.adopt(view.manifest, tensors)
     change(model, optimizer)
-    state.settings.begin_attempt()
+    state.settings.start_attempt()
     assert repr(options(optimizer)) == repr([{**options(other)[0], "params": [id(model.weight)]}])
 
 
@@ -110,7 +110,7 @@ def test_a_thousand_parameters_cost_less_than_a_millisecond() -> None:
     seconds: list[float] = []
     for _ in range(20):
         began = time.perf_counter()
-        state.settings.begin_attempt()
+        state.settings.start_attempt()
         state.settings.on_applied()
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 1e-3

@@ -39,10 +39,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     Placements are only included for tensors that are not spread like a tensor of the model.
     """
-    said = _unmatched_placements(manifest)
+    placements = _unmatched_placements(manifest)
     tensors = [
         (spec.name, spec.dtype, spec.whole if spec.placed else spec.shape, spec.host)
-        + (((), said[number]) if number in said else ())
+        + (((), placements[number]) if number in placements else ())
         for number, spec in enumerate(manifest.tensors)
     ]
     return msgspec.msgpack.encode({**asdict(manifest), "tensors": tensors})
@@ -76,7 +76,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def localize_manifest(
-    state: TrainingState, manifest: Manifest, place: ReplicaPosition = WHOLE_REPLICA
+    state: TrainingState, manifest: Manifest, position: ReplicaPosition = WHOLE_REPLICA
 ) -> tuple[Manifest, dict[int, LocalPart]]:
     """Return the manifest of this worker's part of a state, and the local parts of spread tensors, by index.
 
@@ -86,27 +86,34 @@ def localize_manifest(
     Raises:
         StateMismatchError: the placement of a tensor is unknown.
     """
-    said = manifest.tensors
-    specs = [replace(spec, placed="") for spec in said]
+    whole_specs = manifest.tensors
+    specs = [replace(spec, placed="") for spec in whole_specs]
     parts: dict[int, LocalPart] = {}
 
     def spread(number: int, box: Box, how: TensorPlacement) -> None:
-        parts[number] = LocalPart(box, said[number].shape)
+        parts[number] = LocalPart(box, whole_specs[number].shape)
         specs[number] = replace(specs[number], shape=box.shape, **how._asdict())
 
     for number, like in _matched_tensors(state, manifest):
-        if 0 <= number < len(said) and said[number].shape == tuple(like.shape) and number not in parts:
-            spread(number, find_box(said[number].name, like, place), placement_of(like))
+        if 0 <= number < len(whole_specs) and whole_specs[number].shape == tuple(like.shape) and number not in parts:
+            spread(number, find_box(whole_specs[number].name, like, position), placement_of(like))
     for number, beside in (*_sharded_optimizer_tensors(state, manifest), *_unmatched_extra_tensors(state, manifest)):
-        if 0 <= number < len(said) and number not in parts and said[number].shape and said[number].placed != PLAIN:
-            how = _placement_on_mesh(said[number], beside)
-            spread(number, find_box_like(said[number].shape, parse_cuts(how.placed) or {}, beside, place), how)
+        if (
+            0 <= number < len(whole_specs)
+            and number not in parts
+            and whole_specs[number].shape
+            and whole_specs[number].placed != PLAIN
+        ):
+            how = _placement_on_mesh(whole_specs[number], beside)
+            spread(
+                number, find_box_like(whole_specs[number].shape, parse_cuts(how.placed) or {}, beside, position), how
+            )
     return replace(manifest, tensors=tuple(specs)), parts
 
 
-def _placement_on_mesh(spec: TensorSpec, beside: torch.Tensor) -> TensorPlacement:
+def _placement_on_mesh(spec: TensorSpec, other: torch.Tensor) -> TensorPlacement:
     """Return a tensor's placement on the mesh of another one: its own if the mesh is the same, else replicated."""
-    names: tuple[str, ...] = cast(Any, beside).device_mesh.mesh_dim_names or ()
+    names: tuple[str, ...] = cast(Any, other).device_mesh.mesh_dim_names or ()
     cuts = parse_cuts(spec.placed) or {}
     whole = ", ".join(f"{name} R" for name in names)
     return TensorPlacement(spec.shape, spec.placed if tuple(cuts) == names else whole)

@@ -98,10 +98,10 @@ def copy_part(
     part: int,
     parts: int,
     rows: Mapping[str, torch.Tensor] | None = None,
-    place: ReplicaPosition = WHOLE_REPLICA,
+    position: ReplicaPosition = WHOLE_REPLICA,
 ) -> StatePart:
     """Copy one part of the state, as `lay_out`; when this returns, the state may change."""
-    laid = lay_out(view, part, parts, rows, place)
+    laid = lay_out(view, part, parts, rows, position)
     data = torch.empty(laid.nbytes, dtype=torch.uint8)
     laid.copy_pieces(data)
     return StatePart(header=laid.header, data=data)
@@ -112,16 +112,16 @@ def lay_out(
     part: int,
     parts: int,
     rows: Mapping[str, torch.Tensor] | None = None,
-    place: ReplicaPosition = WHOLE_REPLICA,
+    position: ReplicaPosition = WHOLE_REPLICA,
 ) -> PartLayout:
     """Return the layout of one part of the state.
 
     Args:
         part: 0-based index of the part, among the `parts` of this role's ranks.
         rows: whole tensors that are saved in this part, by name.
-        place: the part of a replica on this worker.
+        position: the part of a replica on this worker.
     """
-    pieces = list(_own_pieces(view, part, parts, place))
+    pieces = list(_own_pieces(view, part, parts, position))
     pieces += [_Piece(name, tensor, (0,) * tensor.dim()) for name, tensor in (rows or {}).items()]
     stored = [to_stored(piece.rows) for piece in pieces]
     # Tensors with larger elements come first, so that all elements are aligned.
@@ -135,16 +135,16 @@ def lay_out(
     return PartLayout(header=make_header(described), nbytes=end, pieces=list(zip(described, tensors, strict=True)))
 
 
-def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) -> Iterator[_Piece]:
+def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPosition) -> Iterator[_Piece]:
     """Yield the pieces of a part of this role's tensors."""
-    saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, place)]
+    saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, position)]
     total = sum(view.tensors[number].nbytes for number in saved)
     begin, end = total * part // parts, total * (part + 1) // parts
     names, at = stored_names(view.manifest), 0
     for number in saved:
         name, tensor, spread = names[number], view.tensors[number], view.spread.get(number)
         whole = tuple(spread.shape) if spread is not None else ()
-        offset = find_box(name, spread, place).offset if spread is not None else (0,) * tensor.dim()
+        offset = find_box(name, spread, position).offset if spread is not None else (0,) * tensor.dim()
         nbytes = tensor.nbytes
         if spread is not None and not spread.numel():
             tensor, whole = tensor.reshape(whole), ()  # The local part of an empty tensor may have another shape.
@@ -159,13 +159,13 @@ def _own_pieces(view: StateView, part: int, parts: int, place: ReplicaPosition) 
         at += nbytes
 
 
-def _is_saved(view: StateView, number: int, place: ReplicaPosition) -> bool:
+def _is_saved(view: StateView, number: int, position: ReplicaPosition) -> bool:
     """Return whether this role saves its local part of a tensor: equal parts are saved by the first role."""
     spread = view.spread.get(number)
     if spread is None:
-        return place.is_counted_here(view.tensors[number])
-    return place.is_counted_here(spread) and (
-        view.tensors[number].numel() > 0 or not (spread.numel() or place.local_rank)
+        return position.is_counted_here(view.tensors[number])
+    return position.is_counted_here(spread) and (
+        view.tensors[number].numel() > 0 or not (spread.numel() or position.local_rank)
     )
 
 

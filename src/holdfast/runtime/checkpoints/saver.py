@@ -133,7 +133,7 @@ class CheckpointSaver:
         send: Callable[[CheckpointUnwritten], None],
         forward_order: Callable[[AcceptCheckpoint | PruneCheckpoints], None] = lambda order: None,
         samples: SampleSettings | None = None,
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Check the checkpoint directory.
 
@@ -142,7 +142,7 @@ class CheckpointSaver:
             send: sends a message to the coordinator.
             forward_order: called with each order about a checkpoint, after the saver has handled it.
             samples: the job's settings, to be saved and compared; None for neither.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
 
         Raises:
             BadInputError: the directory is not usable, or `every` is below 1.
@@ -154,7 +154,7 @@ class CheckpointSaver:
         self._worker = worker
         self._every = every
         self._samples = samples
-        self._place = place
+        self._position = position
         self._sink, self._send = sink, send
         self._forward_order = forward_order
         self._lock = threading.Lock()
@@ -234,8 +234,8 @@ class CheckpointSaver:
         started = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None
         try:
-            among = self._place.role_position(share.rank, share.world)
-            part = copy_part(view, *among, rows.rows if rows is not None else None, self._place)
+            among = self._position.role_position(share.rank, share.world)
+            part = copy_part(view, *among, rows.rows if rows is not None else None, self._position)
         except (RuntimeError, MemoryError) as error:
             logger.error("the checkpoint of step %d is left out, its copy does not fit into memory: %s", step, error)
             self.report_unwritten(step, share, f"the copy does not fit into memory: {error}"[:1000])
@@ -296,7 +296,7 @@ class CheckpointSaver:
                 trained: the checkpoint reverts its settings together with its steps.
         """
         settings, frozen = state.optimizers.settings(), state.frozen_parameters()
-        step = load_checkpoint(self.storage, name, state, self._samples, self._place)
+        step = load_checkpoint(self.storage, name, state, self._samples, self._position)
         if first:
             for warning in (*changed_settings(settings, state.optimizers.settings()), changed_frozen(frozen, state)):
                 if warning:
@@ -381,14 +381,14 @@ def load_checkpoint(
     name: str,
     state: TrainingState,
     samples: SampleSettings | None = None,
-    place: ReplicaPosition = WHOLE_REPLICA,
+    position: ReplicaPosition = WHOLE_REPLICA,
 ) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
     The state is only changed after the checkpoint is known to be intact and of this model.
 
     Args:
-        place: the part of a replica on this worker, under any layout of the checkpoint.
+        position: the part of a replica on this worker, under any layout of the checkpoint.
 
     Raises:
         DamagedCheckpointError: it is not intact.
@@ -405,7 +405,7 @@ def load_checkpoint(
     if samples is not None:
         _check_samples(storage, checkpoint, where, samples)
     try:
-        manifest, parts = localize_manifest(state, manifest, place)
+        manifest, parts = localize_manifest(state, manifest, position)
         tensors = state.prepare(manifest)
     except StateMismatchError as error:
         raise BadInputError(f"checkpoint {where} is not of this model: {error}") from None

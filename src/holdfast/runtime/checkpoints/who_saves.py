@@ -39,5 +39,5 @@ def make_saver(
         send=send,
         forward_order=obey,
         samples=SampleSettings.from_order(workload.loader.order),
-        place=workload.place,
+        position=workload.position,
     )

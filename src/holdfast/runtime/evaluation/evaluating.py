@@ -148,10 +148,9 @@ class Evaluator:
         results = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
         results |= {shard: held[shard] for shard, holder in enumerate(holders) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
-        # Results of a replica group's ranks may differ by rounding, if experts were summed elsewhere. Use the first
-        # rank's.
-        results = {} if self._workload.place.local_rank else results
-        for share in gather_bytes(groups.world, _encoder.encode(results), "evaluation"):
+        # (What the places of a unit have measured may differ by rounding, where experts have added it up elsewhere.)
+        mine = {} if self._workload.position.local_rank else mine
+        for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combine([held[shard] for shard in range(evaluation.shards)])
         self._record_result(evaluation, found, groups.world.rank)
@@ -217,7 +216,7 @@ class Evaluator:
                 f"job.evaluate() has other arguments on other workers: (name, every, samples, batch) is "
                 f"{evaluation.settings} here and {others[0]} elsewhere"
             )
-        places = self._workload.place.layout.places
+        places = self._workload.position.layout.places
         units = [shares[first : first + places] for first in range(0, len(shares), places)]
         return find_first_holders([intersect_bits([share.bits for share in unit]) for unit in units], evaluation.shards)
 

@@ -50,25 +50,25 @@ class Fingerprinting:
         """
         return Fingerprint(
             step=step,
-            settings=self._settings(),
-            state=self._slice(step) if with_state else 0,
+            settings=self._hash_settings(),
+            state=self._hash_slice(step) if with_state else 0,
         )
 
     def describe(self) -> tuple[str, ...]:
         """Return the settings in words, for messages about a difference."""
-        return tuple(islice(self._in_words(), MAX_SHOWN))
+        return tuple(islice(self._describe_options(), MAX_SHOWN))
 
-    def _settings(self) -> int:
+    def _hash_settings(self) -> int:
         """Return a hash of the settings; options are only encoded again if they have changed since the last step."""
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         values = [list(group.values()) for group in groups]
         if not self._equals_last(values):
             in_place = any(_changes_in_place(*option) for group in groups for option in group.items())
-            encoded = b"".join(map(self._encoded, groups))
+            encoded = b"".join(map(self._encode_group, groups))
             self._values, self._options = [] if in_place else values, hash_of(encoded)
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
 
-    def _encoded(self, group: dict[str, Any]) -> bytes:
+    def _encode_group(self, group: dict[str, Any]) -> bytes:
         """Return a group's options, sorted, because workers that received them may have another order."""
         keys = tuple(group)
         names = self._names.get(keys)
@@ -79,7 +79,7 @@ class Fingerprinting:
         try:
             return _encoder.encode((count, names, values))
         except TypeError:  # Tensors, NumPy scalars, objects of the script.
-            return _encoder.encode((count, names, [_plain(value) for value in values]))
+            return _encoder.encode((count, names, [_to_plain(value) for value in values]))
 
     def _equals_last(self, values: list[list[Any]]) -> bool:
         """Whether the options equal the last step's, by identity or value."""
@@ -88,27 +88,27 @@ class Fingerprinting:
         except (RuntimeError, ValueError):  # Arrays that are not the same object have no truth value.
             return False
 
-    def _in_words(self) -> Iterator[str]:
+    def _describe_options(self) -> Iterator[str]:
         named = self._state.optimizers.by_name
         for name, optimizer in named.items():
             for number, group in enumerate(optimizer.param_groups):
                 where = f"{name} group {number}".strip() if len(named) + len(optimizer.param_groups) > 2 else ""
                 for option, value in sorted(group.items()):
                     if option not in _NOT_OPTIONS:
-                        yield f"{where} {option} {_plain(value)}".strip()[:MAX_SHOWN_CHARACTERS]
+                        yield f"{where} {option} {_to_plain(value)}".strip()[:MAX_SHOWN_CHARACTERS]
         frozen = list(self._state.frozen_parameters().values())
         if frozen:
             yield f"{len(frozen)} frozen parameters, {frozen[0]} the first"[:MAX_SHOWN_CHARACTERS]
 
     @torch.no_grad()
-    def _slice(self, step: int) -> int:
+    def _hash_slice(self, step: int) -> int:
         """Return a hash of pieces of the state, never 0."""
         tensors = [tensor for tensor in self._tensors() if tensor.numel() and tensor.layout is torch.strided]
         first = (step * SLICE_TENSORS) % max(1, len(tensors)) if len(tensors) > SLICE_TENSORS else 0
         chosen = [*tensors[first:], *tensors[:first]][:SLICE_TENSORS]
         each = SLICE_BYTES // max(1, len(chosen))
         digest = hashlib.blake2b(digest_size=8)
-        for data in _bytes_of([_piece(tensor, each, step) for tensor in chosen]):
+        for data in _bytes_of([_tensor_piece(tensor, each, step) for tensor in chosen]):
             digest.update(data)
         return (int.from_bytes(digest.digest(), "big") >> 2) or 1
 
@@ -129,7 +129,7 @@ def _changes_in_place(option: str, value: object) -> bool:
     return option not in _NOT_OPTIONS and isinstance(value, torch.Tensor | list | dict | set)
 
 
-def _piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
+def _tensor_piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
     """Return a piece of a tensor of at most this many bytes, a different one in each step."""
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)
@@ -150,7 +150,7 @@ def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
             yield host_bytes(piece)
 
 
-def _plain(value: Any) -> object:
+def _to_plain(value: Any) -> object:
     """Return a value that all workers encode in the same way, received or not; for other objects, their type."""
     if isinstance(value, torch.Tensor):
         return to_floats(value.detach().reshape(-1)[:_ELEMENTS].double())
@@ -162,5 +162,5 @@ def _plain(value: Any) -> object:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in cast(Sequence[object], value)]
+        return [_to_plain(one) for one in cast(Sequence[object], value)]
     return type(value).__name__

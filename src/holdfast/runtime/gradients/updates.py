@@ -46,7 +46,7 @@ class Update:
         max_norm: float | None,
         only: bool,
         guard: StepGuard,
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Manage the gradients of the optimizer's parameters.
 
@@ -55,12 +55,12 @@ class Update:
             max_norm: its gradients are clipped to this norm; None for no clipping.
             only: whether it is the only optimizer, which has all gradients of the model.
             guard: of the job's optimizers.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
         """
         self.name = name
         self.max_norm = max_norm
         self._optimizer = optimizer
-        self._state, self._only, self._place, self._guard = state, only, place, guard
+        self._state, self._only, self._position, self._guard = state, only, position, guard
         experts = expert_parameters(state.model)
         self._experts = [(weight, weight.requires_grad) for weight in experts]
         self._dense = dense_parameters(state.model)
@@ -77,7 +77,7 @@ class Update:
         mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
         trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
         device = next((parameter.device for parameter in self._state.model.parameters()), None)
-        self.buckets = GradientBuckets(trained, counts=self._place.is_counted_here, device=device)
+        self.buckets = GradientBuckets(trained, counts=self._position.is_counted_here, device=device)
         self._reduced = {id(parameter) for parameter in self.buckets.parameters} | {id(w) for w, _ in self._experts}
         #: parameters of the other optimizers; their gradients are dropped
         self._others: list[Parameter] = [] if self._only else [p for p in self._dense if id(p) not in mine]
@@ -147,7 +147,7 @@ class Update:
                     f"a parameter of shape {tuple(parameter.shape)} was added to the {_describe_owner(self.name)}, and "
                     f"is in optimizer {elsewhere[id(parameter)]!r} too: each parameter belongs to one optimizer"
                 )
-        if self._place.layout.shard > 1:
+        if self._position.layout.shard > 1:
             for parameter in self._dense:
                 if parameter.requires_grad and not is_sharded(parameter):
                     raise StepUseError(
@@ -244,14 +244,14 @@ class Updates:
         state: TrainingState,
         order: Sequence[str] | None,
         max_grad_norm: float | Mapping[str, float] | None,
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Start with the first optimizer at step 1, and repeat after the last.
 
         Args:
             order: names of optimizers, each at least once; by default in the order in which they were given.
             max_grad_norm: for all, or by name.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
 
         Raises:
             BadInputError: a name is unknown or missing, a norm is not positive, there is nothing to train, or a
@@ -263,7 +263,7 @@ class Updates:
         only = len(optimizers.by_name) == 1
         guard = StepGuard(optimizers, state.extra)
         self._by_name = {
-            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, guard=guard, place=place)
+            name: Update(name, optimizer, state, max_norm=norms.get(name), only=only, guard=guard, position=position)
             for name, optimizer in optimizers.by_name.items()
         }
         if not any(update.has_trainable for update in self._by_name.values()):

@@ -70,13 +70,13 @@ class Workload:
         loss_scale: LossScale,
         experts: JobExperts | None = None,
         noted: Sequence[NoteSource] = (),
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Manage the model's gradients.
 
         Args:
             updates: selects the optimizer of each step.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
             experts: of the model's MoE layers; None for a dense model.
             noted: sources of a micro-batch's notes; the same on all ranks, in this order.
         """
@@ -89,14 +89,14 @@ class Workload:
         self.updates = updates
         self.loss_scale = loss_scale
         self.experts = experts
-        self.place = place
+        self.position = position
         self.sums = LocalSums()
         #: emulates the time of a micro-batch, or None
         self.delay: MicroBatchDelay | None = None
         self.flop = FirstRoundCounter()
         self.logged = LoggedValues()
         self.skipping = SkippedMicroBatches()
-        self._notes = Notes((*noted, self.logged, self.skipping), self.micro_batches, place)
+        self._notes = Notes((*noted, self.logged, self.skipping), self.micro_batches, position)
         self._statistics = next((source for source in noted if isinstance(source, RunningStatistics)), None)
         self._versions: dict[str, tuple[int, int]] = {}
         self._fingerprinting = Fingerprinting(state)
@@ -144,7 +144,7 @@ class Workload:
         FSDP2 keeps the gathered parameters of a forward pass until its backward pass, and a script may do one without
         the other.
         """
-        if self.place.has_layout:
+        if self.position.has_layout:
             from holdfast.runtime.layouts.sharded import reshard
 
             for module in (self.state.model, *self.state.extra.values()):
@@ -155,14 +155,16 @@ class Workload:
         """Load a micro-batch, and seed all random numbers for it."""
         self._notes.on_micro_batch_start(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
-        seed_micro_batch(self.seed, self.sums.step, micro_batch, self.place.shard)
+        seed_micro_batch(self.seed, self.sums.step, micro_batch, self.position.shard)
         if self.experts is not None:
-            self.experts.state.start_micro_batch(self.sums.step, micro_batch, self.place.shard, self.place.layout.shard)
+            self.experts.state.start_micro_batch(
+                self.sums.step, micro_batch, self.position.shard, self.position.layout.shard
+            )
         self._versions = self.state.buffer_versions()
         self._loaded_hash = self.samples.hash_of(self.sums.step, micro_batch)
-        if self.place.local_rank:
-            places = self.place.layout.places
-            self._loaded_hash = place_hash(self._loaded_hash, self.place.local_rank, places, self.micro_batches)
+        if self.position.local_rank:
+            places = self.position.layout.places
+            self._loaded_hash = place_hash(self._loaded_hash, self.position.local_rank, places, self.micro_batches)
         if self.delay is not None:
             self.delay.start()
         return batch
@@ -195,7 +197,7 @@ class Workload:
             BadInputError: with a layout, or the forward pass changed a buffer.
             StepUseError: in the middle of the forward pass of a model with experts.
         """
-        if self.place.layout.places > 1:
+        if self.position.layout.places > 1:
             raise BadInputError(
                 "step.skip() with a layout: all local ranks of a replica would have to decide alike, and each sees "
                 "only its part; leave such samples out in the data set"
@@ -227,7 +229,7 @@ class Workload:
                 "InstanceNorm and spectral_norm): that state would differ from replica to replica; change it in a "
                 "function that is given as protect(..., after_apply=...), or use a layer without it"
             )
-        samples = self.loader.order.micro_batch // self.place.layout.shard
+        samples = self.loader.order.micro_batch // self.position.layout.shard
         self.sums.micro_batches.append(micro_batch)
         self.sums.samples += samples
         if self.delay is not None:
@@ -275,9 +277,9 @@ class Workload:
         update, sums = self.update, self.sums
         update.check_before_reduction()
         update.buckets.set_has_notes(self._notes.has_notes(sums.notes))
-        parts = self.micro_batches * self.place.layout.shard  # The gradient of each part is a mean over its samples.
+        parts = self.micro_batches * self.position.layout.shard  # The gradient of each part is a mean over its samples.
         scale = 1.0 / (parts * self.loss_scale.factor)
-        place = self.place
+        place = self.position
         compared = (
             partial(fingerprint_contribution, fingerprint, place.local_rank, place.layout.places)
             if fingerprint is not None
@@ -298,7 +300,7 @@ class Workload:
 
     def _local_result(self) -> Commit:
         """Return this worker's part of the step result except for gradients; equal values of local ranks count once."""
-        sums, place = self.sums, self.place
+        sums, place = self.sums, self.position
         own = replace(EMPTY_RESULT, **{"place_hashes" if place.local_rank else "sample_hashes": sums.hashes})
         own = replace(own, skipped_samples=sums.skipped)
         return own if place.tensor else replace(own, loss_sum=sums.loss, samples=sums.samples)
@@ -335,7 +337,7 @@ class Workload:
         """
         update = self.update
         update.check_before_reduction()
-        scale = 1.0 / (len(self.sums.micro_batches) * self.place.layout.shard * self.loss_scale.factor)
+        scale = 1.0 / (len(self.sums.micro_batches) * self.position.layout.shard * self.loss_scale.factor)
         v = reduce_gradients(update.reducible_gradients(self.experts), alone, scale, update.max_norm)
         for part in update.reducible_gradients(self.experts):
             part.use_reduced()
@@ -361,35 +363,35 @@ class ScriptObjects:
 
 
 def make_workload(
-    given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, place: ReplicaPosition = WHOLE_REPLICA
+    given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, position: ReplicaPosition = WHOLE_REPLICA
 ) -> Workload:
     """Make the workload of a script's objects.
 
     Args:
         device: of the model.
-        place: the part of a replica on this worker.
+        position: the part of a replica on this worker.
 
     Raises:
         BadInputError: something does not fit.
     """
     model, seed = given.model, loader.order.seed
-    check_model(model, device, spread=place.has_layout)
+    check_model(model, device, has_layout=position.has_layout)
     experts = expert_parameters(model)
     loss_scale = LossScale(given.scaler, model.parameters(), device, micro_batches=loader.order.micro_batches)
     statistics, streams = RunningStatistics(model), loader.streams
     extra = add_scaler(given.extra, given.scaler) | ({STREAMS: streams} if streams is not None else {})
     state = TrainingState(model, given.optimizer, extra, apart=experts, buffers=statistics.state)
-    check_extra(state.extra, state.optimizers, follows=given.has_after_apply)
+    check_extra(state.extra, state.optimizers, has_after_apply=given.has_after_apply)
     _check_no_experts(state.extra)
     return Workload(
         state=state,
         loader=loader,
         seed=seed,
-        updates=Updates(state, given.updates, given.max_grad_norm, place),
+        updates=Updates(state, given.updates, given.max_grad_norm, position),
         loss_scale=loss_scale,
         experts=make_job_experts(model, state.optimizers.find_owner(experts), seed=seed),
         noted=[statistics] if streams is None else [statistics, streams],
-        place=place,
+        position=position,
     )
 
 

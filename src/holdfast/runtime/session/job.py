@@ -264,7 +264,7 @@ class Job:
         settings = session.workload.state.settings
         while (work := session.next_compute()) is not None:
             if isinstance(work, ShadowAttempt):
-                settings.begin_attempt()
+                settings.start_attempt()
                 step = Step(work, work.conclude, shadow=True)
             else:
                 compute, generation = work
@@ -274,7 +274,7 @@ class Job:
                     session.finish()
                     continue
                 self._log_warnings(session)
-                settings.begin_attempt()
+                settings.start_attempt()
                 step = Step(
                     attempt := session.start_attempt(compute, generation), partial(session.conclude_attempt, attempt)
                 )

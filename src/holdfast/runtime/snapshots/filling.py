@@ -28,15 +28,15 @@ class SnapshotReader:
         state: TrainingState,
         experts: JobExperts | None,
         wanted: Sequence[Sequence[int]],
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Start without parts.
 
         Args:
             wanted: the experts of each layer that this worker will host.
-            place: the part of a replica on this worker; only parts of its role contain its dense state.
+            position: the part of a replica on this worker; only parts of its role contain its dense state.
         """
-        self._place = place
+        self._position = position
         #: bytes read so far
         self.nbytes = 0
         self._state, self._experts, self._wanted = state, experts, wanted
@@ -62,13 +62,13 @@ class SnapshotReader:
         self.nbytes += reader.header.body_bytes
         try:
             manifest = msgspec.msgpack.decode(reader.manifest, type=PartManifest)
-            if snapshot.part not in self._place.role_ranks(snapshot.parts):
+            if snapshot.part not in self._position.role_ranks(snapshot.parts):
                 self._read_experts(reader, manifest)
                 return
             flat = self._prepare(manifest)
         except MALFORMED as error:
             raise DamagedPartError(f"its manifest cannot be read: {error}") from None
-        turn, turns = self._place.role_position(snapshot.part, snapshot.parts)
+        turn, turns = self._position.role_position(snapshot.part, snapshot.parts)
         start, end = part_range(flat.nbytes, turn, turns)
         body = PartBody(flat, (start, end), map_rows(manifest, self._rows), self._scratch)
         if (manifest.start, reader.header.body_bytes) != (start, body.nbytes):

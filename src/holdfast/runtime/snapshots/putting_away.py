@@ -42,7 +42,7 @@ class StashManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     header: bytes
 
 
-def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
+def stash_state(state: TrainingState, position: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
     """Write a local rank's part of the state, which must not change meanwhile; return its bytes.
 
     Raises:
@@ -52,7 +52,7 @@ def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job:
     if late := state.find_late_tensor():
         raise BadInputError(f"{late} was made after job.protect(), so another layout cannot place it: make it before")
     view = state.capture()
-    laid = lay_out(view, 0, 1, place=place)
+    laid = lay_out(view, 0, 1, position=position)
     file = PartWriter(folder, laid.nbytes)
     try:
         if laid.nbytes:
@@ -67,13 +67,13 @@ def stash_state(state: TrainingState, place: ReplicaPosition, folder: Path, job:
 class StashReader:
     """Reads the local parts of a stashed state's tensors."""
 
-    def __init__(self, state: TrainingState, place: ReplicaPosition) -> None:
+    def __init__(self, state: TrainingState, position: ReplicaPosition) -> None:
         """Start without parts.
 
         Args:
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
         """
-        self._state, self._place = state, place
+        self._state, self._position = state, position
         #: bytes read so far
         self.nbytes = 0
         self._encoded = b""
@@ -116,7 +116,7 @@ class StashReader:
 
     def _prepare(self, encoded: bytes) -> BoxReader:
         if self._filling is None:
-            manifest, parts = localize_manifest(self._state, decode_manifest(encoded), self._place)
+            manifest, parts = localize_manifest(self._state, decode_manifest(encoded), self._position)
             self._tensors = self._state.prepare(manifest)
             names = stored_names(manifest)
             wanted = {names[number]: part for number, part in parts.items()}

@@ -39,16 +39,21 @@ class SnapshotRestorer:
     """Reads the state of one snapshot into a worker's tensors."""
 
     def __init__(
-        self, folder: Path, job: str, worker: str, report_damage: ReportDamage, place: ReplicaPosition = WHOLE_REPLICA
+        self,
+        folder: Path,
+        job: str,
+        worker: str,
+        report_damage: ReportDamage,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Start without a snapshot.
 
         Args:
             folder: of this worker's agent.
             report_damage: called for each copy that cannot be used.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
         """
-        self._place = place
+        self._position = position
         #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
         self._folder, self._job, self._node, self._report_damage = folder, job, node_of(worker), report_damage
@@ -77,11 +82,11 @@ class SnapshotRestorer:
             if experts is not None:
                 self._restore_stashed_experts(source, rank, experts, wanted)
             return source.step
-        filling = SnapshotReader(state, experts, wanted, self._place)
-        mine = self._place.role_ranks(len(source.parts))
+        filling = SnapshotReader(state, experts, wanted, self._position)
+        mine = self._position.role_ranks(len(source.parts))
         if not mine:
             self._reject(source, f"its {len(source.parts)} parts belong to another layout")
-        first = self._place.role_position(rank, len(source.parts))[0] % len(mine)
+        first = self._position.role_position(rank, len(source.parts))[0] % len(mine)
         for number in (*mine[first:], *mine[:first]):
             self._read_part(number, source, filling)
         if experts is not None:
@@ -100,7 +105,7 @@ class SnapshotRestorer:
 
         It is not checked for NaNs: it was a live state, and a NaN in it would have been in all replicas.
         """
-        filling, parts = StashReader(state, self._place), source.dense
+        filling, parts = StashReader(state, self._position), source.dense
         for number in range(parts):
             self._read_part((number + rank) % parts, source, filling)
         try:

@@ -37,7 +37,7 @@ class Snapshots:
         state: TrainingState,
         send: Send,
         experts: JobExperts | None = None,
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Start without a snapshot.
 
@@ -45,13 +45,13 @@ class Snapshots:
             folder: the agent's.
             every: steps between snapshots, or 0 for none.
             send: sends a message to the coordinator; thread-safe.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
         """
         self._folder, self._job, self._worker, self._send = folder, job, worker, send
-        self._state, self._experts, self._place = state, experts, place
+        self._state, self._experts, self._position = state, experts, position
         #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
-        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, send=send, place=place)
+        self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, send=send, position=position)
 
     def on_step_applied(self, plan: GenerationPlan, step: int) -> None:
         """Take a snapshot, if one is due after a step that all members have applied under a plan."""
@@ -75,7 +75,7 @@ class Snapshots:
                 )
             )
 
-        restorer = SnapshotRestorer(self._folder, self._job, self._worker, report_damage, self._place)
+        restorer = SnapshotRestorer(self._folder, self._job, self._worker, report_damage, self._position)
         wanted: Sequence[Sequence[int]] = ()
         if self._experts is not None and plan.expert_plan is not None:
             wanted = self._experts.planned_experts(plan.expert_plan, rank)
@@ -89,7 +89,7 @@ class Snapshots:
         rank = plan.rank(self._worker) or 0
         part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
         if part is not None:  # Otherwise another replica group of this node stashes it.
-            self._write_stash(plan, part, partial(stash_state, self._state, self._place))
+            self._write_stash(plan, part, partial(stash_state, self._state, self._position))
         if apart is not None and self._experts is not None and plan.expert_plan is not None:
             names = self._experts.planned_experts(plan.expert_plan, rank)
             self._write_stash(plan, apart, partial(stash_experts, self._experts, names))
@@ -142,5 +142,5 @@ def make_snapshots(
         state=workload.state,
         experts=workload.experts,
         send=send,
-        place=workload.place,
+        position=workload.position,
     )

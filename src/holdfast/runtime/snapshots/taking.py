@@ -61,7 +61,7 @@ class SnapshotTaker:
         worker: str,
         every: int,
         send: Callable[[SnapshotTaken | SnapshotLeftOut], None],
-        place: ReplicaPosition = WHOLE_REPLICA,
+        position: ReplicaPosition = WHOLE_REPLICA,
     ) -> None:
         """Start without a snapshot.
 
@@ -69,9 +69,9 @@ class SnapshotTaker:
             folder: the agent's.
             every: steps between snapshots, or 0 for none.
             send: sends a message to the coordinator; thread-safe.
-            place: the part of a replica on this worker.
+            position: the part of a replica on this worker.
         """
-        self._place = place
+        self._position = position
         self._folder, self._job, self._worker, self._every, self._send = folder, job, worker, every, send
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
         self._latest: _Copy | None = None
@@ -150,7 +150,7 @@ class SnapshotTaker:
 
     def _copy_part(self, copy: _Copy) -> int:
         view, snapshot = copy.view, copy.snapshot
-        start, end = part_range(view.nbytes, *self._place.role_position(snapshot.part, snapshot.parts))
+        start, end = part_range(view.nbytes, *self._position.role_position(snapshot.part, snapshot.parts))
         expert_bytes = sum(row.numel() * row.element_size() for row in copy.rows)
         copy.nbytes = end - start + expert_bytes
         file = self._open_file(copy.nbytes)

@@ -32,13 +32,13 @@ _REFUSED = {
 _SHARDED, _FULLY_SHARDED = "DTensor", "FSDPModule"
 
 
-def check_model(model: object, device: torch.device, *, spread: bool = False) -> None:
+def check_model(model: object, device: torch.device, *, has_layout: bool = False) -> None:
     """Refuse a model that cannot be reduced, sent or saved as it is.
 
     Args:
         model: the script's model.
         device: the model's required device.
-        spread: whether a replica may use several workers of a node (layouts).
+        has_layout: whether a replica may use several workers of a node (layouts).
 
     Raises:
         BadInputError: it is not a module, or it is wrapped, sharded, on another device, not initialized, or shares
@@ -49,13 +49,13 @@ def check_model(model: object, device: torch.device, *, spread: bool = False) ->
             f"the model is a {type(model).__name__}: give the torch.nn.Module that it computes with, and call the "
             f"{type(model).__name__} in the loop"
         )
-    check_wrappers(model, spread=spread)
+    check_wrappers(model, has_layout=has_layout)
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter, device, spread=spread)
+        _check_parameter(name, parameter, device, has_layout=has_layout)
     _check_memory(model.named_parameters())
 
 
-def check_wrappers(model: torch.nn.Module, *, spread: bool) -> None:
+def check_wrappers(model: torch.nn.Module, *, has_layout: bool) -> None:
     """Refuse torch's modules that would reduce gradients themselves.
 
     Raises:
@@ -64,12 +64,12 @@ def check_wrappers(model: torch.nn.Module, *, spread: bool) -> None:
     for name, module in named_modules(model):
         subject = f"module {name!r}" if name else "the model"
         for kind in _torch_class_names(module):
-            if kind in _REFUSED and not (kind == _FULLY_SHARDED and spread):
+            if kind in _REFUSED and not (kind == _FULLY_SHARDED and has_layout):
                 raise BadInputError(f"{subject} is torch's {kind}: {_REFUSED[kind]}")
 
 
-def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, spread: bool) -> None:
-    if not spread and _SHARDED in (*_torch_class_names(parameter), *_torch_class_names(parameter.data)):
+def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, has_layout: bool) -> None:
+    if not has_layout and _SHARDED in (*_torch_class_names(parameter), *_torch_class_names(parameter.data)):
         raise BadInputError(
             f"parameter {name!r} is a DTensor: every worker holds the whole model, so leave out what shards it "
             "(distribute_tensor, parallelize_module, fully_shard), or give "
@@ -115,11 +115,11 @@ def _torch_class_names(thing: object) -> list[str]:
     return [kind.__name__ for kind in cast(type, type(thing)).__mro__ if kind.__module__.split(".")[0] == "torch"]
 
 
-def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows: bool) -> None:
+def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, has_after_apply: bool) -> None:
     """Refuse objects in `extra` that could not do their work there.
 
     Args:
-        follows: whether the script has an `after_apply`.
+        has_after_apply: whether the script has an `after_apply`.
 
     Raises:
         BadInputError: an optimizer, a schedule of an unprotected one, or a schedule that needs a metric and gets none.
@@ -136,7 +136,7 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, follows:
                 f"extra[{name!r}] is a {type(thing).__name__} of an optimizer that is not protected, so its "
                 "learning rate is never used: make it of the one that is given as optimizer=..."
             )
-        if isinstance(thing, LRScheduler) and needs_metric(thing) and not follows:
+        if isinstance(thing, LRScheduler) and needs_metric(thing) and not has_after_apply:
             raise BadInputError(
                 f"extra[{name!r}] is a {type(thing).__name__}; its step() needs a metric: call it in a function that "
                 "is given as protect(..., after_apply=...), such as scheduler.step(step.loss)"

@@ -155,7 +155,7 @@ class TrainingState:
         specs: list[TensorSpec] = []
         spread: dict[int, torch.Tensor] = {}
 
-        def take(name: str, tensor: torch.Tensor) -> int:
+        def add(name: str, tensor: torch.Tensor) -> int:
             if tensor.layout is not torch.strided or tensor.is_quantized:
                 raise BadInputError(f"{name} is a {tensor.layout} tensor: state must be dense")
             if is_dtensor(tensor):
@@ -166,11 +166,11 @@ class TrainingState:
 
         own = self.model_tensors()
         for name, tensor in own:
-            take(name, tensor)
-        kept = self.optimizers.capture(self._apart)
-        optimizer = tree.pack(kept, lambda t: take("optimizer", t), "optimizer state")
+            add(name, tensor)
+        captured = self.optimizers.capture(self._apart)
+        optimizer = tree.pack(captured, lambda t: add("optimizer", t), "optimizer state")
         extra = {
-            name: tree.pack(thing.state_dict(), lambda t, name=name: take(f"extra.{name}", t), f"extra[{name!r}]")
+            name: tree.pack(thing.state_dict(), lambda t, name=name: add(f"extra.{name}", t), f"extra[{name!r}]")
             for name, thing in self.extra.items()
         }
         manifest = Manifest(

@@ -32,7 +32,7 @@ class StepSettings:
         #: whether each of `_parameters` required a gradient then
         self._required: list[bool] = []
 
-    def begin_attempt(self) -> None:
+    def start_attempt(self) -> None:
         """Save the settings before the first attempt at a step; restore them before each further one."""
         if self._groups is None:
             self.save()
@@ -74,7 +74,7 @@ class _SavedGroup:
         self._group = group
         self._list: list[Parameter] = group["params"]
         self._parameters = list(self._list)
-        self._options = {name: _copied(value) for name, value in group.items() if name != "params"}
+        self._options = {name: _copy_container(value) for name, value in group.items() if name != "params"}
         self._tensors = [(value, value.detach().clone()) for value in group.values() if is_scalar_tensor(value)]
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class _SavedGroup:
         self._list[:] = self._parameters
         self._group.clear()
         self._group["params"] = self._list
-        self._group.update({name: _copied(value) for name, value in self._options.items()})
+        self._group.update({name: _copy_container(value) for name, value in self._options.items()})
         for tensor, value in self._tensors:
             tensor.copy_(value)
         return self._group
@@ -94,6 +94,6 @@ def is_scalar_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
-def _copied(value: object) -> object:
+def _copy_container(value: object) -> object:
     """Return a shallow copy of a container, which a script may change in place; return other values unchanged."""
     return copy.copy(cast(object, value)) if isinstance(value, list | dict | set) else value

@@ -74,12 +74,12 @@ _MAPPINGS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
 _KEYS = (bool, int, float, str, type(None))
 
 
-def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, depth: int = 0) -> Node:
+def pack(value: Any, store: Callable[[torch.Tensor], int] | None, where: str, depth: int = 0) -> Node:
     """Turn a value into a tree.
 
     Args:
         value: scalars, strings, bytes, tensors, dtypes, and lists, tuples, sets and mappings of them.
-        place: stores a tensor and returns its index; None if tensors are not allowed.
+        store: stores a tensor and returns its index; None if tensors are not allowed.
         where: name of the value in errors.
 
     Raises:
@@ -91,7 +91,7 @@ def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, de
             "joiner; make it flatter"
         )
     if isinstance(value, torch.Tensor):
-        return _pack_tensor(value, place, where)
+        return _pack_tensor(value, store, where)
     if isinstance(value, np.generic):
         value = cast(Any, value).item()
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 63:
@@ -107,21 +107,21 @@ def pack(value: Any, place: Callable[[torch.Tensor], int] | None, where: str, de
         items = cast(Iterable[Any], value)
         if type(value) in (set, frozenset):
             items = sorted(items, key=repr)
-        return Sequence(kind, tuple(pack(item, place, f"{where}[...]", depth + 1) for item in items))
+        return Sequence(kind, tuple(pack(item, store, f"{where}[...]", depth + 1) for item in items))
     if type(value) in (dict, OrderedDict, Counter):
         pairs = cast(dict[Any, Any], value).items()
-        return Mapping(kind, tuple(_pack_item(key, item, place, where, depth) for key, item in pairs))
-    raise _unsupported_type(kind, place, where)
+        return Mapping(kind, tuple(_pack_item(key, item, store, where, depth) for key, item in pairs))
+    raise _unsupported_type(kind, store, where)
 
 
-def _pack_tensor(value: torch.Tensor, place: Callable[[torch.Tensor], int] | None, where: str) -> Place:
-    if place is None:
-        raise _unsupported_type("tensor", place, where)
-    return Place(place(value))
+def _pack_tensor(value: torch.Tensor, store: Callable[[torch.Tensor], int] | None, where: str) -> Place:
+    if store is None:
+        raise _unsupported_type("tensor", store, where)
+    return Place(store(value))
 
 
-def _unsupported_type(kind: str, place: Callable[[torch.Tensor], int] | None, where: str) -> BadInputError:
-    tensors = "" if place is None else "tensors, "
+def _unsupported_type(kind: str, store: Callable[[torch.Tensor], int] | None, where: str) -> BadInputError:
+    tensors = "" if store is None else "tensors, "
     return BadInputError(
         f"{_shorten_path(where)} is a {kind}: the state may hold {tensors}numbers, strings, bytes, lists, tuples, "
         "sets and mappings; leave out values that are not state, and convert the others to these types"
@@ -135,11 +135,11 @@ def _shorten_path(where: str) -> str:
 
 
 def _pack_item(
-    key: Any, item: Any, place: Callable[[torch.Tensor], int] | None, where: str, depth: int
+    key: Any, item: Any, store: Callable[[torch.Tensor], int] | None, where: str, depth: int
 ) -> tuple[Any, Node]:
     if type(key) not in _KEYS:
         raise BadInputError(f"{_shorten_path(where)} has the key {key!r}: keys must be numbers or strings")
-    return key, pack(item, place, f"{where}[{key!r}]", depth + 1)
+    return key, pack(item, store, f"{where}[{key!r}]", depth + 1)
 
 
 def unpack(node: Node, tensors: list[torch.Tensor]) -> Any:

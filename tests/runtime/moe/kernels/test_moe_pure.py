@@ -11,7 +11,7 @@ from moe_cases import EXPERTS, random_placement
 from holdfast.runtime.moe.holding.saving import assign_savers
 from holdfast.runtime.moe.holding.shares import group_items
 from holdfast.runtime.moe.hosts import Placement, count_layer_replicas
-from holdfast.runtime.moe.kernels.dispatch import inverse
+from holdfast.runtime.moe.kernels.dispatch import invert_order
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -23,7 +23,7 @@ PLACEMENTS = st.builds(random_placement, st.integers(0, 2**32 - 1).map(np.random
 @given(st.permutations(range(9)))
 def test_inverse_undoes_an_order(order) -> None:  # type: ignore[no-untyped-def]
     array = np.array(order)
-    assert array[inverse(array)].tolist() == list(range(9))
+    assert array[invert_order(array)].tolist() == list(range(9))
 
 
 @PROPERTY

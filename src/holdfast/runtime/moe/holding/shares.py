@@ -59,17 +59,17 @@ class ShardGroup:
 
 
 def group_items(
-    placement: Placement, weights: Sequence[dict[str, int]], following: Placement | None = None
+    placement: Placement, weights: Sequence[dict[str, int]], next_placement: Placement | None = None
 ) -> tuple[ShardGroup, ...]:
     """Group all items by their present and future hosts.
 
     Args:
         placement: per layer and rank.
         weights: per layer, elements of one expert's weights by name.
-        following: the placement from the next step on; None if it stays the same.
+        next_placement: the placement from the next step on; None if it stays the same.
     """
     grouped: dict[ShardGroupKey, list[Item]] = {}
-    for layer, (held, then, sizes) in enumerate(zip(placement, following or placement, weights, strict=True)):
+    for layer, (held, then, sizes) in enumerate(zip(placement, next_placement or placement, weights, strict=True)):
         receivers = hosts_by_expert(then)
         for expert, ranks in hosts_by_expert(held).items():
             items = (Item(layer=layer, expert=expert, weight=name, numel=size) for name, size in sizes.items())

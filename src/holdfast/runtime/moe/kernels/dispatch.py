@@ -75,7 +75,7 @@ def plan_dispatch(
     )
 
 
-def inverse(order: IntArray) -> IntArray:
+def invert_order(order: IntArray) -> IntArray:
     """Return the permutation that undoes one."""
     undone = np.empty_like(order)
     undone[order] = np.arange(order.size, dtype=np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from holdfast.planning.arrays import IntArray
-from holdfast.runtime.moe.kernels.dispatch import inverse, plan_dispatch
+from holdfast.runtime.moe.kernels.dispatch import invert_order, plan_dispatch
 from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
 from holdfast.runtime.tensors import from_array
 
@@ -35,9 +35,9 @@ class TorchKernels(TokenKernels):
             send=plan.send,
             receive=plan.receive,
             send_order=to_device(plan.send_order),
-            send_inverse=to_device(inverse(plan.send_order)),
+            send_inverse=to_device(invert_order(plan.send_order)),
             receive_order=to_device(plan.receive_order),
-            receive_inverse=to_device(inverse(plan.receive_order)),
+            receive_inverse=to_device(invert_order(plan.receive_order)),
             in_order=question.in_order,
             row_ends=to_device(plan.row_ends).to(torch.int32),
         )

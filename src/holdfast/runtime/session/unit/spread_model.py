@@ -70,7 +70,7 @@ class SpreadModel:
         )
 
         if isinstance(model, torch.nn.Module):  # other types are refused later
-            check_wrappers(model, spread=True)  # first, because what wrappers contain is not sharded
+            check_wrappers(model, has_layout=True)  # first, because what wrappers contain is not sharded
             check_spread(model, self._replica)
             check_boxes(model, self.place)
             disable_gradient_division(model)
