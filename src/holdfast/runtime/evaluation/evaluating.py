@@ -148,9 +148,10 @@ class Evaluator:
         results = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
         results |= {shard: held[shard] for shard, holder in enumerate(holders) if holder == comm.rank}
         self._shared.progress.at(Activity.EVALUATING)
-        # (What the places of a unit have measured may differ by rounding, where experts have added it up elsewhere.)
-        mine = {} if self._workload.position.local_rank else mine
-        for share in gather_bytes(groups.world, _encoder.encode(mine), "evaluation"):
+        # Results of a replica group's ranks may differ by rounding, if experts were summed elsewhere. Use the first
+        # rank's.
+        results = {} if self._workload.position.local_rank else results
+        for share in gather_bytes(groups.world, _encoder.encode(results), "evaluation"):
             held.update(_results.decode(share))
         found = evaluation.combine([held[shard] for shard in range(evaluation.shards)])
         self._record_result(evaluation, found, groups.world.rank)
