@@ -45,16 +45,18 @@ _context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.job.coordinato
 def misled(job: Any, how: str) -> Generator[None]:
     """Let the micro-batches of one attempt be other ones: of the next rank (swapped), of the step before (stale)."""
     workload = job._session.workload
-    load = workload.load
+    load = workload.load_micro_batch
     if how == "swapped":
-        workload.load = lambda number: load((number + 1) % workload.micro_batches)
+        workload.load_micro_batch = lambda number: load((number + 1) % workload.micro_batches)
     elif how == "doubled":
         # what was fetched before is fetched again, once
-        workload.load = lambda number: load(workload.sums.micro_batches[0] if workload.sums.micro_batches else number)
+        workload.load_micro_batch = lambda number: load(
+            workload.sums.micro_batches[0] if workload.sums.micro_batches else number
+        )
     elif how == "stale":
         workload.sums.step -= 1
     yield
-    workload.load = load
+    workload.load_micro_batch = load
     workload.sums.step += how == "stale"
 
 

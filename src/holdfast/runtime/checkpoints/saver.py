@@ -223,7 +223,7 @@ class CheckpointSaver:
         return is_save_due(wishes, due=self.is_due(step)) and self.save(state, step, share, experts)
 
     def has_saved(self, step: int, share: PartShare) -> bool:
-        """Return whether this worker has written its part of a step, or has nothing to write."""
+        """Return whether a step's checkpoint is complete, or this worker's part of it is being saved."""
         with self._lock:
             return self._newest_step == step or self._pending == share.checkpoint_name(step)
 

@@ -16,7 +16,7 @@ from holdfast.runtime.state.step_settings import is_scalar_tensor
 
 #: the name of a job's only optimizer if the script does not name it
 NAMELESS = ""
-#: the key of named optimizers in a state; a nameless one has its groups there
+#: the key of named optimizers in a state; the state of a nameless one has its groups at the same level
 _BY_NAME = "optimizers"
 #: the key of one optimizer's state of each parameter
 _STATE = "state"
