@@ -288,7 +288,7 @@ def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes
         ({"max_nodes": 10**30}, "max_nodes"),
         ({"min_nodes": 2}, "min_nodes is 2: it must be at most max_nodes (1)"),
         ({"priority": 10**30}, "priority"),
-        ({"script": 1}, "script cannot be changed while a job is there"),
+        ({"script": 1}, "script of a submitted job cannot be changed"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str, float], said: str) -> None:

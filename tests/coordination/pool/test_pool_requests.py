@@ -209,7 +209,7 @@ def test_changing_what_a_job_asks_for() -> None:
         ({"weight": 0.0}, "job two: Expected `float` > 0"),
         ({"min_nodes": 9}, "min_nodes is 9: it must be at most max_nodes"),
         ({"min_nodes": 7, "max_nodes": 7}, "job two needs 7 nodes"),
-        ({"script": 1}, "script cannot be changed while a job is there; what can is min_nodes, max_nodes"),
+        ({"script": 1}, "script of a submitted job cannot be changed; these settings can: min_nodes, max_nodes"),
     ):
         with pytest.raises(BadInputError, match=complaint):
             pool.feed(UpdateJob("two", changes))

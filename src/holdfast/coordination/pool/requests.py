@@ -190,7 +190,9 @@ def _update(state: PoolState, request: UpdateJob) -> None:
     job = _get_live_job(state, request.job)
     for key in request.changes:
         if key not in CHANGEABLE:
-            raise BadInputError(f"{key} cannot be changed while a job is there; what can is {', '.join(CHANGEABLE)}")
+            raise BadInputError(
+                f"{key} of a submitted job cannot be changed; these settings can: {', '.join(CHANGEABLE)}"
+            )
     try:
         spec = msgspec.convert({**msgspec.to_builtins(job.spec), **request.changes}, JobSpec)
     except msgspec.ValidationError as error:

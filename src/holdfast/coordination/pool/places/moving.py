@@ -48,7 +48,7 @@ class MoveQueue:
             ):
                 self._waiting.popleft()
                 continue
-            if self._is_becoming_free(move):
+            if self._recall_destination(move):
                 return
             self._waiting.popleft()
             if self._grant_destination(move):
@@ -91,23 +91,23 @@ class MoveQueue:
         job = self._state.jobs[name]
         return job.state == "admitted" and self._state.own_count(name) == job.share
 
-    def _is_becoming_free(self, move: Relocation) -> bool:
+    def _recall_destination(self, move: Relocation) -> bool:
         """Recall the destination of a move if it is a standby of another job; return whether it will be free."""
-        there = self._state.grants.get(move.to_node)
-        if there is None or there.job == move.job:
+        destination = self._state.grants.get(move.to_node)
+        if destination is None or destination.job == move.job:
             return False
-        if there.standby and not there.recalled:
+        if destination.standby and not destination.recalled:
             self._state.recall_node(move.to_node)
-        return there.standby or there.recalled
+        return destination.standby or destination.recalled
 
     def _grant_destination(self, move: Relocation) -> bool:
         """Grant the destination of a move to its job; return whether the job has it now."""
-        state, there = self._state, self._state.grants.get(move.to_node)
-        if there is not None and there.job == move.job and there.standby and not there.recalled:
+        state, destination = self._state, self._state.grants.get(move.to_node)
+        if destination is not None and destination.job == move.job and destination.standby and not destination.recalled:
             state.promote_standby(move.to_node)
             return True
         refused = move.to_node in state.refused.get(move.job, frozenset())
-        if there is not None or refused or move.to_node not in state.free_nodes():
+        if destination is not None or refused or move.to_node not in state.free_nodes():
             return False
         state.grant_node(move.to_node, move.job)
         return True
