@@ -1,4 +1,4 @@
-"""An etcd of one's own, on loopback, in a folder of its own: for tests and benchmarks."""
+"""A private etcd on the loopback interface with its own folder, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ import httpx
 
 
 class NoEtcdError(Exception):
-    """This machine has none."""
+    """etcd is not installed on this machine."""
 
     def __init__(self) -> None:
         super().__init__("there is no etcd on this machine (Debian: apt-get install etcd-server)")
 
 
 class LocalEtcd:
-    """One member; started again it has the same ports and the same data."""
+    """An etcd cluster of one member; after a restart it has the same ports and the same data."""
 
     def __init__(self, folder: Path, options: Sequence[str] = (), trust: ssl.SSLContext | None = None) -> None:
-        """Start it.
+        """Start etcd.
 
         Args:
-            folder: for its data, a new one. options: of etcd's own. trust: it is reached over TLS, so.
+            folder: a new folder for its data.
+            options: further options of etcd.
+            trust: the TLS context of clients, if etcd is reached over TLS.
 
         Raises:
-            NoEtcdError: there is none.
+            NoEtcdError: etcd is not installed.
         """
         program = shutil.which("etcd")
         if program is None:
@@ -50,7 +52,7 @@ class LocalEtcd:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the process, and wait until it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         until = time.monotonic() + 60.0
@@ -65,16 +67,16 @@ class LocalEtcd:
         raise AssertionError(f"etcd has not begun:\n{self._log.read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the process, as in a crash."""
         self._process.kill()
         self._process.wait()
 
     def halt(self) -> None:
-        """Have it answer nobody, its connections open."""
+        """Stop the process with SIGSTOP: its connections stay open, but it does not answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Have it answer again."""
+        """Continue the stopped process."""
         self._process.send_signal(signal.SIGCONT)
 
 

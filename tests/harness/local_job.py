@@ -1,4 +1,4 @@
-"""Runs a job on this machine and watches its events: what the demo, the benchmarks and chaos tests are made of."""
+"""Runs a job on this machine and follows its events, for the demo, benchmarks and chaos tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class EventLog:
     """Follows a job's event file in a thread.
 
     Args:
-        path: the file; it need not exist yet. alive: whether more events may come.
+        path: the file; it need not exist yet.
+        alive: returns whether more events may come.
     """
 
     def __init__(self, path: Path, alive: Callable[[], bool]) -> None:
@@ -54,11 +55,11 @@ class EventLog:
         self._reader = threading.Thread(target=self._read_events, name="events", daemon=True)
 
     def follow(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._reader.start()
 
     def unfollow(self) -> None:
-        """Read what is left, and end."""
+        """Read the remaining events, and end the thread."""
         self._followed = False
         self._reader.join()
 
@@ -74,7 +75,7 @@ class EventLog:
         timeout: float = 120.0,
         **fields: Any,
     ) -> E:
-        """Return the first event of a kind from the journal's place `since` on, `where` holds and with these fields.
+        """Return the first event of a kind, from index `since` on, that satisfies `where` and has these field values.
 
         Raises:
             JobTimeoutError: it did not come in time, or the job ended before.
@@ -103,7 +104,7 @@ class EventLog:
         """Return the last events, for error messages."""
         return "\n".join(msgspec.json.encode(event).decode() for event in self.events[-12:])
 
-    # ---- who is there ----
+    # ---- nodes and processes ----
 
     def pids(self, node: str) -> tuple[int, tuple[int, ...]]:
         """Return the process ids of a node's agent and of its newest workers."""
@@ -121,14 +122,14 @@ class EventLog:
         generations = self.all(GenerationStarted)
         return generations[-1].members if generations else ()
 
-    # ---- harming it ----
+    # ---- faults ----
 
     def signal_node(self, node: str, how: signal.Signals = signal.SIGKILL) -> float:
         """Send a signal to the agent and the workers of a node; return the unix time of the first one."""
         agent, workers = self.pids(node)
         at = time.time()
         for pid in (*workers, agent):
-            with contextlib.suppress(ProcessLookupError):  # (its agent ends the rest of a unit with the first)
+            with contextlib.suppress(ProcessLookupError):  # the agent ends the other workers once one has died
                 os.kill(pid, how)
         return at
 
@@ -163,9 +164,10 @@ class LocalJob(EventLog):
     """`holdfast run` as a child process; a context manager that leaves no process behind.
 
     Args:
-        script: the training script. args: its arguments.
-        options: further ones of the command.
-        folder: where events, output and store go; a temporary one by default.
+        script: the training script.
+        args: its arguments.
+        options: further options of the command.
+        folder: for events, output and the store; a temporary one by default.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class LocalJob(EventLog):
         return self
 
     def started(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start its command, which prints there."""
+        """Start the command with its output in this file."""
         return subprocess.Popen(
             self.command, stdout=output, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
         )
@@ -225,14 +227,14 @@ class LocalJob(EventLog):
         return code
 
     def output(self) -> str:
-        """Return what the job printed."""
+        """Return the output of the job so far."""
         return self.output_file.read_text(errors="replace")
 
     def wait_output(self, text: str, times: int = 1, timeout: float = 60.0) -> None:
-        """Wait until the job has printed `text` so often.
+        """Wait until the job has printed `text` a number of times.
 
         Raises:
-            JobTimeoutError: it has not, in so many seconds, or has ended.
+            JobTimeoutError: the time is over, or the job has ended.
         """
         limit = time.monotonic() + timeout
         while self.output().count(text) < times:
@@ -245,7 +247,7 @@ class LocalJob(EventLog):
         return f"{super().story()}\n--- output ---\n{self.output()[-6000:]}"
 
     def call(self, *arguments: str) -> str:
-        """Run another command of the command line against this job; return what it prints.
+        """Run another holdfast command against this job; return its output.
 
         Raises:
             subprocess.CalledProcessError: it failed.
@@ -255,7 +257,7 @@ class LocalJob(EventLog):
         return done.stdout
 
     def client(self) -> CoordinatorClient:
-        """Return a way to this job's coordinator that costs no process: a context manager."""
+        """Return a client of this job's coordinator, as a context manager; it needs no process."""
         return CoordinatorClient(find_job(registry_directory(self.environment), self.url))
 
     def inject(
@@ -274,13 +276,13 @@ class LocalJob(EventLog):
             client.inject(fault, node, worker=worker, step=step, phase=phase, times=times, by_s=by_s)
 
     def add_nodes(self, count: int) -> None:
-        """Ask for further nodes, within milliseconds."""
+        """Request more nodes, within milliseconds."""
         with self.client() as client:
             client.add_nodes(count)
 
     @property
     def url(self) -> str:
-        """The coordinator's address, the newest one's where a job was begun again in the same folder."""
+        """The address of the newest coordinator of the job."""
         started = self.wait(JobStarted)
         restarts = self.all(CoordinatorRestarted)
         return restarts[-1].url if restarts else started.url

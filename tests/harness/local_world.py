@@ -40,7 +40,7 @@ class _Mailbox:
 
 
 class Seat:
-    """One process's place in a local world: its rank, its boards, its reaper."""
+    """One process of a local world: its rank, its boards and its reaper."""
 
     def __init__(self, rank: int, mailboxes: Sequence[_Mailbox], barrier: threading.Barrier) -> None:
         self.rank = rank
@@ -74,7 +74,7 @@ class Seat:
         timeout_s: float = 30.0,
         build_timeout_s: float = 30.0,
     ) -> Communicator:
-        """Build the group of a generation on the CPU; by default all seats are members, each a node of its own."""
+        """Build the group of a generation on the CPU; by default all seats are members, each on its own node."""
         if nodes is None:
             nodes = [str(number) for number in range(self.size if size is None else size)]
         communicator = build_communicator(
@@ -96,7 +96,7 @@ class Seat:
         return communicator
 
     def meet(self, timeout_s: float = 120.0) -> None:
-        """Wait until every process of the world is here."""
+        """Wait until every process of the world has arrived."""
         self._barrier.wait(timeout_s)
 
     def close(self) -> None:
@@ -118,11 +118,11 @@ class Seat:
 
 
 class WorldError(Exception):
-    """A process of a local world raised or died; the message has its story."""
+    """A process of a local world raised or died; the message contains the traceback or the exit code."""
 
 
 class LocalWorld:
-    """The processes of a local world, seen from the one that forked them. A context manager; kills what is left."""
+    """The processes of a local world; a context manager of the parent that kills remaining processes."""
 
     def __init__(self, size: int, body: Callable[..., Any], *args: Any) -> None:
         """Fork `size` processes that each call `body(seat, *args)`."""
@@ -144,7 +144,7 @@ class LocalWorld:
             mailbox.reading.close()
 
     def results(self, *, ranks: Sequence[int] | None = None, timeout_s: float = 120.0) -> list[Any]:
-        """Return what each body (of these ranks) returned, None for a process that was killed.
+        """Return the result of each body, or of these ranks only; None for a killed process.
 
         Raises:
             WorldError: a body raised, or did not return in time.
@@ -181,7 +181,7 @@ class LocalWorld:
 
 
 def run_world(size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
-    """Call `body(seat, *args)` in `size` processes, and return what each returned."""
+    """Call `body(seat, *args)` in `size` processes, and return their results."""
     with LocalWorld(size, body, *args) as world:
         return world.results(timeout_s=timeout_s)
 
@@ -200,8 +200,8 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     die_with_parent(parent)
-    # (what the process that this one is forked from has left to be collected may have had threads, and those are not
-    # here: torch's groups crash where they are destroyed without)
+    # Uncollected objects of the parent may refer to threads that do not exist here: torch's groups crash if they are
+    # destroyed without their threads.
     gc.freeze()
     torch.set_num_threads(1)
     seat = Seat(rank, mailboxes, barrier)

@@ -1,4 +1,4 @@
-"""Nodes with a network of their own: network namespaces of this machine, joined by a bridge."""
+"""Nodes with separate network stacks: network namespaces of this machine, connected by a bridge."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Self
 from holdfast.errors import HoldfastError
 from tests.harness.local_job import EventLog
 
-#: the coordinator's port on the hub
+#: The coordinator's port on the hub.
 PORT = 7077
-#: for a job's processes to end in, in seconds
+#: Time limit in seconds for the end of a job's processes.
 END_S = 30.0
-#: nodes that a network has at most
+#: Largest number of nodes in a network.
 _NEIGHBOURS = 16
 _NOBODY = "02:00:00:00:00:fe"
 
@@ -40,27 +40,27 @@ class Network:
         return f"10.77.0.{1 if name == 'hub' else 2 + int(name.removeprefix('node-'))}"
 
     def inside(self, name: str) -> list[str]:
-        """Return what stands before a command that is to run in a namespace."""
+        """Return the command prefix that runs a command in a namespace."""
         return ["ip", "netns", "exec", self._space(name)]
 
     def cut(self, one: str, other: str) -> None:
-        """From now on nothing comes through between two nodes, without a word: each sends to nobody's card."""
+        """Silently drop all traffic between two nodes, by sending it to a hardware address that does not exist."""
         for here, there in ((one, other), (other, one)):
             _ip(*f"-n {self._space(here)} neigh replace {self.address(there)} lladdr {_NOBODY} dev eth0".split())
 
     def deafen(self, name: str) -> None:
-        """From now on no connection to a node is answered, except by the coordinator: it sends to nobody's card."""
+        """Silently drop the answers of all nodes to a node; only the coordinator still answers."""
         for other in range(2, 2 + _NEIGHBOURS):
             address = f"10.77.0.{other}"
             if address != self.address(name):
                 _ip(*f"-n {self._space(name)} neigh replace {address} lladdr {_NOBODY} dev eth0".split())
 
     def link_down(self, name: str) -> None:
-        """From now on nothing gets in or out of a node, without a word: its end of the bridge is down."""
+        """Silently drop all traffic of a node, by taking its end of the bridge down."""
         _ip(*f"-n {self._space('hub')} link set {self._port(name)} down".split())
 
     def add(self, name: str) -> None:
-        """Make a namespace, joined to the hub's bridge."""
+        """Make a namespace and connect it to the hub's bridge."""
         space, hub = self._space(name), self._space("hub")
         _ip("netns", "add", space)
         _ip(*f"-n {space} link set lo up".split())
@@ -74,7 +74,7 @@ class Network:
         _ip(*f"-n {space} link set eth0 up".split())
 
     def remove(self, name: str) -> None:
-        """Remove a namespace, and its end of the bridge with it."""
+        """Remove a namespace together with its end of the bridge."""
         subprocess.run(["ip", "netns", "delete", self._space(name)], check=False, capture_output=True)
 
     def _port(self, name: str) -> str:
@@ -86,10 +86,10 @@ class Network:
 
 @contextmanager
 def joined(nodes: int) -> Generator[Network]:
-    """A network of so many nodes around a hub.
+    """Yield a network of this many nodes around a hub.
 
     Raises:
-        NamespacesRefusedError: there can be none here.
+        NamespacesRefusedError: network namespaces are not possible on this machine.
     """
     if shutil.which("ip") is None:
         raise NamespacesRefusedError("network namespaces need iproute2's `ip`")
@@ -106,12 +106,16 @@ def joined(nodes: int) -> Generator[Network]:
 
 
 class NetworkJob(EventLog):
-    """A coordinator on the hub and an agent on each of the first nodes; a context manager that ends what it started.
+    """A coordinator on the hub and an agent on each of the first nodes; a context manager that ends its processes.
 
     Args:
-        script: the training script. args: its arguments.
-        nodes: how many the job begins with. workers: on each.
-        folder: where events and output go. environment: beside this process's own.
+        network: the network of the job.
+        script: the training script.
+        args: its arguments.
+        nodes: number of nodes at the start.
+        folder: for events and output.
+        workers: workers of each node.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(
@@ -161,10 +165,12 @@ class NetworkJob(EventLog):
         self.unfollow()
 
     def add(self, place: str, node: str = "", *, advertise: str | None = None) -> subprocess.Popen[bytes]:
-        """Start an agent in a namespace, by default under the namespace's name.
+        """Start an agent in a namespace, by default with the namespace's name.
 
         Args:
-            advertise: the address that it is given; "" for none, None for the namespace's own.
+            place: the namespace.
+            node: the name of the node.
+            advertise: the address that it advertises; "" for none, None for the address of the namespace.
         """
         address = self.network.address(place) if advertise is None else advertise
         options = ("--advertise", address) if address else ()
