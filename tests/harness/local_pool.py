@@ -1,4 +1,4 @@
-"""A pool on this machine, with real processes, as its user has it: for tests and benchmarks."""
+"""A pool of real processes on this machine, used as by its user, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from holdfast.observability.event_lines import read_events
 from holdfast.observability.history.audit import audit_events
 from holdfast.protocol.events import RolledBack, StepCommitted
 
-#: For what a loaded machine may take long to bring about; nothing is measured by it.
+#: Time limit in seconds of all waits; generous, because machines may be loaded.
 PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Words after `holdfast`, and where they are said."""
+    """The words after `holdfast`, with the environment and the folder of the command."""
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -35,14 +35,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a command."""
+    """The exit code and the output of a command."""
 
     code: int
     printed: str
 
 
 def run_in_a_process(command: Command) -> Ran:
-    """Run a command as its user does."""
+    """Run a command in its own process, as its user does."""
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *command.words],
         env=command.environment,
@@ -58,19 +58,20 @@ def run_in_a_process(command: Command) -> Ran:
 class LocalPool:
     """`holdfast pool --local N`, and the commands of its user.
 
-    Its methods assert what must hold: they are for tests and benchmarks, which end with what does not.
+    Its methods assert requirements: they are for tests and benchmarks, which end if one is violated.
     """
 
     def __init__(
         self, folder: Path, nodes: int, *options: str, store: str = "", run: Callable[[Command], Ran] | None = None
     ) -> None:
-        """Start it.
+        """Start the pool.
 
         Args:
-            folder: a private one (mode 700), for all that it leaves.
+            folder: a private one (mode 700), for all files of the pool.
+            nodes: number of local nodes.
             options: of the pool.
-            store: where not in there.
-            run: runs a command of its user; None: in a process of its own.
+            store: the address of the store, if it is not in the folder.
+            run: runs a command of the user; None starts a process for each.
         """
         self.folder = folder
         self.nodes = nodes
@@ -86,16 +87,16 @@ class LocalPool:
             )
         self.wait(lambda: len(self.events("node_added")) == nodes, "its nodes")
 
-    # ---- what a user does ----
+    # ---- user actions ----
 
     def call(self, *args: str, code: int = 0) -> str:
-        """Run a command; return what it prints."""
+        """Run a command; return its output."""
         done = self._run(Command(args, self.environment, self.folder))
         assert done.code == code, f"{args}: {done.code}\n{done.printed}"
         return done.printed
 
     def add_node(self, name: str, *options: str) -> None:
-        """Start a further node: `holdfast agent`."""
+        """Start another node with `holdfast agent`."""
         command = [sys.executable, "-m", "holdfast", "agent", "--node-name", name, *options]
         with self.log.open("ab") as log:
             agent = subprocess.Popen(
@@ -104,7 +105,7 @@ class LocalPool:
         self._agents.append(agent)
 
     def until_answered(self) -> None:
-        """Wait until a server is there for its users."""
+        """Wait until a server answers its users."""
 
         def answered() -> bool:
             command = [sys.executable, "-m", "holdfast", "jobs"]
@@ -113,7 +114,7 @@ class LocalPool:
         self.wait(answered, "a server that answers")
 
     def submit(self, name: str, nodes: str, script: Path, *args: str, options: Sequence[str] = ()) -> None:
-        """Submit a job. If the pool answers that its store is slow, wait until the job is there, as it promises."""
+        """Submit a job. If the pool answers that its store is slow, wait until the job exists, as the pool promises."""
         words = ("submit", "--name", name, "--nodes", nodes, *options, str(script), *args)
         done = self._run(Command(words, self.environment, self.folder))
         if done.code == EXIT_REFUSED and "is done then" in done.printed:
@@ -128,17 +129,17 @@ class LocalPool:
             return {job["job"] for job in client.status()["jobs"]}
 
     def job(self, name: str) -> Mapping[str, Any]:
-        """Return how a job stands, as `holdfast jobs` shows it; asked without a process each time."""
+        """Return a job's state as shown by `holdfast jobs`, without starting a process."""
         entry = find_pool(registry_directory(self.environment), None, None)
         assert entry is not None
         with PoolClient(entry) as client:
             return next(job for job in client.status()["jobs"] if job["job"] == name)
 
-    # ---- what is written down ----
+    # ---- journals ----
 
     @property
     def journals(self) -> Path:
-        """Where events are kept."""
+        """The folder of the event files."""
         return self.folder / "journals"
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
@@ -160,7 +161,7 @@ class LocalPool:
         return [event for event in events if not kinds or event["event"] in kinds]
 
     def check_journal_of(self, name: str) -> None:
-        """Every step is there once, with all samples, and none was ever undone."""
+        """Check that every step is committed once, with all samples, and that none was ever undone."""
         (path,) = self.journals.glob(f"{name}.*.events.jsonl")
         events = read_events(path)
         audited = audit_events(events)
@@ -170,13 +171,13 @@ class LocalPool:
         for event in events:
             if isinstance(event, StepCommitted):
                 steps.append(event.step)
-            elif isinstance(event, RolledBack):  # (so a job that was suspended begins again, with what it had saved)
+            elif isinstance(event, RolledBack):  # a resumed job starts with a roll-back to its saved step
                 assert event.to_step == steps[-1], f"steps {event.to_step + 1} to {steps[-1]} were undone: {event.why}"
         gaps = [step for step, expected in zip(steps, range(1, len(steps) + 1), strict=True) if step != expected]
         assert not gaps, f"steps are missing, or there twice, from {gaps[0]} on"
 
     def check_owners(self) -> None:
-        """Nobody ever owned a node before the one before had let go of it."""
+        """Check that no node was granted before its previous owner released it."""
         owner: dict[str, int] = {}
         for event in self.events("node_granted", "node_released"):
             if event["event"] == "node_granted":
@@ -189,13 +190,13 @@ class LocalPool:
     # ---- processes ----
 
     def pid_of(self, part: str) -> int:
-        """Return the process of the server, or of a node."""
+        """Return the process ID of the server or of a node."""
         found = [pid for pid, line in self.processes() if f"local_pool {part}" in line]
         assert len(found) == 1, found
         return found[0]
 
     def processes(self) -> list[tuple[int, str]]:
-        """Return all processes that have come of this pool: they have its environment."""
+        """Return all processes that this pool started: they have its environment."""
         mark, found = f"XDG_RUNTIME_DIR={self.folder}".encode(), list[tuple[int, str]]()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -208,7 +209,7 @@ class LocalPool:
         return found
 
     def wait(self, what: Callable[[], object], of: str) -> None:
-        """Wait until something holds; `of`: what it is, in words."""
+        """Wait until a condition holds; `of` describes it for the error message."""
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, f"{of} did not come\n{self.log.read_text()}\n{self.events()[-12:]}"
@@ -216,18 +217,18 @@ class LocalPool:
             time.sleep(0.05)
 
     def goes_on(self, *names: str, steps: int = 3) -> None:
-        """Wait until each of these jobs has committed further steps."""
+        """Wait until each of these jobs has committed more steps."""
         for name in names:
             self.wait(lambda name=name: list(self.journals.glob(f"{name}.*.events.jsonl")), f"the journal of {name}")
             before = len(self.steps(name))
             self.wait(lambda name=name, before=before: len(self.steps(name)) >= before + steps, f"steps of {name}")
 
     def has(self, name: str, nodes: int) -> Callable[[], bool]:
-        """Return what tells whether a job has so many nodes."""
+        """Return a predicate that is true if a job has this many nodes."""
         return lambda: len(self.job(name)["nodes"]) == nodes
 
     def end(self) -> None:
-        """End it as a user does; nothing is left."""
+        """End the pool as a user does, and check that no process is left."""
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(timeout=PATIENCE_S) == 130
         for agent in self._agents:
