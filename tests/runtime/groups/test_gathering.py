@@ -70,7 +70,7 @@ def test_more_than_anybody_means_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gathering, "MAX_GATHERED_BYTES", 100)
 
     def body(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match="are more than 100 in all"):
+        with pytest.raises(ValueError, match="together more than the limit of 100"):
             gather_bytes(comm, b"x" * 60, "notes")
 
     run_threads(["a", "b"], body, seed=1, flat_up_to=8, fan_out=3)

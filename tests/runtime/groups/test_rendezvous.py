@@ -121,7 +121,7 @@ def test_who_has_more_to_post_than_can_be_sent_on_says_so_and_what_to_do():
     board = Board(4, sent.append)
     board.expect_keys(2)
     board.post("a", bytes(MAX_VALUE_BYTES))
-    with pytest.raises(ValueError, match=r"for generation 4 come to \d+ bytes, and 589824 at most .* fewer workers"):
+    with pytest.raises(ValueError, match=r"for generation 4 have \d+ bytes, and at most 589824 .* fewer workers"):
         board.post("b", bytes(MAX_VALUE_BYTES))
     assert sent == []
 

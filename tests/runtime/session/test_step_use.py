@@ -51,7 +51,7 @@ def test_micro_batches_are_gone_through_once() -> None:
         loop.compute(step)
         loop.compute(step)
 
-    with pytest.raises(StepUseError, match=r"step 1: .* gone through once"):
+    with pytest.raises(StepUseError, match=r"step 1: .* iterated once"):
         loop.run(twice)
 
 
