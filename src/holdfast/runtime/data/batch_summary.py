@@ -28,7 +28,7 @@ _SUMS = 4
 def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
     """Return a summary of micro-batch 0 of step 1, or () for streams and for data that cannot be fetched now.
 
-    Streams are left alone: reading one would move it on.
+    Streams are skipped, because reading one advances it.
     """
     if loader.streams is not None:
         return ()

@@ -83,12 +83,12 @@ class LoaderPool:
         self._fetcher = _pack_fetch(fetch)
         self._count = 0
         self._done: dict[Key, Message] = {}
-        self._died_of: Counter[Key] = Counter()
+        self._deaths: Counter[Key] = Counter()
         self._failed_starts = 0
         #: how the loader worker that died last ended
-        self._ended = ""
+        self._last_death = ""
         #: why there will be no more loader workers
-        self._broken: BaseException | None = None
+        self._failure: BaseException | None = None
         self._numbers = range(workers)
         self._workers: list[_LoaderWorker] = []
 
@@ -109,7 +109,7 @@ class LoaderPool:
     def request(self, keys: Iterable[Key]) -> None:
         """Request micro-batches, the first ones first. Earlier requests for others are cancelled."""
         self._receive_messages(wait=False)
-        requested = list(keys)[: self.capacity] if self._broken is None else []
+        requested = list(keys)[: self.capacity] if self._failure is None else []
         for key in [key for key in self._done if key not in requested]:
             self._done.pop(key).close()
         for worker in self._workers:
@@ -129,9 +129,9 @@ class LoaderPool:
             HoldfastError: loader workers die of it.
         """
         while key not in self._done:
-            if self._broken is not None:
-                raise self._broken
-            if self._died_of[key] > _RETRIES:
+            if self._failure is not None:
+                raise self._failure
+            if self._deaths[key] > _RETRIES:
                 raise self._make_repeated_death_error()
             self._receive_messages(wait=True)
         message = self._done.pop(key)
@@ -142,7 +142,7 @@ class LoaderPool:
     def is_reserved(self, key: Key) -> bool:
         """Return whether a micro-batch was requested, or may only be fetched by a loader worker."""
         under_way = any(key in worker.requested.values() for worker in self._workers)
-        return self._keep_apart or under_way or key in self._done or self._died_of[key] > 0
+        return self._keep_apart or under_way or key in self._done or self._deaths[key] > 0
 
     def will_deliver(self, key: Key) -> bool:
         """Return whether a loader worker delivers a micro-batch: not before one is ready, unless one has died of it.
@@ -150,7 +150,7 @@ class LoaderPool:
         With `keep_apart`, micro-batches always come from loader workers.
         """
         self._receive_messages(wait=False)
-        return self.workers_up > 0 or self._keep_apart or self._broken is not None or self._died_of[key] > 0
+        return self.workers_up > 0 or self._keep_apart or self._failure is not None or self._deaths[key] > 0
 
     def close(self) -> None:
         """End the loader workers."""
@@ -206,7 +206,7 @@ class LoaderPool:
         if message.kind is MessageKind.UP:
             worker.up = True
         elif not message.number:
-            self._broken = unpack_exception(message.unpack())
+            self._failure = unpack_exception(message.unpack())
         elif message.number in worker.requested:
             self._done[worker.requested.pop(message.number)] = message
         else:
@@ -218,26 +218,26 @@ class LoaderPool:
         dead.close()
         at = next(iter(dead.requested.values()), None) if dead.up else None
         if at is not None:
-            self._died_of[at] += 1
+            self._deaths[at] += 1
         self._failed_starts = 0 if dead.up else self._failed_starts + 1
-        self._ended = f"loader worker {dead.number} ended {_describe_activity(dead, at)}: {how}"
-        if self._failed_starts > _RETRIES and self._broken is None:
-            self._broken = self._make_repeated_death_error()
+        self._last_death = f"loader worker {dead.number} ended {_describe_activity(dead, at)}: {how}"
+        if self._failed_starts > _RETRIES and self._failure is None:
+            self._failure = self._make_repeated_death_error()
         self._workers.remove(dead)
-        if self._broken is not None:
+        if self._failure is not None:
             return
-        logger.warning("%s; starting another one", self._ended)
+        logger.warning("%s; starting another one", self._last_death)
         self._workers.insert(dead.number, self._start_worker(dead.number))
         for key in dead.requested.values():
-            if self._died_of[key] <= _RETRIES:
+            if self._deaths[key] <= _RETRIES:
                 self._send_request(key)
 
     def _make_repeated_death_error(self) -> HoldfastError:
         """Return the error for a script if loader workers die repeatedly, with a remedy."""
         memory = "; if memory is short (see dmesg), use fewer loader workers, or a smaller prefetch_factor"
         return HoldfastError(
-            f"{self._ended}; it was tried twice{memory if 'SIGKILL' in self._ended else ''}; with num_workers=0 the "
-            "script fetches in its own process, and shows the error"
+            f"{self._last_death}; it was tried twice{memory if 'SIGKILL' in self._last_death else ''}; with "
+            "num_workers=0 the script fetches in its own process, and shows the error"
         )
 
 

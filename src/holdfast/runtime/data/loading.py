@@ -102,7 +102,7 @@ class MicroBatchLoader:
             BaseException: an exception of the data set or collate function, also in a loader worker.
             HoldfastError: loader workers die of it.
         """
-        self.order.check(step, micro_batch)
+        self.order.check_micro_batch(step, micro_batch)
         fetched = self._data.on_fetched(step, micro_batch, self._fetch_by_pool(step, micro_batch))
         if self._parts > 1 and not self._data.has_indices:
             fetched = slice_batch(fetched, self._part, self._parts, self.order.micro_batch)

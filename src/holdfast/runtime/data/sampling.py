@@ -69,7 +69,7 @@ class StepSizes:
         """
         return SampleOrder(seed=self.seed, length=length, global_batch=self.global_batch, micro_batch=self.micro_batch)
 
-    def check(self, step: int, micro_batch: int) -> None:
+    def check_micro_batch(self, step: int, micro_batch: int) -> None:
         """Check that a micro-batch exists. Steps count from 1, micro-batches from 0.
 
         Raises:
@@ -103,7 +103,7 @@ class SampleOrder(StepSizes):
         Raises:
             ValueError: the step or micro-batch does not exist.
         """
-        self.check(step, micro_batch)
+        self.check_micro_batch(step, micro_batch)
         start = (step - 1) * self.global_batch + micro_batch * self.micro_batch
         return [self.sample_at(place) for place in range(start, start + self.micro_batch)]
 

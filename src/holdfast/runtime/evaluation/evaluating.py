@@ -75,9 +75,9 @@ class Evaluator:
         self._evaluations: list[ModelEvaluation] = []
         #: the step that the results belong to; by evaluation and shard
         self._step = 0
-        self._held: dict[str, dict[int, ShardResult]] = {}
+        self._shard_results: dict[str, dict[int, ShardResult]] = {}
         #: combined results of the newest steps
-        self._found: list[EvaluationResult] = []
+        self._combined: list[EvaluationResult] = []
 
     def add(self, evaluation: ModelEvaluation) -> None:
         """Add an evaluation.
@@ -96,7 +96,7 @@ class Evaluator:
 
     def on_state_replaced(self) -> None:
         """Forget all results, which may belong to another state."""
-        self._step, self._held, self._found = 0, {}, []
+        self._step, self._shard_results, self._combined = 0, {}, []
 
     def due_at(self, step: int) -> list[ModelEvaluation]:
         """Return the evaluations of the state of `step`."""
@@ -119,7 +119,7 @@ class Evaluator:
         if groups is None:
             return False
         if self._step != step:
-            self._step, self._held = step, {}
+            self._step, self._shard_results = step, {}
         try:
             for evaluation in due:
                 if not self._evaluate(evaluation, groups, generation):
@@ -133,7 +133,7 @@ class Evaluator:
 
     def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
         """Run one evaluation; return False if a Stop came."""
-        comm, held = groups.domain, self._held.setdefault(evaluation.name, {})
+        comm, held = groups.domain, self._shard_results.setdefault(evaluation.name, {})
         self._shared.progress.at(Activity.EVALUATING)
         holders = self._find_holders(evaluation, groups.world, held)
         missing = [shard for shard, holder in enumerate(holders) if holder is None]
@@ -240,10 +240,10 @@ class Evaluator:
             choice = evaluation.choice
             rating = Rating(evaluation=name, step=step, monitor=choice.monitor, value=found[choice.monitor])
             self._saver.rate_state(rating, choice)
-        if any((one.name, one.step) == (name, step) for one in self._found):
+        if any((one.name, one.step) == (name, step) for one in self._combined):
             return
         result = EvaluationResult(name=name, step=step, samples=evaluation.samples, metrics=found)
-        self._found = [*self._found, result][-MAX_TOLD:]
+        self._combined = [*self._combined, result][-MAX_TOLD:]
         if rank == 0:
             values = ", ".join(f"{key} {value:g}" for key, value in found.items())
             logger.info("%s of step %d: %s", name, step, values)
@@ -275,7 +275,7 @@ class Evaluator:
         """Send the results of all evaluations, including earlier ones: the coordinator may have changed."""
         with self._shared.changed:
             machine = self._shared.machine
-            done = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._found))
+            done = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._combined))
             if machine.plan is not None and machine.plan.is_witness(machine.worker):
                 self._shared.send(done)
 

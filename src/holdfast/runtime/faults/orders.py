@@ -36,11 +36,11 @@ class Faults:
         """
         self._agent_pid = agent_pid
         self._lock = threading.Lock()
-        self._armed: list[Inject] = []
+        self._pending: list[Inject] = []
         self._hold: Callable[[], None] = lambda: None
         self._drop: Callable[[], None] = lambda: None
         self._corrupt: Callable[[], None] = lambda: None
-        self._times, self._link_times = 1.0, 1.0
+        self._slowdown, self._link_slowdown = 1.0, 1.0
         self._disk_full = False
 
     def register_actions(
@@ -61,13 +61,13 @@ class Faults:
             self._strike(inject)
             return
         with self._lock:
-            self._armed.append(inject)
+            self._pending.append(inject)
         when = "the next step" if inject.step is None else f"step {inject.step}"
         logger.warning("fault injection: %s will strike at %s, %s", inject.fault, when, inject.phase or "any phase")
 
     def is_due(self, phase: str, step: int) -> bool:
         """Return whether `strike_at` would execute a fault."""
-        return bool(self._armed) and any(_is_due(inject, phase, step) for inject in list(self._armed))
+        return bool(self._pending) and any(_is_due(inject, phase, step) for inject in list(self._pending))
 
     def strike_at(self, phase: str, step: int) -> None:
         """Execute a fault that is due in this phase. May not return.
@@ -75,23 +75,23 @@ class Faults:
         Raises:
             InjectedError: fault="raise".
         """
-        if self._armed:
+        if self._pending:
             self._strike_due(phase, step, raising=True)
 
     def strike_in_compute(self, step: int) -> None:
         """Execute a fault that is due in the middle of a micro-batch, such as a hang."""
-        if self._armed:
+        if self._pending:
             self._strike_due("compute", step, raising=True, at_work=True)
 
     def slow_down(self, since: float) -> None:
         """Delay the end of a micro-batch that started at `since` (`time.monotonic()`), if the worker should be slow."""
-        if self._times > 1.0:
-            time.sleep((self._times - 1.0) * (time.monotonic() - since))
+        if self._slowdown > 1.0:
+            time.sleep((self._slowdown - 1.0) * (time.monotonic() - since))
 
     @property
     def slow_link(self) -> float:
         """How many times slower this worker's data should reach its peers; 1: unchanged."""
-        return self._link_times
+        return self._link_slowdown
 
     def strike_at_disk(self) -> None:
         """Fail the write of a checkpoint, if that is due.
@@ -104,21 +104,21 @@ class Faults:
 
     def strike_in_side_thread(self, phase: str, step: int) -> None:
         """Execute a due fault in another thread. An exception is raised in the training thread instead."""
-        if not self._armed:
+        if not self._pending:
             return
         with self._lock:
-            for place, inject in enumerate(self._armed):
+            for place, inject in enumerate(self._pending):
                 if inject.fault == "raise" and inject.phase == phase and _is_due(inject, phase, step):
-                    self._armed[place] = Inject(fault="raise", whole_node=inject.whole_node)
+                    self._pending[place] = Inject(fault="raise", whole_node=inject.whole_node)
         self._strike_due(phase, step, raising=False)
 
     def _strike_due(self, phase: str, step: int, *, raising: bool, at_work: bool = False) -> None:
         with self._lock:
-            here = (inject for inject in self._armed if _strikes_in_compute(inject) == at_work)
+            here = (inject for inject in self._pending if _strikes_in_compute(inject) == at_work)
             wanted = (inject for inject in here if raising or inject.fault not in IN_THREAD)
             due = next((inject for inject in wanted if _is_due(inject, phase, step)), None)
             if due is not None:
-                self._armed.remove(due)
+                self._pending.remove(due)
         if due is not None:
             self._strike(due)
 
@@ -133,9 +133,9 @@ class Faults:
             case "hang":
                 hang_forever()
             case "slow":
-                self._times = inject.times
+                self._slowdown = inject.times
             case "slow-link":
-                self._link_times = inject.times
+                self._link_slowdown = inject.times
             case "drop":
                 self._drop()
             case "corrupt-state":

@@ -177,7 +177,7 @@ class SharedContext:
     execute: Callable[[list[WorkerInstruction]], None]
     #: where the training thread, and no other, reports its activity
     progress: ProgressSlot = field(default_factory=NoProgress)
-    link: LinkRate = field(default_factory=LinkRate)
+    link_rate: LinkRate = field(default_factory=LinkRate)
     proposals: ProposalPage | None = (
         None  # where the ranks of a replica group agree on their work; None if it has one rank
     )

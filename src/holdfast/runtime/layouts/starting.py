@@ -17,30 +17,32 @@ from holdfast.runtime.tensors import strip_wrapper_prefixes
 _NAMED = 3
 
 #: initializes the parameters and buffers of one module, without its submodules
-Start = Callable[[Module], object]
+Initializer = Callable[[Module], object]
 
 
-def materialize(model: Module, starts: Sequence[Start], device: torch.device, place: ReplicaPosition) -> None:
+def materialize(
+    model: Module, initializers: Sequence[Initializer], device: torch.device, place: ReplicaPosition
+) -> None:
     """Allocate a model that was made on the meta device, and give it the same values as the whole model, in every bit.
 
-    Each module resets its parameters as when it is created (`reset_parameters()`). Then `starts` are called as by
+    Each module resets its parameters as when it is created (`reset_parameters()`). Then `initializers` are called as by
     `Module.apply`: one after the other, each for every module, children first. One module's tensors are complete for
     the duration of the call, and this rank's part is kept. All ranks draw the random numbers of a whole model.
 
     Args:
-        starts: each fills a module's own tensors, without those of its submodules.
+        initializers: each fills a module's own tensors, without those of its submodules.
         device: where the model belongs.
         place: which part of the model this rank holds.
 
     Raises:
         BadInputError: a parameter or a buffer got no value, or a sharded parameter only got a part.
     """
-    _check_arguments(model, starts)
+    _check_arguments(model, initializers)
     _allocate(model, device)
     filled: set[int] = set()
     with torch.no_grad():
-        for start in (reset_parameters, *starts):
-            model.apply(lambda module, start=start: _fill_module(module, start, filled, place))
+        for initializer in (reset_parameters, *initializers):
+            model.apply(lambda module, initializer=initializer: _fill_module(module, initializer, filled, place))
     named = (*model.named_parameters(), *model.named_buffers())
     missing = [repr(strip_wrapper_prefixes(name)) for name, tensor in named if id(tensor) not in filled]
     if missing:
@@ -51,12 +53,12 @@ def materialize(model: Module, starts: Sequence[Start], device: torch.device, pl
         )
 
 
-def _check_arguments(model: object, starts: Sequence[object]) -> None:
+def _check_arguments(model: object, initializers: Sequence[object]) -> None:
     if not isinstance(model, Module):
         raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
-    for start in (start for start in starts if not callable(start)):
+    for initializer in (initializer for initializer in initializers if not callable(initializer)):
         raise BadInputError(
-            f"job.materialize(model, {start!r}): give functions of a module that fill its own tensors, as "
+            f"job.materialize(model, {initializer!r}): give functions of a module that fill its own tensors, as "
             "model.apply(function) would call them"
         )
 
@@ -86,7 +88,7 @@ def reset_parameters(module: Module) -> None:
         own()
 
 
-def _fill_module(module: Module, start: Start, filled: set[int], place: ReplicaPosition) -> None:
+def _fill_module(module: Module, initializer: Initializer, filled: set[int], place: ReplicaPosition) -> None:
     """Fill a module's own tensors by a function, and keep this rank's part of changed ones."""
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
@@ -97,7 +99,7 @@ def _fill_module(module: Module, start: Start, filled: set[int], place: ReplicaP
     before = {name: one._version for name, one in (whole | buffers).items()}
     held.update(whole)
     try:
-        start(module)
+        initializer(module)
         found = {name: held[name] for name in own}
     finally:
         held.update(own)

@@ -228,7 +228,7 @@ class Attempt:
         """
         domain, all_workers = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:
-            self._shared.link.slow_down(domain.sockets, self._faults.slow_link)
+            self._shared.link_rate.slow_down(domain.sockets, self._faults.slow_link)
         if self._faults.is_due("reducing", self.step):
             domain = FaultingCommunicator(domain, self._faults, self.step, "reducing")
         with self._shared.changed:
@@ -237,7 +237,7 @@ class Attempt:
         with self._shared.changed:
             self._shared.machine.set_fingerprint(fingerprint, self._workload.describe_settings)
         v = self._workload.reduce(domain, all_workers, fingerprint)
-        rate = self._shared.link.measure(groups.domain.sockets)
+        rate = self._shared.link_rate.measure(groups.domain.sockets)
         if rate is not None:
             self._shared.progress.link(rate)
         if not (self._await_experts(self._generation) and self._cross_ready(v)):

@@ -38,8 +38,8 @@ class GenerationEntry:
         shared: SharedContext,
         workload: Workload,
         faults: Faults,
-        applying: StepApplier,
-        passing: StateExchange,
+        applier: StepApplier,
+        transfers: StateExchange,
         *,
         experts: SessionExperts | None,
         saver: CheckpointSaver | None,
@@ -49,8 +49,8 @@ class GenerationEntry:
         self._shared = shared
         self._workload = workload
         self._faults = faults
-        self._applying = applying
-        self._passing = passing
+        self._applier = applier
+        self._transfers = transfers
         self._experts = experts
         self._saver = saver
         self._snapshots = snapshots
@@ -73,10 +73,10 @@ class GenerationEntry:
         if isinstance(task, Forward):
             progress.at(Activity.FORWARD)
             self._faults.strike_at("forward", task.step)
-            self._applying.apply_step(generation, task.step, task.commit)
+            self._applier.apply_step(generation, task.step, task.commit)
             return
         if isinstance(task, Move | Enter):
-            self._passing.start_sending(resources, task)
+            self._transfers.start_sending(resources, task)
         groups = self._shared.wait_for(generation, lambda: resources.groups)
         if groups is None:
             return
@@ -113,7 +113,7 @@ class GenerationEntry:
         generation = plan.generation
         with self._shared.changed:
             over = self._shared.is_over(generation)
-        if over or not self._passing.await_quiet():
+        if over or not self._transfers.await_quiet():
             return
         if self._snapshots is not None:
             self._snapshots.wait_copied()
@@ -132,7 +132,7 @@ class GenerationEntry:
         if self._saver is not None:
             self._saver.on_loaded(source.name if isinstance(source, CheckpointSource) else "")
         with self._shared.changed:
-            self._applying.on_state_replaced()
+            self._applier.on_state_replaced()
             self._shared.machine.finish_load(generation, step)
 
     def _read_state(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
@@ -147,7 +147,7 @@ class GenerationEntry:
                 f"checkpoint {source.name!r} must be loaded, but this worker has no checkpoint directory"
             )
         state, experts = self._workload.state, self._workload.experts
-        first = rank == 0 and self._applying.last_applied is None
+        first = rank == 0 and self._applier.last_applied is None
         if experts is None or plan.expert_plan is None:
             return self._saver.load(source.name, state, first=first)
         return self._saver.load(
@@ -174,7 +174,7 @@ class GenerationEntry:
             return
         experts = self._workload.experts
         if experts is not None and experts.migration is not None:
-            self._passing.start_parcels(resources, plan, experts.migration)
+            self._transfers.start_parcels(resources, plan, experts.migration)
 
     def _receive_state(self, resources: Resources, *, together: bool) -> None:
         generation = resources.generation
@@ -211,7 +211,7 @@ class GenerationEntry:
             return
         receipt.release_tensors()
         with self._shared.changed:
-            self._applying.on_state_replaced()
+            self._applier.on_state_replaced()
             self._shared.execute(machine.finish_receive(header.passed, header.step))
         if together and not keeps:
             self._await_all_received(generation)

@@ -38,14 +38,14 @@ from holdfast.runtime.gradients.emulation import set_up_emulation
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, make_workload
 from holdfast.runtime.groups.choose import choose_device
 from holdfast.runtime.in_common import describe_configuration
-from holdfast.runtime.layouts.starting import Start, materialize
+from holdfast.runtime.layouts.starting import Initializer, materialize
 from holdfast.runtime.session.building import GroupBuilder
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
 from holdfast.runtime.session.unit.listed import GivenLayout, check_micro_batch, parse_layouts
 from holdfast.runtime.session.unit.spread_model import SpreadModel
-from holdfast.runtime.session.unit.unit import Joined, form_replica_group, join_replica_group
+from holdfast.runtime.session.unit.unit import JoinResult, form_replica_group, join_replica_group
 from holdfast.runtime.snapshots.snapshots import make_snapshots
 from holdfast.runtime.state.refusals import check_function, frozen_warning, untrained_warning
 from holdfast.runtime.warming.shadow import ShadowAttempt
@@ -109,7 +109,7 @@ class Job:
         #: the device for the model
         self.device = choose_device(local, self._backend)
         self._link: WorkerLink | None = None
-        self._joined = Joined(WHOLE, None)
+        self._joined = JoinResult(WHOLE, None)
         if settings and self._layouts:
             self._link = WorkerLink(settings.socket)
             self._joined = join_replica_group(
@@ -117,10 +117,12 @@ class Job:
             )
         elif settings and only is not None and only.places > 1:
             self._link = WorkerLink(settings.socket)
-            self._joined = Joined(
+            self._joined = JoinResult(
                 only, form_replica_group(self._link, settings.worker, only, self.device, backend=self._backend)
             )
-        self._spread = SpreadModel(self._joined.unit, self.device, self._layouts) if layout is not None else None
+        self._spread = (
+            SpreadModel(self._joined.replica_group, self.device, self._layouts) if layout is not None else None
+        )
 
     @property
     def layout(self) -> Layout:
@@ -159,11 +161,11 @@ class Job:
             )
         return self._spread
 
-    def materialize(self, model: torch.nn.Module, *starts: Start) -> None:
+    def materialize(self, model: torch.nn.Module, *initializers: Initializer) -> None:
         """Initialize a model that was made on the meta device and then spread over a replica group.
 
-        Each module resets its parameters. Then each of `starts` is called as by `model.apply(start)`, to fill other
-        parameters and buffers. The values are the same as in the whole model. Call it before you make the
+        Each module resets its parameters. Then each of `initializers` is called as by `model.apply(initializer)`, to
+        fill other parameters and buffers. The values are the same as in the whole model. Call it before you make the
         optimizer.
 
         Raises:
@@ -171,7 +173,7 @@ class Job:
         """
         if self._session is not None:
             raise BadInputError("call job.materialize(...) before job.protect(...): it initializes the model again")
-        materialize(model, starts, self.device, self._spread.place if self._spread is not None else WHOLE_REPLICA)
+        materialize(model, initializers, self.device, self._spread.place if self._spread is not None else WHOLE_REPLICA)
 
     def protect(
         self,
@@ -414,7 +416,7 @@ class Job:
         storage = storage_at(self._checkpoint_dir) if self._checkpoint_dir else None
         identity = Identity(worker=_ALONE, host="127.0.0.1", alone=True)
         if settings:
-            page = self._joined.unit.proposals if self._joined.unit is not None else None
+            page = self._joined.replica_group.proposals if self._joined.replica_group is not None else None
             slots = settings.spec.experts.slots
             identity = Identity(worker=settings.worker, host=settings.host, slots=slots, proposals=page)
         agent = (self._link or WorkerLink(settings.socket)) if settings else None

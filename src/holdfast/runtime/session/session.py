@@ -143,7 +143,7 @@ class Session:
             progress=progress or NoProgress(),
             proposals=identity.proposals,
         )
-        self._building = BackgroundBuilds(shared, groups)
+        self._builds = BackgroundBuilds(shared, groups)
         self._shadow_steps = ShadowSteps(shared, workload, clock)
         self._transfers = StateExchange(
             shared, workload.state, faults, "" if identity.alone else identity.host, snapshots
@@ -468,7 +468,7 @@ class Session:
                 case Drop():
                     self._shared.resources.drop(instruction.generation)
                 case Build():
-                    self._building.start(instruction.plan)
+                    self._builds.start(instruction.plan)
 
     def _send_post(self, generation: int, keys: dict[str, bytes]) -> None:
         self._link.send(msg.Post(worker=self._identity.worker, generation=generation, keys=keys))

@@ -48,18 +48,18 @@ class SoloLink:
         self._storage = storage
         self._in_time = in_time and storage is not None
         self._now = now
-        self._begun_at = self._asked_at = now()
+        self._started_at = self._asked_at = now()
         self._saving = Saving()
         self._plan: msg.GenerationPlan | None = None
         #: the decision for the next generation, or None if it follows from the worker's report
-        self._decided: msg.Decision | None = None
+        self._next_decision: msg.Decision | None = None
         #: the last step with a refused result
-        self._refused = 0
+        self._refused_step = 0
         #: skipped steps in a row; steps that the loss scale explains do not count
         self._skipped = 0
         #: why the job ends once its state is saved; "" while it continues
         self._cause = ""
-        self._known: list[CheckpointName] = []
+        self._checkpoints: list[CheckpointName] = []
         self._damaged: list[str] = []
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
 
@@ -93,7 +93,7 @@ class SoloLink:
             case msg.Attach():
                 self._find_checkpoints()
                 # Terms continue from those in the directory, so that new checkpoints are newer than all of them.
-                term = 1 + max((name.term for name in self._known), default=0)
+                term = 1 + max((name.term for name in self._checkpoints), default=0)
                 self._plan = _make_plan(message, term, secrets.token_bytes(16))
                 self._orders.put(msg.Begin(plan=self._plan, decision=self._decide()))
             case msg.Finished():
@@ -106,7 +106,7 @@ class SoloLink:
                 self._begin_next_generation(message)
             case msg.VoteRefused():
                 # An attempt of a single worker keeps nothing, so the second attempt repeats all of the first.
-                again, self._refused = self._refused == message.step, message.step
+                again, self._refused_step = self._refused_step == message.step, message.step
                 self._cause = f"{message.why}, twice" if again else ""
                 self._stop(last=again)
             case msg.CheckpointWritten():
@@ -130,7 +130,7 @@ class SoloLink:
                 self._request_due_checkpoint()
             case msg.CheckpointDamaged() if self._plan is not None:
                 self._discard_newest_checkpoint(message.why)
-                self._decided = self._decide()
+                self._next_decision = self._decide()
                 self._stop()
             case _:
                 pass
@@ -150,7 +150,7 @@ class SoloLink:
 
     def _request_due_checkpoint(self) -> None:
         now = self._now()
-        since, lived_s = max(self._saving.saved_at, self._asked_at), now - self._begun_at
+        since, lived_s = max(self._saving.saved_at, self._asked_at), now - self._started_at
         if self._in_time and now - since >= saving_period_s(self._saving, lived_s, PeriodBounds()):
             self._asked_at = now
             self._orders.put(msg.AskCheckpoint(if_free=True))
@@ -168,7 +168,7 @@ class SoloLink:
 
     def _begin_next_generation(self, report: msg.Report) -> None:
         """Begin the next generation from a report: the worker may have applied further steps before the Stop."""
-        plan, decision = self._plan, self._decided
+        plan, decision = self._plan, self._next_decision
         assert plan is not None
         if decision is None:
             verdict = decide(None, 0, [report], ())
@@ -178,7 +178,7 @@ class SoloLink:
             held = msgspec.structs.replace(experts, held=experts.placement) if experts else None
             plan = msgspec.structs.replace(plan, expert_plan=held)
         self._plan = msgspec.structs.replace(plan, generation=plan.generation + 1)
-        self._decided = None
+        self._next_decision = None
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _find_checkpoints(self) -> None:
@@ -187,7 +187,7 @@ class SoloLink:
             return
         damaged: list[str] = []
         try:
-            self._known = find_intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
+            self._checkpoints = find_intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
         except OSError as error:
             raise BadInputError(
                 f"the checkpoint directory {self._storage.where} cannot be read: {error_text(error)}"
@@ -196,7 +196,7 @@ class SoloLink:
 
     def _discard_newest_checkpoint(self, why: str) -> None:
         """Discard the newest checkpoint: it cannot be read, although its files are complete."""
-        self._known.pop()
+        self._checkpoints.pop()
         self._damaged.append(why)
 
     def _on_checkpoint_kept(self, kept: msg.CheckpointKept) -> None:
@@ -205,18 +205,18 @@ class SoloLink:
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
         )
         self._saving = saved(self._saving, self._now(), kept.stall_s)
-        self._known = sorted([*self._known, parse_name(kept.name)])
-        self._known, old = self._known[-KEPT:], self._known[:-KEPT]
+        self._checkpoints = sorted([*self._checkpoints, parse_name(kept.name)])
+        self._checkpoints, old = self._checkpoints[-KEPT:], self._checkpoints[:-KEPT]
         if old:
             names = tuple(name.folder for name in old[-msg.MAX_PRUNED :])
             self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
 
     def _decide(self) -> msg.Decision:
         """Resume from the newest readable checkpoint, or start if no checkpoint exists."""
-        if self._known:
+        if self._checkpoints:
             for why in self._damaged:
                 logger.warning("%s; the checkpoint before it is used", why)
-            newest = self._known[-1]
+            newest = self._checkpoints[-1]
             source = msg.CheckpointSource(name=newest.folder)
             return msg.Decision(kind=msg.DecisionKind.ROLLBACK, applied=newest.step, source=source)
         if self._damaged:

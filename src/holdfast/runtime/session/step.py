@@ -67,7 +67,7 @@ class Step:
         self._attempt = attempt
         self._conclude = conclude
         self._open: int | None = None
-        self._begun = False
+        self._started = False
         #: whether the script is inside the body of the loop over micro-batches
         self._looping = False
         self._ended = False
@@ -78,9 +78,9 @@ class Step:
         Raises:
             StepUseError: the loop continued without `backward`, or is the second loop.
         """
-        if self._begun:
+        if self._started:
             raise StepUseError(f"step {self.number}: micro_batches() can be iterated once: each sample counts once")
-        self._begun = True
+        self._started = True
         for micro_batch in self._attempt.micro_batches():
             batch = self._attempt.load(micro_batch)
             if reason := self._attempt.skip_reason(micro_batch):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class SpreadModel:
     """The replica as torch sees it. Other replicas are hidden."""
 
-    def __init__(self, unit: ReplicaGroup | None, device: torch.device, layouts: Layouts = ()) -> None:
+    def __init__(self, replica_group: ReplicaGroup | None, device: torch.device, layouts: Layouts = ()) -> None:
         """Create the mesh. Without a replica group it has one rank, and all sizes of a layout count as 1.
 
         Args:
@@ -33,13 +33,13 @@ class SpreadModel:
         """
         from holdfast.runtime.layouts.mesh import ReplicaMesh  # torch's meshes take a second to import
 
-        layout, place = (unit.layout, unit.place) if unit is not None else (WHOLE, 0)
+        layout, place = (replica_group.layout, replica_group.local_rank) if replica_group is not None else (WHOLE, 0)
         #: which part of the model this rank holds
         self.place = ReplicaPosition(layout=layout, local_rank=place, has_layout=True, layouts=layouts)
         self._replica = ReplicaMesh(layout, Role(place=place), device)
-        self._groups: Mapping[str, Communicator] = unit.groups if unit is not None else {}
-        if unit is not None:
-            self._replica.swap(unit.groups)
+        self._groups: Mapping[str, Communicator] = replica_group.groups if replica_group is not None else {}
+        if replica_group is not None:
+            self._replica.swap(replica_group.groups)
 
     @property
     def mesh(self) -> DeviceMesh:

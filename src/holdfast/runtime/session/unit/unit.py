@@ -43,27 +43,27 @@ class ReplicaGroup:
     name: str
     layout: Layout
     #: this worker's local rank
-    place: int
+    local_rank: int
     #: by the dimension's name; groups of one rank are left out
     groups: Mapping[str, Communicator]
     #: where the ranks agree on their work; for the training thread
     proposals: Proposals
 
 
-class Joined(NamedTuple):
+class JoinResult(NamedTuple):
     """The result of `holdfast.init()` for a worker."""
 
     #: the layout in force
     layout: Layout
     #: the replica group; None if it has one rank
-    unit: ReplicaGroup | None
+    replica_group: ReplicaGroup | None
     #: the agent's folder for the state, if another layout may come into force; else ""
     snapshots: str = ""
 
 
 def join_replica_group(
     link: WorkerLink, worker: str, layouts: Layouts, device: torch.device, *, backend: Backend = AUTO
-) -> Joined:
+) -> JoinResult:
     """Join this worker's replica group, under the one of these layouts that is in force. Blocks.
 
     Raises:
@@ -79,7 +79,7 @@ def join_replica_group(
         if layout.places > 1
         else None
     )
-    return Joined(layout, unit, formed.snapshots)
+    return JoinResult(layout, unit, formed.snapshots)
 
 
 def form_replica_group(
@@ -127,7 +127,7 @@ def _build_replica_group(
         raise HoldfastError(f"the shared memory of a replica group cannot be opened: {error}") from None
     board = meeting.open_board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
     groups = build_groups(board, layout, place, device, backend=backend, timeout_s=build_timeout_s)
-    return ReplicaGroup(name=formed.unit, layout=layout, place=place, groups=groups, proposals=proposals)
+    return ReplicaGroup(name=formed.unit, layout=layout, local_rank=place, groups=groups, proposals=proposals)
 
 
 class _Meeting:
