@@ -259,7 +259,7 @@ class Job:
 
     def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
         """Answer the Stop that is under way."""
-        stop = self.machine.parts.stopping.stop
+        stop = self.machine.context.interruption.stop
         assert stop is not None
         step = 1 if at is None else at + 1
         self.say(

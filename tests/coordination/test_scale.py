@@ -38,7 +38,7 @@ def costs(nodes: int) -> dict[str, int]:
     each("finished", lambda worker: msg.Finished(worker=worker, generation=1, step=1))
     out["tick"] = calls(lambda: tell(Tick(), job.now))
     job.lose(f"n{nodes - 1}")
-    stop = job.machine.parts.stopping.stop
+    stop = job.machine.context.interruption.stop
     assert stop is not None
     each(
         "report",

@@ -256,15 +256,15 @@ MUTANTS = (
     Mutant(
         name="keeps_reduced_gradients_of_half_a_world",
         module=DECIDING,
-        qualname="Deciding.decide",
-        old="self._absences.promised",
+        qualname="GenerationDecider.decide",
+        old="self._disconnected.promised",
         new="set()",
         why="a node that may come back with what it has passed is waited for",
     ),
     Mutant(
         name="undone_steps_are_remembered",
         module=DECIDING,
-        qualname="Deciding._carry_out",
+        qualname="GenerationDecider._execute",
         old="self._ledger.undo_after(decision.applied)",
         new="pass",
         why="what an expelled worker applied alone is held against nobody",
@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         name="what_passed_dies_with_the_coordinator",
         module=DECIDING,
-        qualname="Deciding._keep_what_passed",
+        qualname="GenerationDecider._record_passed_steps",
         old="self._transaction.change(passed=self._ledger.unannounced)",
         new="pass",
         why="a step that was made up from reports is persisted with the decision that rests on it",
@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         name="newcomers_join_those_who_timed_out",
         module=DECIDING,
-        qualname="Deciding._settle",
+        qualname="GenerationDecider._choose_next_generation",
         old="closing or (parted and (not lacks_slots(transaction, self._config, list(reports))))",
         new="closing",
         why="those who do not reach each other are put together in turns, for ever",
@@ -288,7 +288,7 @@ MUTANTS = (
     Mutant(
         name="lineage_stays_after_a_roll_back",
         module=DECIDING,
-        qualname="Deciding._begin",
+        qualname="GenerationDecider._begin_generation",
         old="transaction.change(lineage=plan.generation)",
         new="pass",
         why="what is said of the abandoned lineage must not count on the new one",
@@ -338,7 +338,7 @@ MUTANTS = (
     Mutant(
         name="applied_of_an_abandoned_lineage",
         module=HEARING,
-        qualname="Hearing._applied",
+        qualname="MessageHandlers._on_applied",
         old="message.generation < record.lineage or message.generation > record.generation",
         new="message.generation > record.generation",
         why="after a roll-back what was applied before it is void",
@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         name="entered_of_an_abandoned_lineage",
         module=HEARING,
-        qualname="Hearing._entered",
+        qualname="MessageHandlers._on_entered",
         old="message.generation >= self._transaction.record.lineage",
         new="message.generation",
         why="after a roll-back the state that somebody entered an older generation with is void",
@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         name="arms_before_all_are_prepared",
         module=JOINING,
-        qualname="Joining.arm",
+        qualname="PendingGeneration.arm",
         old=("if not transaction.members.prepared(pending):\n    return"),
         new="pass",
         why="flags go up once every member's group stands",
@@ -364,14 +364,16 @@ MUTANTS = (
         name="voids_what_is_armed",
         module=FAILURES,
         qualname="Failures.undo_pending",
-        old=("if self._joining.armed:\n    self._stopping.begin(since)\nelse:\n    self._joining.void(suspects)"),
-        new=("self._joining.armed = False\nif True:\n    self._joining.void(suspects)"),
+        old=(
+            "if self._pending_generation.armed:\n    self._interruption.begin(since)\nelse:\n    self._pending_generation.void(suspects)"
+        ),
+        new=("self._pending_generation.armed = False\nif True:\n    self._pending_generation.void(suspects)"),
         why="once armed some may have swapped: Void would leave them alone in the new generation",
     ),
     Mutant(
         name="a_restored_pending_group_is_not_armed",
         module=JOINING,
-        qualname="Joining.__init__",
+        qualname="PendingGeneration.__init__",
         old="transaction.record.pending is not None",
         new="False",
         why="the coordinator before may have armed it",
@@ -379,8 +381,8 @@ MUTANTS = (
     Mutant(
         name="promotes_while_stopping",
         module=HEARING,
-        qualname="Hearing._promote",
-        old="parts.stopping.stop is not None",
+        qualname="MessageHandlers._promote_pending",
+        old="context.interruption.stop is not None",
         new="False",
         why="a failure voids a pending swap, whoever has passed it",
     ),
@@ -413,7 +415,7 @@ MUTANTS = (
     Mutant(
         name="never_stops",
         module=STOPPING,
-        qualname="Stopping.begin",
+        qualname="Interruption.begin",
         old="self.stop is not None",
         new="True",
         why="a broken generation is left",
@@ -422,7 +424,7 @@ MUTANTS = (
     Mutant(
         name="reports_for_an_older_stop",
         module=STOPPING,
-        qualname="Stopping.asked",
+        qualname="Interruption.asked",
         old=("self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)"),
         new="self.stop is not None",
         why="a report says where a worker stands at this Stop, not at one before",
@@ -430,7 +432,7 @@ MUTANTS = (
     Mutant(
         name="the_dead_are_awaited",
         module=STOPPING,
-        qualname="Stopping.forget",
+        qualname="Interruption.forget",
         old="self.reports.pop(worker, None)",
         new="pass",
         why="what an expelled worker reported does not count",
@@ -438,7 +440,7 @@ MUTANTS = (
     Mutant(
         name="pending_members_are_not_stopped",
         module=STOPPING,
-        qualname="Stopping.begin",
+        qualname="Interruption.begin",
         old="transaction.order_all(transaction.planned, self.stop)",
         new="transaction.order_all(transaction.record.plan.workers, self.stop)",
         why="those of the pending plan may have swapped already",
@@ -447,7 +449,7 @@ MUTANTS = (
     Mutant(
         name="lets_leavers_go_at_once",
         module=DEPARTURES,
-        qualname="Departures.look",
+        qualname="Draining.look",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
         why="who has left counts until the others have gone on: whoever takes its place may not have the state yet",
@@ -455,7 +457,7 @@ MUTANTS = (
     Mutant(
         name="takes_back_anybody",
         module=ADMISSION,
-        qualname="Admission._refusal",
+        qualname="Admission._find_refusal",
         old="_was_expelled(self._transaction.planned, hello)",
         new="False",
         why="a node that was expelled in its absence comes back with fresh workers only",
@@ -472,7 +474,7 @@ MUTANTS = (
     Mutant(
         name="superseded_coordinators_let_in",
         module=ADMISSION,
-        qualname="Admission.let_in",
+        qualname="Admission.admit",
         old="hello.term > transaction.record.term and (not self._record_age.raise_term(hello))",
         new="False",
         why="an agent that knows a newer coordinator must look for that one",
@@ -480,8 +482,8 @@ MUTANTS = (
     Mutant(
         name="leases_run_while_the_coordinator_is_away",
         module=COORDINATOR,
-        qualname="Coordinator._paused",
-        old=("self.members.renew_leases(self.transaction.now)\nself.parts.absences.pause_over()"),
+        qualname="Coordinator._was_paused",
+        old=("self.members.renew_leases(self.transaction.now)\nself.context.disconnected.pause_over()"),
         new="pass",
         why="nobody is judged by what was not read in time",
     ),
@@ -496,7 +498,7 @@ MUTANTS = (
     Mutant(
         name="absent_nodes_are_awaited_for_ever",
         module=ABSENCES,
-        qualname="Absences.overdue",
+        qualname="DisconnectedNodes.overdue",
         old="lease_s",
         new="1000000000.0",
         why="who does not come back after a coordinator's crash is lost after a lease",
@@ -504,7 +506,7 @@ MUTANTS = (
     Mutant(
         name="silent_workers_are_awaited_for_ever",
         module=STOPPING,
-        qualname="Stopping.silent",
+        qualname="Interruption.silent",
         old="self.stop is None or self._transaction.now - self._since <= timeout_s",
         new="True",
         why="an agent may live whose worker does not answer",
@@ -514,8 +516,8 @@ MUTANTS = (
         name="loses_its_outbox",
         module=COORDINATOR,
         qualname="Coordinator.start",
-        old="return [*(Emit(event) for event in self._lost), *transaction.flush()]",
-        new=("transaction.seq -= len(self._lost)\nreturn transaction.flush()"),
+        old="return [*(Emit(event) for event in self._missing_events), *transaction.flush()]",
+        new=("transaction.seq -= len(self._missing_events)\nreturn transaction.flush()"),
         why="what the record says was announced is announced after a crash",
         quick=True,
     ),

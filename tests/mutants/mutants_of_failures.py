@@ -24,7 +24,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="begins_again_with_fewer_nodes",
         module="coordination.nodes.replacing",
-        qualname="Replacing.needed",
+        qualname="Replacements.needed",
         old="max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1",
         new="1",
         why="a job that waits for lost nodes waits also if all of them were lost",
@@ -32,7 +32,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="raisers_are_let_go_at_once",
         module=DECIDING,
-        qualname="Deciding._without",
+        qualname="GenerationDecider._without_holders",
         old="None if not whole or lost_of(self._transaction.record, others, reports) else others",
         new="others",
         why="where all scripts raise, what they have is nowhere else",
@@ -40,8 +40,8 @@ FAILURE_MUTANTS = (
     Mutant(
         name="raisers_stay_members",
         module=DECIDING,
-        qualname="Deciding._settle",
-        old="raisers = [] if closing else self._raisers.among(stopping.reports)",
+        qualname="GenerationDecider._choose_next_generation",
+        old="raisers = [] if closing else self._script_errors.among(stopping.reports)",
         new="raisers: list[str] = []",
         why="who has raised computes nothing any more",
         quick=True,
@@ -130,7 +130,7 @@ FAILURE_MUTANTS = (
         name="collectives_are_tried_again_for_ever",
         module=FAILURES,
         qualname="Failures.retried",
-        old="not self._ladder.is_exhausted(Severity.RETRY, tries)",
+        old="not self._escalation.is_exhausted(Severity.RETRY, tries)",
         new="True",
         why="links that break again and again hold all members up",
     ),
@@ -145,7 +145,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="complaints_beside_a_script_that_ends_are_judged",
         module=DECIDING,
-        qualname="Deciding._judge",
+        qualname="GenerationDecider._find_culprits",
         old="report.refused or report.ending",
         new="report.refused",
         why="the script that has raised is why, although its traceback is still being made",
@@ -186,15 +186,15 @@ FAILURE_MUTANTS = (
         name="who_is_given_up_is_never_to_blame",
         module=FAILURES,
         qualname="Failures.made_good",
-        old="self._ladder.quarantine_given_up()",
+        old="self._escalation.quarantine_given_up()",
         new="pass",
         why="the others go on without it: it was the node",
     ),
     Mutant(
         name="who_is_back_is_still_given_up",
         module=ADMISSION,
-        qualname="Admission.let_in",
-        old="self._ladder.on_node_admitted(hello.node)",
+        qualname="Admission.admit",
+        old="self._escalation.on_node_admitted(hello.node)",
         new="pass",
         why="it trains again, and would be quarantined for it",
     ),
@@ -241,15 +241,15 @@ FAILURE_MUTANTS = (
     Mutant(
         name="the_unfit_join",
         module=ADMISSION,
-        qualname="Admission._refusal",
+        qualname="Admission._find_refusal",
         old=(
             "if hello.unfit:\n"
-            "    self._keep_out(hello)\n"
+            "    self._exclude(hello)\n"
             "    return Refused(why=f'node {hello.node} is not fit: {hello.unfit}', exit_code=EXIT_REFUSED)"
         ),
         new=(
             "if False:\n"
-            "    self._keep_out(hello)\n"
+            "    self._exclude(hello)\n"
             "    return Refused(why=f'node {hello.node} is not fit: {hello.unfit}', exit_code=EXIT_REFUSED)"
         ),
         why="a node that finds itself unfit must not train",
@@ -273,7 +273,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="the_quarantined_come_again",
         module=ADMISSION,
-        qualname="Admission._refusal",
+        qualname="Admission._find_refusal",
         old="barred is not None",
         new="False",
         why="nobody has repaired them",
@@ -289,7 +289,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="ranks_are_kept_for_ever",
         module=KEPT_RANKS,
-        qualname="KeptRanks.waits",
+        qualname="RankHold.waits",
         old="until > now and node_of(seat) in nodes",
         new="node_of(seat) in nodes",
         why="a process that does not come must not hold up the job",
@@ -297,7 +297,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="ranks_are_kept_for_lost_nodes",
         module=KEPT_RANKS,
-        qualname="KeptRanks.waits",
+        qualname="RankHold.waits",
         old="until > now and node_of(seat) in nodes",
         new="until > now",
         why="a node that is gone brings no process",
@@ -337,7 +337,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="the_only_initial_state_is_kept",
         module=DECIDING,
-        qualname="Deciding._transfers",
+        qualname="GenerationDecider._collect_transfers",
         old="frozenset() if initial else lacking",
         new="lacking",
         why="a node that no other reaches stays, and the others take turns next to it",
@@ -345,7 +345,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="every_state_is_as_good_as_the_initial_one",
         module=DECIDING,
-        qualname="Deciding._transfers",
+        qualname="GenerationDecider._collect_transfers",
         old="decision is None or decision.applied == 0",
         new="True",
         why="a member with the only copy of the state goes because newcomers do not reach it",
@@ -353,16 +353,16 @@ FAILURE_MUTANTS = (
     Mutant(
         name="raisers_outside_the_last_plan_still_count",
         module=DECIDING,
-        qualname="Deciding._begin",
-        old="self._raisers.release(self._raisers.among(others))",
-        new="self._raisers.among(others)",
+        qualname="GenerationDecider._begin_generation",
+        old="self._script_errors.release(self._script_errors.among(others))",
+        new="self._script_errors.among(others)",
         why="a late message of an expelled worker would change the record",
     ),
     Mutant(
         name="skipped_steps_are_not_judged_when_loops_end",
         module=COORDINATOR,
         qualname="Coordinator._fails_for_skipped_steps",
-        old="self.members.entered(plan) or self.parts.progress.finished(plan)",
+        old="self.members.entered(plan) or self.context.progress.finished(plan)",
         new="self.members.entered(plan)",
         why="a job whose last steps were all skipped would end well",
     ),
@@ -370,14 +370,14 @@ FAILURE_MUTANTS = (
         name="skipped_steps_are_judged_before_a_roll_back",
         module=COORDINATOR,
         qualname="Coordinator._fails_for_skipped_steps",
-        old="not (self.members.entered(plan) or self.parts.progress.finished(plan))",
+        old="not (self.members.entered(plan) or self.context.progress.finished(plan))",
         new="False",
         why="a job that is resumed before its skipped steps would fail at once",
     ),
     Mutant(
         name="skipped_steps_are_not_judged_when_scripts_have_left",
         module=DECIDING,
-        qualname="Deciding._carry_out",
+        qualname="GenerationDecider._execute",
         old="self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps)",
         new="''",
         why="a job whose last steps were all skipped would end well",
@@ -423,15 +423,15 @@ FAILURE_MUTANTS = (
     Mutant(
         name="the_first_nodes_are_not_probed",
         module=COORDINATOR,
-        qualname="Coordinator._hello",
-        old="self.parts.start_probes.begin(node)",
+        qualname="Coordinator._on_hello",
+        old="self.context.start_probes.begin(node)",
         new="pass",
         why="a job would begin with a node that others cannot reach",
     ),
     Mutant(
         name="a_job_begins_before_its_nodes_are_probed",
         module=DECIDING,
-        qualname="Deciding.start",
+        qualname="GenerationDecider.start",
         old="self._start_probes.are_open or not self._have_same_data()",
         new="not self._have_same_data()",
         why="a node whose probes hang would be a member",

@@ -325,7 +325,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="late_coordinator_relies_on_learnt_leases",
         module="coordination.job.coordinator",
-        qualname="Coordinator._tick",
+        qualname="Coordinator._on_tick",
         old="now - self._late_tick > config.lease_s",
         new="True",
         why="words may wait to be read",

@@ -34,7 +34,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="leaver_goes_before_the_standby_is_there",
         module=DEPARTURES,
-        qualname="Departures.go_next",
+        qualname="Draining.go_next",
         old="self.going(plan.workers, plan)",
         new="self.going(plan.workers)",
         why="all would stand still while the state of the standby travels",
@@ -42,7 +42,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="leaver_goes_in_the_midst_of_a_step",
         module=DEPARTURES,
-        qualname="Departures.begin",
+        qualname="Draining.begin",
         old="self._ledger.committed <= decision.applied",
         new="self._ledger.committed < decision.applied",
         why="what it has computed of the step would be computed again",
@@ -50,15 +50,15 @@ MOVE_MUTANTS = (
     Mutant(
         name="others_join_before_the_leaver_has_gone",
         module=COORDINATOR,
-        qualname="Coordinator._advance",
-        old="self._settled is not None and (not self.parts.departures.go_next(plan))",
-        new="self._settled is not None",
+        qualname="Coordinator._do_due_work",
+        old="self._settled_plan is not None and (not self.context.draining.go_next(plan))",
+        new="self._settled_plan is not None",
         why="the next move's swap would hold up the one that is half done",
     ),
     Mutant(
         name="standby_beside_fills_another_place",
         module=REPLACING,
-        qualname="Replacing._empty",
+        qualname="Replacements._empty",
         old="{one.node for one in transaction.record.drained} | beside.keys()",
         new="{one.node for one in transaction.record.drained}",
         why="where a standby is lost that had joined beside a node, no place is empty",
@@ -74,8 +74,8 @@ MOVE_MUTANTS = (
     Mutant(
         name="lost_leaver_is_not_followed",
         module=DEPARTURES,
-        qualname="Departures.followed",
-        old="one.node not in self._transaction.members.nodes and self._replacing.is_beside(one)",
+        qualname="Draining.followed",
+        old="one.node not in self._transaction.members.nodes and self._replacements.is_beside(one)",
         new="False",
         why="the standby that has joined beside it has its rank and experts from then on",
     ),
@@ -97,7 +97,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="arms_once_more_while_flags_go_down",
         module=JOINING,
-        qualname="Joining.disarm",
+        qualname="PendingGeneration.disarm",
         old="self._disarming = self._told = pending.generation",
         new="self._disarming = pending.generation",
         why="a flag that a member has said to be down would go up again",
@@ -105,7 +105,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="flag_down_for_another_coordinator",
         module=JOINING,
-        qualname="Joining.disarmed",
+        qualname="PendingGeneration.disarmed",
         old="asked and told.term == self._transaction.record.term",
         new="asked",
         why="this one may have said Arm since",
@@ -113,7 +113,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="swaps_to_whom_is_lost_and_goes_on",
         module=HEARING,
-        qualname="Hearing._promote",
+        qualname="MessageHandlers._promote_pending",
         old="lost_at is not None",
         new="False",
         why="all would wait in vain for a member that was lost before they swapped",
@@ -121,7 +121,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="waits_for_a_named_standby_for_ever",
         module=REPLACING,
-        qualname="Replacing.targets",
+        qualname="Replacements.targets",
         old="one.to and (one.to in free or self._may_come(one.to))",
         new="one.to",
         why="where that one is lost the next one that is warm takes the place",
@@ -129,7 +129,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="waits_for_standbys_that_are_never_warm",
         module=REPLACING,
-        qualname="Replacing.in_vain",
+        qualname="Replacements.in_vain",
         old="not whys or not all(whys) or self._standbys.awaited or self._becoming()",
         new="True",
         why="the node keeps its place, and that is said",
@@ -137,7 +137,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="a_checkpoint_releases_nobody",
         module=DEPARTURES,
-        qualname="Departures.look",
+        qualname="Draining.look",
         old="max(self._ledger.proven, written)",
         new="self._ledger.proven",
         why="of the last step nothing but a checkpoint proves that others have it: whoever keeps it waits for ever",
@@ -145,7 +145,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="a_retained_state_is_released_at_once",
         module=DEPARTURES,
-        qualname="Departures.look",
+        qualname="Draining.look",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
         why="the node may be the only one that has the state of the newest step",

@@ -104,7 +104,7 @@ PART_MUTANTS = (
     Mutant(
         name="absent_members_owe_no_report",
         module=STOPPING,
-        qualname="Stopping._owes",
+        qualname="Interruption._owes",
         old="transaction.members.worker(worker) is not None or node_of(worker) in away",
         new="transaction.members.worker(worker) is not None",
         why="a member that is not back yet may have passed alone",
@@ -112,7 +112,7 @@ PART_MUTANTS = (
     Mutant(
         name="stops_an_older_generation",
         module=STOPPING,
-        qualname="Stopping.begin",
+        qualname="Interruption.begin",
         old="transaction.record.generation",
         new="transaction.record.plan.generation",
         why="a member that has swapped already is in a later generation",
@@ -120,7 +120,7 @@ PART_MUTANTS = (
     Mutant(
         name="a_pause_counts_as_silence",
         module=STOPPING,
-        qualname="Stopping.wait_anew",
+        qualname="Interruption.wait_anew",
         old="self._since = self._transaction.now",
         new="pass",
         why="nobody is silent to a coordinator that does not listen",
@@ -128,7 +128,7 @@ PART_MUTANTS = (
     Mutant(
         name="the_complaints_of_the_dead_count",
         module=STOPPING,
-        qualname="Stopping.forget",
+        qualname="Interruption.forget",
         old="self.complaints.pop(worker, None)",
         new="pass",
         why="whose fault it was is asked of those who are here",
@@ -185,7 +185,7 @@ PART_MUTANTS = (
     Mutant(
         name="asks_at_once",
         module=FINISHING,
-        qualname="Finishing.tick",
+        qualname="LoopExits.tick",
         old="now - self._since > self._wait_s",
         new="now > self._since",
         why="a slow evaluation is no reason to stop everybody",
@@ -193,18 +193,18 @@ PART_MUTANTS = (
     Mutant(
         name="who_never_comes_in_is_waited_for",
         module=FINISHING,
-        qualname="Finishing.left",
+        qualname="LoopExits.on_loop_left",
         old=(
             "known.entered < transaction.generation or "
-            "(plan is not None and newcomers_alone(plan, transaction.members))"
+            "(plan is not None and find_stateless_members(plan, transaction.members))"
         ),
-        new="plan is not None and newcomers_alone(plan, transaction.members)",
+        new="plan is not None and find_stateless_members(plan, transaction.members)",
         why="the others wait for it to enter, and it has ended",
     ),
     Mutant(
         name="who_comes_as_all_leave_has_lost_the_job",
         module=FINISHING,
-        qualname="went_through",
+        qualname="completed_without_state",
         old="bool(newcomers)",
         new="False",
         why="all that had the state were through with their loops",
@@ -212,7 +212,7 @@ PART_MUTANTS = (
     Mutant(
         name="others_go_on_without_who_has_left",
         module=FINISHING,
-        qualname="Finishing._look_for_deserters",
+        qualname="LoopExits._check_left_behind",
         old="0 < step < transaction.position.step",
         new="False",
         why="a rank that ends in the midst of a step would be left out without a word",
@@ -220,7 +220,7 @@ PART_MUTANTS = (
     Mutant(
         name="asks_ever_as_often",
         module=FINISHING,
-        qualname="Finishing.tick",
+        qualname="LoopExits.tick",
         old="self._wait_s *= 2",
         new="pass",
         why="what is slow, and is not at fault, would be stopped for ever",
@@ -228,15 +228,15 @@ PART_MUTANTS = (
     Mutant(
         name="asks_in_the_last_generation",
         module=FINISHING,
-        qualname="Finishing.tick",
-        old="plan is None or plan.last or parts.state is not JobState.RUNNING",
-        new="plan is None or parts.state is not JobState.RUNNING",
+        qualname="LoopExits.tick",
+        old="plan is None or plan.last or context.phase is not JobPhase.RUNNING",
+        new="plan is None or context.phase is not JobPhase.RUNNING",
         why="the members of the last generation finish one after the other, with a checkpoint in between",
     ),
     Mutant(
         name="who_may_yet_leave_has_gone_on",
         module=FINISHING,
-        qualname="left_alone",
+        qualname="find_early_leaver",
         old="other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION)",
         new="other.step > step",
         why="who computes the next step may yet find that there is none",
@@ -244,7 +244,7 @@ PART_MUTANTS = (
     Mutant(
         name="whose_script_ended_is_forgotten",
         module=FINISHING,
-        qualname="left_alone",
+        qualname="find_early_leaver",
         old="finished |= {worker: step for worker, step in left.items() if worker in workers}",
         new="pass",
         why="a script that ended in order has left its loop, too",
@@ -252,7 +252,7 @@ PART_MUTANTS = (
     Mutant(
         name="looks_at_reduced_steps_only",
         module=FINISHING,
-        qualname="left_alone",
+        qualname="find_early_leaver",
         old="other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION)",
         new="other.step > step + 1",
         why="the step after the last one needs all: who waits in it waits for ever",
@@ -260,7 +260,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_had_ended_has_ended",
         module=HEARING,
-        qualname="Hearing._finished",
+        qualname="MessageHandlers._on_finished",
         old="message.generation == self._transaction.generation",
         new="True",
         why="whoever had ended its loop in an older generation has not saved in the last one",
@@ -268,12 +268,12 @@ PART_MUTANTS = (
     Mutant(
         name="the_end_of_an_abandoned_lineage_counts",
         module=HEARING,
-        qualname="Hearing._finished",
+        qualname="MessageHandlers._on_finished",
         old=(
             "if record.lineage <= message.generation <= record.generation:\n"
-            "    self._parts.ledger.settle(info.id, message.step)"
+            "    self._context.ledger.settle(info.id, message.step)"
         ),
-        new="self._parts.ledger.settle(info.id, message.step)",
+        new="self._context.ledger.settle(info.id, message.step)",
         why="steps that a roll-back has undone were not applied",
     ),
     Mutant(

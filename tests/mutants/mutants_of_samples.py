@@ -75,15 +75,15 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="a_refusal_stops_nobody",
         module=HEARING,
-        qualname="Hearing",
-        old="_vote_refused",
+        qualname="MessageHandlers",
+        old="_on_vote_refused",
         new="ignore",
         why="who has refused waits for a decision",
     ),
     Mutant(
         name="wrong_sums_are_held",
         module=DECIDING,
-        qualname="Deciding._begin",
+        qualname="GenerationDecider._begin_generation",
         old="() if refusal is not None else first_assignment(record, plan, decision, reports, whose)",
         new="first_assignment(record, plan, decision, reports, whose)",
         why="nobody knows whose gradient it is that is wrong: all of them go",
@@ -107,7 +107,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="clean_from_the_generation_that_was_refused",
         module=DECIDING,
-        qualname="Deciding._refused_anew",
+        qualname="GenerationDecider._record_new_refusal",
         old="transaction.record.generation + 1",
         new="transaction.record.generation",
         why="the attempt that was refused did not begin clean",
@@ -131,7 +131,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="restarted_for_ever",
         module=DECIDING,
-        qualname="Deciding._settle",
+        qualname="GenerationDecider._choose_next_generation",
         old="tries <= MAX_RETRIES",
         new="True",
         why="a job that is started again for one refused step after the other gets nowhere",
@@ -139,7 +139,7 @@ SAMPLE_MUTANTS = (
     Mutant(
         name="who_left_a_refused_operation_is_suspect",
         module=DECIDING,
-        qualname="Deciding._judge",
+        qualname="GenerationDecider._find_culprits",
         old="any((report.refused or report.ending for report in reports.values()))",
         new="False",
         why="a broken collective whose cause is known is no failure of anybody's",

@@ -67,7 +67,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="forgets_who_takes_a_leavers_place",
         module="coordination.nodes.departures",
-        qualname="Departures.go",
+        qualname="Draining.go",
         old="found.get(one.node, one.beside)",
         new="one.beside",
         why="until the leaver is gone both would count as nodes that train",
@@ -99,8 +99,8 @@ TENANCY_MUTANTS = (
     Mutant(
         name="lets_a_node_without_a_place_in_as_one_that_trains",
         module="coordination.job.admission",
-        qualname="Admission.let_in",
-        old="self._tenant.is_standby",
+        qualname="Admission.admit",
+        old="self._pool_client.is_standby",
         new="self._standbys.waits",
         why="the node knows only how it was started: it would join, and the pool would count one node too many",
     ),
@@ -115,7 +115,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="fills_the_place_of_a_lost_node_that_the_pool_wants_back",
         module="coordination.nodes.replacing",
-        qualname="Replacing._empty",
+        qualname="Replacements._empty",
         old="transaction.record.held.to_leave",
         new="()",
         why="the pool has given the place to others: it would recall another node",
@@ -147,7 +147,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="reports_no_departure_of_a_node_that_had_joined",
         module="coordination.nodes.departures",
-        qualname="Departures.set_aside",
+        qualname="Draining.set_aside",
         old="node.told or node.returning",
         new="False",
         why="the journal would report the node as one that trains",

@@ -104,7 +104,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="a_process_that_is_gone_attaches",
         module=HEARING,
-        qualname="Hearing._attach",
+        qualname="MessageHandlers._on_attach",
         old="attach.worker in node.workers or attach.worker in node.broken",
         new="attach.worker in node.workers",
         why="its unit was given up, and its agent ends it",

@@ -68,15 +68,15 @@ WITNESS_MUTANTS = (
     Mutant(
         name="a_swap_announces_nothing",
         module=HEARING,
-        qualname="Hearing._promote",
-        old="parts.progress.release()",
+        qualname="MessageHandlers._promote_pending",
+        old="context.progress.release()",
         new="False",
         why="what is proven of the members of before is announced before others are members",
     ),
     Mutant(
         name="heartbeats_of_an_abandoned_lineage",
         module=HEARING,
-        qualname="Hearing._stand",
+        qualname="MessageHandlers._on_heartbeat",
         old="record.lineage <= heartbeat.generation <= record.generation",
         new="heartbeat.generation <= record.generation",
         why="where somebody stood before a roll-back does not count",
@@ -84,7 +84,7 @@ WITNESS_MUTANTS = (
     Mutant(
         name="where_one_stands_all_stand",
         module=HEARING,
-        qualname="Hearing._stand",
+        qualname="MessageHandlers._on_heartbeat",
         old="len(applied) == 1",
         new="applied",
         why="one number stands for all only where it is the only one",
@@ -148,7 +148,7 @@ WITNESS_MUTANTS = (
     Mutant(
         name="the_step_that_was_sent_is_of_now",
         module=HEARING,
-        qualname="Hearing._replayed",
+        qualname="MessageHandlers._on_applied_steps",
         old="min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0",
         new="min(self._transaction.now, kept.time + node.ahead_s)",
         why="when a step was applied elsewhere is not known here",

@@ -159,13 +159,13 @@ class SimCluster:
     def _lacks_nodes(self) -> bool:
         """A job that is to have as many nodes as before says that it waits for some."""
         shell = self.coordinator
-        return self.places.waits and shell is not None and shell.alive and shell.machine.waiting.need is not None
+        return self.places.waits and shell is not None and shell.alive and shell.machine.need_reporter.need is not None
 
     @property
     def _lacks_room(self) -> bool:
         """A job whose nodes were drained, or are out, can have too little room for its experts once one is lost."""
         shell, record, plan = self.coordinator, self.world.store.record, self.plan
-        if shell is None or not shell.alive or record is None or shell.machine.waiting.need is None:
+        if shell is None or not shell.alive or record is None or shell.machine.need_reporter.need is None:
             return False
         away = barred(record) | {one.node for one in (*record.leaving, *record.given_up)}
         here = [agent.name for agent in self.agents.values() if agent.alive and agent.name not in away]
@@ -177,7 +177,7 @@ class SimCluster:
         shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or record.plan is not None:
             return False
-        return bool(shell.machine.parts.start_probes.unclear or (record.generation == 0 and self.checker.refused))
+        return bool(shell.machine.context.start_probes.unclear or (record.generation == 0 and self.checker.refused))
 
     @property
     def _lacks_reach(self) -> bool:
@@ -190,7 +190,7 @@ class SimCluster:
         if FaultKind.JOIN_UNREACHABLE in kinds and here and reached < self.plan.nodes_for_experts:
             return True
         shell = self.coordinator
-        waits = shell is not None and shell.alive and shell.machine.waiting.need is not None
+        waits = shell is not None and shell.alive and shell.machine.need_reporter.need is not None
         return waits and bool(kinds & ONE_WAY)
 
     def _help(self) -> None:
@@ -266,7 +266,7 @@ class SimCluster:
             self.coordinator.deliver(self._let_back, self.coordinator)
 
     def _let_back(self, shell: CoordinatorShell) -> None:
-        out = (*shell.machine.parts.ladder.excluded_nodes, *shell.machine.record.drained)
+        out = (*shell.machine.context.escalation.excluded_nodes, *shell.machine.record.drained)
         if out:
             shell.feed(Undrain(out[0].node))
             self.world.after("reconnect", shell, self._bring_back, out[0].node)

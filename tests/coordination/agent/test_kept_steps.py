@@ -163,7 +163,7 @@ def test_the_state_with_which_a_worker_entered_an_abandoned_lineage_is_void(gene
     restarted(job)
     entered = msg.Entered(worker=w("n0"), generation=generation, applied=5)
     job.connect(hello("n0", (attach(w("n0")), entered), term=1))
-    assert (job.machine.parts.ledger.applied_by(w("n0")) or 0) == known
+    assert (job.machine.context.ledger.applied_by(w("n0")) or 0) == known
 
 
 def test_replicas_that_differ_in_their_pages_end_the_job() -> None:

@@ -134,7 +134,7 @@ def test_a_search_that_dies_changes_nothing_and_the_next_look_comes() -> None:
     job.say(loads(np.ones((2, 8)), generation=3, step=1))
     found: list[PlacementSearch] = []
     for worker in plan.workers * 2:
-        step = 1 if len(found) == 0 and job.machine.parts.ledger.committed == 0 else 2
+        step = 1 if len(found) == 0 and job.machine.context.ledger.committed == 0 else 2
         job.say(applied(worker, 3, step, world=len(plan.members)))
         found += searches(job)
     (again,) = found

@@ -13,7 +13,7 @@ from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.failures.ladder import MAX_RETRIES
 from holdfast.coordination.generations.plans import MAX_ASKED
 from holdfast.coordination.inputs import Undrain
-from holdfast.coordination.recovery.kept_ranks import KeptRanks
+from holdfast.coordination.recovery.kept_ranks import RankHold
 from holdfast.errors import EXIT_REFUSED, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
@@ -32,7 +32,7 @@ def coming(node: str, worker: str, *, host: str = "", session: str = "0" * 8, ag
 def settle(job: Job, at: int = 0) -> None:
     """n0 and n1 say where they stand, if they are asked."""
     for node in ("n0", "n1"):
-        if job.machine.parts.stopping.stop is not None:
+        if job.machine.context.interruption.stop is not None:
             job.report(node, at)
 
 
@@ -137,8 +137,8 @@ def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_fi
         job.tell(node, msgspec.structs.replace(down(node, "out of luck", FailureKind.EXCEPTION), error=raised))
         if not last:
             job.tell(node, msg.Leave(reason="exhausted", detail="its workers fail again and again"))
-        assert (job.machine.parts.ending.over is not None) == last
-    assert "out of luck (on nodes n0, n1)" in job.machine.parts.ending.over.why
+        assert (job.machine.context.job_end.over is not None) == last
+    assert "out of luck (on nodes n0, n1)" in job.machine.context.job_end.over.why
 
 
 def exhausted(why: str = "its workers fail again and again") -> msg.Leave:
@@ -276,7 +276,7 @@ def test_a_job_that_has_not_begun_ends_once_all_its_nodes_are_quarantined() -> N
     for node, last in (("n0", False), ("n1", True)):
         job.connect(msgspec.structs.replace(hello(node), host="rack7"))
         job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
-        assert (job.machine.parts.ending.over is not None) == last
+        assert (job.machine.context.job_end.over is not None) == last
 
 
 def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
@@ -380,7 +380,7 @@ def held(job: Job, node: str = "n1") -> None:
     for other in {"n0", "n1", "n2"} - {node}:
         job.report(other, 1, summed=(0,) if other == "n0" else ())
     assert not job.orders(msg.Begin)
-    assert job.machine.parts.stopping.stop is not None
+    assert job.machine.context.interruption.stop is not None
 
 
 def test_a_rank_is_kept_for_the_process_that_follows() -> None:
@@ -423,7 +423,7 @@ def test_by_default_nobody_waits() -> None:
 
 def test_it_is_waited_for_as_long_as_processes_of_this_job_take() -> None:
     job = Job(spec=HOLD).start()
-    kept = KeptRanks(job.machine.transaction, job.machine.config)
+    kept = RankHold(job.machine.transaction, job.machine.config)
     kept.came("n0/0/b", job.now - 4.0)
     kept.lost([w("n1")])
     job.machine.transaction.now += 11.9

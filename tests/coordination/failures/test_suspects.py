@@ -401,4 +401,4 @@ def test_a_second_complaint_of_a_member_does_not_hide_its_failed_transfer() -> N
     generation = job.machine.record.generation
     job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="refused", transfer_peers=(w("n9"),)))
     job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="a peer is gone"))
-    assert job.machine.parts.stopping.complaints[w("n0")].transfer_peers == (w("n9"),)
+    assert job.machine.context.interruption.complaints[w("n0")].transfer_peers == (w("n9"),)

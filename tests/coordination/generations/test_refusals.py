@@ -149,7 +149,7 @@ def refused_and_restarted(job: Job, nonce: str, *, step: int = 1) -> None:
     generation = job.machine.record.generation
     for node in ("n0", "n1", "n2"):
         job.say(msg.VoteRefused(worker=w(node, nonce), generation=generation, step=step, why=WHY))
-    stop = job.machine.parts.stopping.stop
+    stop = job.machine.context.interruption.stop
     assert stop is not None
     for node in ("n0", "n1", "n2"):
         job.say(
@@ -206,7 +206,7 @@ def test_a_stranger_s_or_a_stale_refusal_stops_nobody() -> None:
     all_enter(job, 2)
     refuses(job, "n0", generation=1)
     assert job.kinds == []
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
 
 
 def report(refused: int, step: int = 5) -> msg.Report:

@@ -170,7 +170,7 @@ def test_where_nobody_says_so_in_time_all_are_stopped() -> None:
         for node in NODES[:3]:
             job.tell(node, msg.Heartbeat())
         job.tick(1.0)
-    assert job.machine.parts.stopping.stop is not None
+    assert job.machine.context.interruption.stop is not None
 
 
 def test_a_report_for_another_stop_does_not_count() -> None:

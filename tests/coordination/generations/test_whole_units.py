@@ -208,7 +208,7 @@ class Units(Job):
         self.tell(msg.node_of(worker), msg.WorkerDown(worker=worker, kind=kind, detail="gone", exit_code=-9))
 
     def stands(self, worker: str, at: int, *summed: int) -> None:
-        stop = self.machine.parts.stopping.stop
+        stop = self.machine.context.interruption.stop
         assert stop is not None
         report = stand(worker, at, *summed)
         self.say(msgspec.structs.replace(report, term=stop.term, generation=stop.generation))
@@ -236,7 +236,9 @@ def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
     job.down(w("n0", 1))
     (failed,) = job.said(ev.FailureDetected)
     assert failed.detail == "gone; worker 0 of its unit is replaced with it"
-    assert job.machine.parts.stopping.awaited(set()) == [w("n1", 0), w("n1", 1)], "nobody waits for the other place"
+    assert job.machine.context.interruption.awaited(set()) == [w("n1", 0), w("n1", 1)], (
+        "nobody waits for the other place"
+    )
     job.down(w("n0", 0))
     assert job.said(ev.FailureDetected) == []
     job.stands(w("n0", 0), 0)
@@ -332,7 +334,7 @@ def test_a_replica_group_that_raised_and_is_not_in_the_last_plan_counts_no_longe
         job.say(applied(worker, 1, 1, world=6))
     raise_in(job, w("n0", 0))
     raise_in(job, w("n1", 1))
-    assert job.machine.parts.closing.under_way
+    assert job.machine.context.closing.under_way
     for worker in job.plan.workers:
         job.stands(worker, 1)
     assert (job.plan.workers, job.plan.last) == (units_of("n2"), True)

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.job.awaited import awaited_by
+from holdfast.coordination.job.awaited import list_awaited
 from holdfast.protocol.messages import any_side as msg
 
 
 def waits(job: Job) -> list[tuple[str, str]]:
-    return [(one.who, one.what.partition(" in ")[0]) for one in awaited_by(job.machine.parts, job.now)]
+    return [(one.who, one.what.partition(" in ")[0]) for one in list_awaited(job.machine.context, job.now)]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_who_owes_a_report(job: Job) -> None:
     ]
     job.report("n0", 1)
     job.tick(0.5)
-    (one,) = awaited_by(job.machine.parts, job.now)
+    (one,) = list_awaited(job.machine.context, job.now)
     assert (one.who, one.since_s) == ("rank 1 on n1", 0.5)
 
 
@@ -68,7 +68,7 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
     there = msgspec.structs.replace(stand, worker=w("n0"), activity=msg.Activity.REDUCING, micro_batch=None, waits=True)
     job.tell("n0", msg.ProbeAnswer(number=probe.number, stands=(there,)))
     job.now += 0.5
-    (one,) = awaited_by(job.machine.parts, job.now)
+    (one,) = list_awaited(job.machine.context, job.now)
     assert (one.who, one.what) == ("rank 1 on n1", "to be done with its part of step 8")
     assert (one.since_s, one.at) == (0.75, "'compute' of step 8, micro-batch 2")
     assert one.for_whom == ("rank 0 on n0",)

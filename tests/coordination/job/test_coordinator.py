@@ -13,8 +13,8 @@ from machinery import Job, applied, attach, called, commit, hello, kept, reduced
 from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown, StoreBack
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.job.coordinator import Coordinator
-from holdfast.coordination.job.handlers import Hearing
-from holdfast.coordination.job.parts import JobState
+from holdfast.coordination.job.handlers import MessageHandlers
+from holdfast.coordination.job.parts import JobPhase
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
@@ -469,7 +469,9 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     assert "CoordinatorRestarted" in job.kinds
     said = [event.seq for event in job.last_events()]
     assert said == list(range(known + 1, known + 1 + len(said)))
-    assert job.machine.parts.ledger.committed == 1 + sum(isinstance(event, ev.StepCommitted) for event in record.outbox)
+    assert job.machine.context.ledger.committed == 1 + sum(
+        isinstance(event, ev.StepCommitted) for event in record.outbox
+    )
 
 
 def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
@@ -482,8 +484,8 @@ def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
     job.say(attach(w("n1")))
     known = job.records[-1].outbox[0].seq - 1
     job.boot(Position(seq=known, step=2, samples=48, step_samples=24))
-    assert job.machine.parts.ledger.committed == 1
-    assert job.machine.parts.progress.samples == 24
+    assert job.machine.context.ledger.committed == 1
+    assert job.machine.context.progress.samples == 24
 
 
 def test_samples_are_the_same_with_and_without_a_restart() -> None:
@@ -496,9 +498,9 @@ def test_samples_are_the_same_with_and_without_a_restart() -> None:
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
     assert job.said(ev.RolledBack)
-    assert (job.machine.parts.ledger.committed, job.machine.parts.progress.samples) == (1, 24)
+    assert (job.machine.context.ledger.committed, job.machine.context.progress.samples) == (1, 24)
     job.boot()
-    assert (job.machine.parts.ledger.committed, job.machine.parts.progress.samples) == (1, 24)
+    assert (job.machine.context.ledger.committed, job.machine.context.progress.samples) == (1, 24)
 
 
 def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its_first_step() -> None:
@@ -511,7 +513,7 @@ def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=20), applied(w("n0"), 1, 21, world=1))
     job.connect(hello("n0", kept, term=1))
     assert [event.step for event in job.said(ev.StepCommitted)] == [21]
-    assert job.machine.parts.progress.samples == 24
+    assert job.machine.context.progress.samples == 24
 
 
 def test_agents_forget_only_what_the_record_knows() -> None:
@@ -549,7 +551,7 @@ def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> Non
         kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 4))
         job.connect(hello(node, kept, term=1))
     assert [event.step for event in job.said(ev.StepCommitted)] == [4]
-    assert job.machine.parts.progress.samples == 96
+    assert job.machine.context.progress.samples == 96
 
 
 def test_a_restart_waits_for_the_members_and_goes_on() -> None:
@@ -718,11 +720,11 @@ def test_every_input_has_a_row_for_every_state() -> None:
     def kinds(union: object) -> set[type]:
         return set(get_args(union))
 
-    assert set(Coordinator._INPUTS) == kinds(Input) - {Received}
-    assert set(Coordinator._AGENT_SAYS) == kinds(msg.AgentMessage) - {msg.Hello}
-    assert set(Hearing._WORKER_SAYS) == kinds(msg.WorkerMessage)
-    for table in (Coordinator._INPUTS, Coordinator._AGENT_SAYS, Hearing._WORKER_SAYS):
-        assert all(set(row) == set(JobState) for row in table.values())
+    assert set(Coordinator._INPUT_HANDLERS) == kinds(Input) - {Received}
+    assert set(Coordinator._AGENT_HANDLERS) == kinds(msg.AgentMessage) - {msg.Hello}
+    assert set(MessageHandlers._WORKER_HANDLERS) == kinds(msg.WorkerMessage)
+    for table in (Coordinator._INPUT_HANDLERS, Coordinator._AGENT_HANDLERS, MessageHandlers._WORKER_HANDLERS):
+        assert all(set(row) == set(JobPhase) for row in table.values())
 
 
 def join(job: Job, *nodes: str) -> msg.GenerationPlan:
@@ -872,7 +874,7 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
     for _ in range(3):
         finish(job, "n1")
         since = job.now
-        while job.machine.parts.stopping.stop is None:
+        while job.machine.context.interruption.stop is None:
             keep_alive(job, 0.5)
         asked.append(job.now - since)
         for node, phase in (("n0", Phase.COMPUTE), ("n1", Phase.FINISHED), ("n2", Phase.COMPUTE)):
@@ -888,7 +890,7 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
 def leave(job: Job, *nodes: str) -> None:
     """The scripts of these nodes have left their loops and ended."""
     for node in nodes:
-        job.feed(Received(job.connections[node], left(node, job.machine.parts.ledger.committed)))
+        job.feed(Received(job.connections[node], left(node, job.machine.context.ledger.committed)))
 
 
 def left(node: str, step: int) -> msg.WorkerDown:
@@ -1066,7 +1068,7 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     job.report("n2", 1, summed=(2,))
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
     leave(job, "n2")
-    assert job.machine.parts.stopping.stop is not None, "it never comes in"
+    assert job.machine.context.interruption.stop is not None, "it never comes in"
     job.report("n0", 1, Phase.ENTERING)
     assert set(job.orders(msg.Begin)) == {w("n0")}
     job.say(msg.Entered(worker=w("n0"), generation=3, applied=1))
@@ -1089,7 +1091,7 @@ def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     assert not [event for event in job.events if isinstance(event, ev.StepCommitted)]
     for node in members:
-        assert job.machine.parts.stopping.stop is None, "others have the state"
+        assert job.machine.context.interruption.stop is None, "others have the state"
         job.feed(Received(job.connections[node], left(node, 1)))
     assert "Stop" in job.kinds
     job.report("n3", None)

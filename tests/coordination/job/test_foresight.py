@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.job.foresight import foresee
+from holdfast.coordination.job.foresight import forecast_moves
 from holdfast.coordination.progress.costs import Cost
 from holdfast.errors import RefusedError
 from holdfast.protocol.messages import any_side as msg
@@ -26,27 +26,29 @@ def beside(*, warm: bool | None = None) -> Job:
 
 def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> None:
     job = beside(warm=True)
-    before, costs = job.machine.record, job.machine.parts.progress.costs
-    (one,) = foresee(job.machine.parts, ["n1"], stays=True)
+    before, costs = job.machine.record, job.machine.context.progress.costs
+    (one,) = forecast_moves(job.machine.context, ["n1"], stays=True)
     assert (one.node, one.to, one.ranks, one.expert_replicas, one.moved_bytes) == ("n1", "s0", (1,), 0, None)
     assert one.why.startswith("s0 is warm; ")
     assert one.why.count("(a guess)") == 3
     assert job.machine.record is before, "nothing is changed"
     for cost, value in ((Cost.DECISION, 0.01), (Cost.BUILD, 0.02), (Cost.SWAP, 0.03), (Cost.STATE, 5e6)):
         costs.measured(cost, value)
-    (one,) = foresee(job.machine.parts, ["n1"], stays=True)
+    (one,) = forecast_moves(job.machine.context, ["n1"], stays=True)
     assert one.moved_bytes == 5_000_000
     assert one.down_s == pytest.approx(0.06 + costs.step_s)
     for _ in range(64):
         costs.step(2.0, 0.0, 2)
-    assert foresee(job.machine.parts, ["n1"], stays=True)[0].down_s == pytest.approx(2.06), "the step itself, too"
+    assert forecast_moves(job.machine.context, ["n1"], stays=True)[0].down_s == pytest.approx(2.06), (
+        "the step itself, too"
+    )
     assert "a guess" not in one.why
 
 
 def test_one_that_is_cold_is_waited_for_as_long_as_warm_ups_take() -> None:
     job = beside(warm=False)
-    job.machine.parts.progress.costs.measured(Cost.WARM_UP, 40.0)
-    (one,) = foresee(job.machine.parts, ["n1"], ["s0"], stays=True)
+    job.machine.context.progress.costs.measured(Cost.WARM_UP, 40.0)
+    (one,) = forecast_moves(job.machine.context, ["n1"], ["s0"], stays=True)
     assert one.wait_s is not None
     assert one.wait_s > 39.0
     assert "s0 is warm in about 40.0 s" in one.why
@@ -54,23 +56,23 @@ def test_one_that_is_cold_is_waited_for_as_long_as_warm_ups_take() -> None:
 
 def test_a_drain_without_a_warm_standby_says_what_is_left() -> None:
     job = beside(warm=False)
-    (one,) = foresee(job.machine.parts, ["n1"])
+    (one,) = forecast_moves(job.machine.context, ["n1"])
     assert (one.to, one.moved_bytes) == ("", 0)
     assert "2 of 3 nodes go on, a step takes 1.50 times as long" in one.why
-    (one,) = foresee(beside(warm=True).machine.parts, ["n1"])
+    (one,) = forecast_moves(beside(warm=True).machine.context, ["n1"])
     assert one.to == "s0"
 
 
 def test_of_two_one_is_followed_and_a_standby_that_goes_moves_nothing() -> None:
-    parts = beside(warm=True).machine.parts
-    assert [one.to for one in foresee(parts, ["n1", "n2"])] == ["s0", ""]
-    (one,) = foresee(parts, ["s0"])
+    parts = beside(warm=True).machine.context
+    assert [one.to for one in forecast_moves(parts, ["n1", "n2"])] == ["s0", ""]
+    (one,) = forecast_moves(parts, ["s0"])
     assert (one.to, one.ranks, one.moved_bytes, one.down_s) == ("", (), 0, 0.0)
 
 
 def test_what_would_be_refused_is_refused() -> None:
     with pytest.raises(RefusedError, match="there is no standby"):
-        foresee(beside().machine.parts, ["n1"], stays=True)
+        forecast_moves(beside().machine.context, ["n1"], stays=True)
 
 
 def test_experts_are_counted() -> None:
@@ -81,5 +83,5 @@ def test_experts_are_counted() -> None:
         job.say(attach(w(name), experts=shape))
     for name in ("n0", "n1", "n2"):
         job.say(msg.Entered(worker=w(name), generation=1, applied=0))
-    (one,) = foresee(job.machine.parts, ["n1"])
+    (one,) = forecast_moves(job.machine.context, ["n1"])
     assert one.expert_replicas == 8, "four slots in each of two layers"

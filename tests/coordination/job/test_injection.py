@@ -9,7 +9,7 @@ from machinery import Job
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import InjectFault
-from holdfast.coordination.job.injection import FAULTS, injection
+from holdfast.coordination.job.injection import FAULTS, plan_fault
 from holdfast.coordination.membership import Membership
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
@@ -28,7 +28,7 @@ def members() -> Membership:
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_the_node_or_its_first_worker_is_told(members: Membership, fault: str) -> None:
     request = InjectFault(fault, "n1", phase="voted" if fault == "hold" else "", by_s=-5.0)
-    _, order = injection(CONFIG, members, request)
+    _, order = plan_fault(CONFIG, members, request)
     if fault in ("kill", "exit", "freeze", "link-down", "clock-jump"):
         assert order == NodeFault(fault=fault, by_s=-5.0)
     else:
@@ -49,4 +49,4 @@ def test_the_node_or_its_first_worker_is_told(members: Membership, fault: str) -
 )
 def test_a_clock_that_cannot_be_set_so(members: Membership, options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInputError, match=why):
-        injection(CONFIG, members, InjectFault("clock-jump", "n1", **options))
+        plan_fault(CONFIG, members, InjectFault("clock-jump", "n1", **options))

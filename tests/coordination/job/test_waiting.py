@@ -52,12 +52,12 @@ def test_a_job_without_nodes_waits_for_one() -> None:
     for _ in range(3):
         job.tick(0.2)
     assert waits(job) == [(1, 0)]
-    assert job.machine.waiting.need is not None
+    assert job.machine.need_reporter.need is not None
     come(job, "n0", nonce="b")
     job.tick(0.2)
     assert job.orders(msg.Begin) == {}  # it was sent with the arrival
     assert job.machine.state == "running"
-    assert job.machine.waiting.need is None
+    assert job.machine.need_reporter.need is None
     assert waits(job) == [(1, 0)]
 
 
@@ -86,7 +86,7 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     assert begin.plan.expert_plan is not None
     assert sum(decode_experts(blob, SHAPE) for blob in begin.plan.expert_plan.placement).min() > 0
     job.tick(0.2)
-    assert job.machine.waiting.need is None
+    assert job.machine.need_reporter.need is None
 
 
 def test_nodes_whose_workers_are_starting_are_not_asked_for_again() -> None:

@@ -69,6 +69,6 @@ def test_a_coordinator_hears_of_it_and_adds_up_what_was_slow() -> None:
     job = Job(nodes=4).start()
     for node in NODES:
         job.tell(node, times(node, 0.5 if node == "n2" else 0.25, slow=2))
-    stragglers = job.machine.parts.inquiry.stragglers
+    stragglers = job.machine.context.hang_detection.stragglers
     assert scores(stragglers)[w("n2")] == 2.0
     assert stragglers.slow == {Activity.COMPUTE: 8}

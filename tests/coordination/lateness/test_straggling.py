@@ -79,7 +79,7 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
     for node in now:
         job.say(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, *now, generation=3)
-    assert job.machine.parts.standbys.ready("n1")
+    assert job.machine.context.standbys.ready("n1")
     assert words(job, "", 20, nodes=now) == []
     (found,) = words(job, "n2", 20, nodes=now)
     assert (found.node, found.action) == ("n2", "told")
@@ -109,7 +109,7 @@ def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
     assert "no standby is warm" in found.why
     assert [one.node for one in job.machine.record.slow] == ["n1"]
     job.machine.transaction.now += AVOID_S
-    assert job.machine.parts.replacing.slow == set()
+    assert job.machine.context.replacements.slow == set()
 
 
 def counts(job: Job) -> tuple[int, ...]:

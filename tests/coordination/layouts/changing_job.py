@@ -57,7 +57,7 @@ class Changing(Job):
             self.say(applied(worker, self.plan.generation, step, world=len(self.plan.members)))
 
     def all_report(self, at: int) -> None:
-        stop = self.machine.parts.stopping.stop
+        stop = self.machine.context.interruption.stop
         assert stop is not None
         for worker in list(self.plan.workers):
             if self.machine.members.worker(worker) is not None:
@@ -74,7 +74,7 @@ class Changing(Job):
         assert not self.plan.puts_away, "first they go on at once"
         self.enter(1)
         self.done(2)
-        assert self.machine.parts.stopping.stop is None, "two nodes may soon be three again"
+        assert self.machine.context.interruption.stop is None, "two nodes may soon be three again"
         self.done(3, SETTLE_S)
         self.all_report(3)
         assert self.plan.puts_away

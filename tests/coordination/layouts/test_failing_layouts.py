@@ -139,10 +139,10 @@ def test_a_script_that_fails_under_a_layout_goes_on_under_the_one_before(
     assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
     job.done(5, 2 * SETTLE_S)
     job.done(6, 2 * SETTLE_S)
-    assert job.machine.parts.stopping.stop is None, "it is not tried again soon"
+    assert job.machine.context.interruption.stop is None, "it is not tried again soon"
     job.done(7, RECENT_S)
     job.done(8, 2 * SETTLE_S)
-    assert job.machine.parts.stopping.stop is not None, "but some time: it may have been a disk that was full"
+    assert job.machine.context.interruption.stop is not None, "but some time: it may have been a disk that was full"
 
 
 def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:

@@ -90,7 +90,7 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert job.machine.record.layout == TWO
     job.up("n1", TWO, "b", parts[1])
     assert job.machine.record.plan is None, "n0 may come back"
-    assert (job.machine.parts.snapshots.serving(3) is not None) == enough
+    assert (job.machine.context.snapshots.serving(3) is not None) == enough
     job.up("n0", TWO, "b", parts[0])
     source = job.machine.record.decision and job.machine.record.decision.source
     assert isinstance(source, SnapshotSource)
@@ -124,7 +124,7 @@ def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
     job.up("n3", TWO, "b")  # (with which there is room for all experts)
     if loading:
         job.lose("n0")
-        stop = job.machine.parts.stopping.stop
+        stop = job.machine.context.interruption.stop
         assert stop is not None
         known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
         for index in range(2):
@@ -145,15 +145,15 @@ def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nob
         job.up(node, TWO, "b", parts[node])
     known = {"worker": w("n0", 0, "b"), "generation": job.plan.generation, "why": "cut short"}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
-    assert job.machine.parts.stopping.stop is None, "whoever has said so reads another"
+    assert job.machine.context.interruption.stop is None, "whoever has said so reads another"
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
     assert job.machine.record.layout == WHOLE, "it has found none that has what it needs"
     for node in ("n0", "n1"):
         job.up(node, WHOLE, "c", parts[node])
     known |= {"worker": w("n0", 0, "c"), "generation": job.plan.generation}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
-    assert job.machine.parts.stopping.stop is not None, "nor under the layout before"
-    assert job.machine.parts.snapshots.serving(3) is None
+    assert job.machine.context.interruption.stop is not None, "nor under the layout before"
+    assert job.machine.context.snapshots.serving(3) is None
 
 
 def test_snapshots_of_the_layout_before_are_of_no_use() -> None:
@@ -231,7 +231,7 @@ def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> 
     assert not job.plan.puts_away
     (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
     assert "another change came first" in kept.why
-    assert job.machine.parts.snapshots.serving(3) is None, "it was never known whether all had that state"
+    assert job.machine.context.snapshots.serving(3) is None, "it was never known whether all had that state"
     job.enter(3)
     job.done(4)
     assert parts[0] not in (job.machine.members.nodes["n0"].snapshots or msg.NodeSnapshots(host="h", port=1)).parts
@@ -250,7 +250,7 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     job.enter(3)
     job.done(4, SETTLE_S)
     job.done(5, SETTLE_S)
-    assert job.machine.parts.stopping.stop is None, "it is not tried again at once"
+    assert job.machine.context.interruption.stop is None, "it is not tried again at once"
 
 
 def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_of_nodes() -> None:
@@ -269,7 +269,7 @@ def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_o
     assert kept.why == "shard 2 is not tried again with 2 nodes: node n0: extra['ema'] was made late"
     for step in range(4, 9):
         job.done(step, 61.0)
-        assert job.machine.parts.stopping.stop is None, "nothing has changed"
+        assert job.machine.context.interruption.stop is None, "nothing has changed"
     job.lose("n1")
     job.all_report(8)
     job.enter(8)
@@ -338,7 +338,7 @@ def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
     job.enter(0)
     for step in range(1, 4):
         job.done(step, SETTLE_S)
-    assert job.machine.parts.stopping.stop is None, "the larger one is not tried again"
+    assert job.machine.context.interruption.stop is None, "the larger one is not tried again"
 
 
 def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
@@ -446,7 +446,7 @@ def test_a_job_that_is_to_end_while_it_loads_what_was_put_away_saves_that(*, loa
     for node in parts:
         job.up(node, TWO, "b", parts[node])
     job.feed(SAVED)
-    stop = job.machine.parts.stopping.stop
+    stop = job.machine.context.interruption.stop
     assert stop is not None
     for worker in job.plan.workers:
         at = 3 if loaded and msg.node_of(worker) == "n0" else None

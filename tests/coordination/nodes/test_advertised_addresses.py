@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machinery import Job, hello
 
-from holdfast.coordination.job.admission import reaches_only_itself
+from holdfast.coordination.job.admission import is_local_address
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
@@ -34,7 +34,7 @@ def come(job: Job, node: str, address: str, *, beside: bool) -> msg.Refused | No
     ],
 )
 def test_loopback_and_unspecified_addresses_reach_only_their_own_host(address: str, only_itself: bool) -> None:
-    assert reaches_only_itself(address) is only_itself
+    assert is_local_address(address) is only_itself
 
 
 def test_on_one_host_a_loopback_address_will_do() -> None:

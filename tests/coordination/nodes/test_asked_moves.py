@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes, Shutdown
-from holdfast.coordination.job.foresight import waits_for
+from holdfast.coordination.job.foresight import describe_wait
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.messages import any_side as msg
 
@@ -29,7 +29,7 @@ def come(job: Job, name: str, *, warm: bool) -> None:
 
 
 def waited_for(job: Job) -> dict[str, str]:
-    return {one.node: waits_for(job.machine.parts, one) for one in job.machine.record.leaving}
+    return {one.node: describe_wait(job.machine.context, one) for one in job.machine.record.leaving}
 
 
 def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
@@ -62,7 +62,7 @@ def test_without_a_standby_it_is_said_that_there_is_none_and_what_would_do(nodes
 
 def test_the_job_is_over() -> None:
     job = beside("s0")
-    job.machine.parts.ending.failed("for a test")
+    job.machine.context.job_end.failed("for a test")
     with pytest.raises(RefusedError, match="the job is failed: nodes need not leave it"):
         job.feed(MoveNodes(("n1",)))
 

@@ -83,7 +83,7 @@ def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_we
 def test_whoever_has_left_and_is_lost_at_once_disturbs_nobody() -> None:
     job = leaves()
     job.lose("n1")
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "drained")
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
@@ -117,7 +117,7 @@ def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
     for step in (2, 3):
         job.step(step, "n0", "n2", generation=2)
     assert [(event.node, event.reason) for event in job.events if isinstance(event, ev.NodeLeft)] == [("n1", "drained")]
-    assert not job.machine.parts.absences.promised
+    assert not job.machine.context.disconnected.promised
     for _ in range(40):
         for node in ("n0", "n2"):
             job.tell(node, msg.Heartbeat())
@@ -163,9 +163,9 @@ def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
 def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
-    assert job.machine.parts.stopping.stop is None, "not in the midst of a step"
+    assert job.machine.context.interruption.stop is None, "not in the midst of a step"
     job.step(1)
-    assert job.machine.parts.stopping.stop is not None
+    assert job.machine.context.interruption.stop is not None
     reported(job, "n0", "n1", "n2")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
@@ -244,7 +244,7 @@ def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> 
     assert begun.members == ("n0", "n1", "n2")
     entered(job, "n0", "n1", "n2", generation=2)
     for step in range(2, 2 + RETRY_STEPS):
-        assert job.machine.parts.stopping.stop is None
+        assert job.machine.context.interruption.stop is None
         job.step(step, generation=2)
     reported(job, "n0", "n1", "n2", at=1 + RETRY_STEPS)
     gone_on(job, 2 + RETRY_STEPS, "n0", "n2", generation=3)
@@ -337,7 +337,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     alone = [name for name in held if find_lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
     job.feed(Drain((alone[0],)))
     job.step(1)
-    assert job.machine.parts.stopping.stop is None, "not before others have what it has"
+    assert job.machine.context.interruption.stop is None, "not before others have what it has"
     pending = job.machine.record.pending
     assert pending is not None
     assert pending.expert_plan is not None
@@ -351,7 +351,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
         job.say(applied(w(node), 1, 2, swap))
     entered(job, *held, generation=2, at=2)
     job.step(3, generation=2)
-    assert job.machine.parts.stopping.stop is not None
+    assert job.machine.context.interruption.stop is not None
     for node, blob in rows.items():
         job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
     assert alone[0] not in job.said(ev.GenerationStarted)[0].members

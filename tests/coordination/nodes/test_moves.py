@@ -132,7 +132,7 @@ def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     job.lose("s0")
-    assert (job.machine.parts.stopping.stop, job.machine.record.pending) == (None, None)
+    assert (job.machine.context.interruption.stop, job.machine.record.pending) == (None, None)
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
     job.step(2)
     waits(job, "s1")
@@ -151,10 +151,10 @@ def test_while_the_standby_joins_the_others_compute_what_they_did_and_it_nothing
     pending = job.machine.record.pending
     assert pending is not None
     assert pending.counts == (2, 2, 2, 0)
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
     joins(job, "s0")
     assert job.machine.record.wanted == 3, "it has come for a place that is there"
-    assert job.machine.parts.stopping.stop is not None, "with the first step of all of them it goes"
+    assert job.machine.context.interruption.stop is not None, "with the first step of all of them it goes"
 
 
 def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_next_one_takes_the_place() -> None:
@@ -218,7 +218,7 @@ def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_o
 def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
     job = with_standbys("s0")
     for _ in range(5):
-        job.machine.parts.progress.costs.step(1.0, 0.0, 2)
+        job.machine.context.progress.costs.step(1.0, 0.0, 2)
     job.feed(MoveNodes(("n1",)))
     job.join("s0", step=2, received=5_000_000)
     job.now += 1.25
@@ -289,7 +289,7 @@ def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     job.lose("n1")
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
     assert [(left.node, left.reason) for left in job.said(ev.NodeLeft)] == [("n1", "moved")]
     gone_on(job, 4, "n0", "s0", "n2")
     assert job.said(ev.StepCommitted)
@@ -299,7 +299,7 @@ def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up()
     job = with_standbys("s0")
     moves(job, "n1")
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
     job.say(attach(w("n1", "b")))
     gone_on(job, 4, "n0", "s0", "n2")
     job.tick(1.0)
@@ -316,7 +316,7 @@ def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
     job.connect(hello("n1", kept=(attach(w("n1")), msg.Warmed(worker=w("n1"), seconds=0.0))))
     assert job.sent(msg.Welcome)
     assert "n1" in job.machine.members.standbys
-    assert job.machine.parts.standbys.ready("n1")
+    assert job.machine.context.standbys.ready("n1")
 
 
 def test_one_that_never_heard_that_it_waits_comes_back_with_fresh_processes() -> None:
@@ -377,7 +377,7 @@ def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: M
     waits(job, "s0")
     job.feed(request_)
     job.step(2)
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
     pending = job.machine.record.pending
     assert pending is not None
     assert [member.node for member in pending.members] == ["n0", "s0"]

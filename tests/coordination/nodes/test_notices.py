@@ -7,7 +7,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes
-from holdfast.coordination.job.foresight import waits_for
+from holdfast.coordination.job.foresight import describe_wait
 from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
@@ -33,7 +33,7 @@ def reported(job: Job, at: int, *others: str) -> None:
 def test_it_leaves_at_the_end_of_the_step_and_nobody_has_failed() -> None:
     job = beside()
     job.tell("n1", msg.EndNotice(grace_s=30.0))
-    assert job.machine.parts.stopping.stop is None, "not in the midst of a step"
+    assert job.machine.context.interruption.stop is None, "not in the midst of a step"
     job.step(2)
     reported(job, 2)
     (begun,) = job.said(ev.GenerationStarted)
@@ -137,12 +137,12 @@ def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
 @pytest.mark.parametrize(("grace_s", "waits"), [(60.0, True), (20.0, False)])
 def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
     job = beside(warm=False)
-    job.machine.parts.progress.costs.measured(Cost.WARM_UP, 40.0)
+    job.machine.context.progress.costs.measured(Cost.WARM_UP, 40.0)
     job.tell("n1", msg.EndNotice(grace_s=grace_s))
-    said = [waits_for(job.machine.parts, one) for one in job.machine.record.leaving]
+    said = [describe_wait(job.machine.context, one) for one in job.machine.record.leaving]
     assert said == ["a standby to be warm" if waits else "the end of a step"]
     job.step(2)
-    assert (job.machine.parts.stopping.stop is None) is waits
+    assert (job.machine.context.interruption.stop is None) is waits
     if not waits:
         reported(job, 2)
         assert settled(job, "n0", "n2").detail.endswith("no standby has taken its place: one could have in 40.0 s")
@@ -154,6 +154,6 @@ def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: fl
 def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:
     job = beside()
     for _ in range(5):
-        job.machine.parts.progress.costs.step(10.0, 0.0, 2)
+        job.machine.context.progress.costs.step(10.0, 0.0, 2)
     job.tell("n1", msg.EndNotice(grace_s=5.0))
-    assert job.machine.parts.stopping.stop is not None
+    assert job.machine.context.interruption.stop is not None

@@ -9,7 +9,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import MoveNodes, Shutdown
-from holdfast.coordination.job.foresight import foresee, waits_for
+from holdfast.coordination.job.foresight import describe_wait, forecast_moves
 from holdfast.coordination.nodes.standbys import MAX_TRIES
 from holdfast.errors import EXIT_FAILED, BadInputError, RefusedError
 from holdfast.protocol import events as ev
@@ -59,7 +59,7 @@ def leaving(job: Job) -> list[str]:
 
 
 def waited_for(job: Job) -> dict[str, str]:
-    return {one.node: waits_for(job.machine.parts, one) for one in job.machine.record.leaving}
+    return {one.node: describe_wait(job.machine.context, one) for one in job.machine.record.leaving}
 
 
 def stayed(job: Job) -> list[tuple[str, str]]:
@@ -157,7 +157,7 @@ def test_where_the_only_one_is_never_warm_the_move_is_refused_with_what_would_do
         job.feed(MoveNodes(("n1",)))
     assert str(refused.value) == said
     with pytest.raises(RefusedError):
-        foresee(job.machine.parts, ["n1"], stays=True)
+        forecast_moves(job.machine.context, ["n1"], stays=True)
     come(job, "s1")
     with pytest.raises(RefusedError, match=r"standby s0 has failed to warm up 3 times .*: name another"):
         job.feed(MoveNodes(("n1",), ("s0",)))
@@ -204,7 +204,7 @@ def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
     job.feed(MoveNodes(("n1",)))
     job.feed(MoveNodes(("n2",)))
     assert waited_for(job)["n2"] == "n1, which gives its own place away before it and is a standby then"
-    (foreseen,) = foresee(job.machine.parts, ["n0"], stays=True)
+    (foreseen,) = forecast_moves(job.machine.context, ["n0"], stays=True)
     assert (foreseen.to, foreseen.wait_s) == ("n1", None)
     assert foreseen.why.startswith("n1 gives its own place away before, and is a standby then")
     goes(job, "s0", 2)

@@ -70,7 +70,7 @@ def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
     job.boot(takeover=True)
     job.connect(waits("s0", attach(w("s0")), warmed()))
     assert not job.said(ev.StandbyReady), "that is known"
-    assert job.machine.parts.standbys.ready("s0")
+    assert job.machine.context.standbys.ready("s0")
     assert not job.orders(msg.Warm)
 
 
@@ -101,7 +101,7 @@ def test_a_warm_up_that_fails_is_told_once_and_tried_so_often() -> None:
         job.tick(1.0)
     assert not job.orders(msg.Warm)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
 
 
 def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> None:
@@ -190,7 +190,7 @@ def test_its_death_changes_nothing() -> None:
     job.tell("s0", down())
     (failed,) = job.said(ev.StandbyFailed)
     assert failed.again
-    assert not job.machine.parts.standbys.ready("s0")
+    assert not job.machine.context.standbys.ready("s0")
     job.lose("s0")
     assert job.machine.state == "running"
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
@@ -225,7 +225,7 @@ def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
 def test_one_that_comes_again_as_a_standby_is_not_waited_for_where_it_was_to_replace_its_workers() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n1"))
-    job.machine.parts.absences.replace_workers(["n1"], "the pool has it join")
+    job.machine.context.disconnected.replace_workers(["n1"], "the pool has it join")
     job.connect(waits("n1"))
     job.say(attach(w("n1")))
     for name in ("n0", "n2"):

@@ -17,7 +17,7 @@ from holdfast.protocol.messages import any_side as msg
 def measured(
     job: Job, *, transfer_s: float, step_s: float = 1.0, swap_s: float = 0.1, build_s: float = 0.1
 ) -> MeasuredCosts:
-    costs = job.machine.parts.progress.costs
+    costs = job.machine.context.progress.costs
     for cost, value in ((Cost.TRANSFER, transfer_s), (Cost.SWAP, swap_s), (Cost.BUILD, build_s)):
         for _ in range(5):
             costs.measured(cost, value)

@@ -423,7 +423,7 @@ def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(slow: int) ->
     saved = [event.step for event in job.events if isinstance(event, ev.CheckpointSaved)]
     assert len(saved) >= 60 // (slow + 2)
     assert not [event for event in job.events if isinstance(event, ev.CheckpointFailed)]
-    assert len(job.machine.parts.checkpoints._open) <= 9
+    assert len(job.machine.context.checkpoints._open) <= 9
 
 
 def still_saving(job: Job, step: int, *more: msg.Wish) -> None:

@@ -11,7 +11,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def costs_of(job: Job) -> MeasuredCosts:
-    return job.machine.parts.progress.costs
+    return job.machine.context.progress.costs
 
 
 def with_a_standby() -> Job:

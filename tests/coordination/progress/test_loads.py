@@ -30,7 +30,7 @@ def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
 
 
 def test_a_time_without_end_is_refused() -> None:
-    book = moe_job().machine.parts.loads
+    book = moe_job().machine.context.loads
     assert not book.take(loads(np.ones((2, 4)), token_s=np.inf))
     assert book.tokens is None
     assert book.take(loads(np.ones((2, 4)), token_s=0.5))
@@ -75,7 +75,7 @@ def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
 
 def test_only_the_newest_report_of_a_member_counts() -> None:
     job = moe_job(3)
-    book = job.machine.parts.loads
+    book = job.machine.context.loads
     job.say(loads(step=20))
     for old in (loads(SKEWED + 1, step=10), loads(SKEWED + 1, step=20)):
         job.say(old)
@@ -92,7 +92,7 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
 @pytest.mark.parametrize("generation", [2, 1 << 63])
 def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generation: int) -> None:
     job = moe_job(3)
-    book = job.machine.parts.loads
+    book = job.machine.context.loads
     job.say(loads(SKEWED + 1, generation=generation))
     assert book.tokens is None
     job.say(loads())
@@ -103,21 +103,21 @@ def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generati
 def test_a_report_of_a_step_that_nobody_can_have_come_to_expels_its_node() -> None:
     job = moe_job(3)
     job.say(loads(step=1 << 63))
-    assert job.machine.parts.loads.tokens is None
+    assert job.machine.context.loads.tokens is None
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
 
 
 def test_a_report_that_is_damaged_changes_nothing() -> None:
     job = moe_job(3)
     job.say(loads(np.ones((2, 3))))
-    assert job.machine.parts.loads.tokens is None
+    assert job.machine.context.loads.tokens is None
 
 
 def test_a_coordinator_that_takes_over_hears_the_newest_loads_again() -> None:
     job = moe_job(3)
     job.say(loads())
     job.boot(takeover=True)
-    assert job.machine.parts.loads.tokens is None
+    assert job.machine.context.loads.tokens is None
     kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), generation=1, applied=0), loads())
     job.connect(hello("n0", kept=kept, term=1))
-    assert job.machine.parts.loads.tokens is not None
+    assert job.machine.context.loads.tokens is not None

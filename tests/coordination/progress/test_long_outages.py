@@ -207,7 +207,7 @@ def test_no_record_holds_all_the_steps_of_an_outage_in_which_a_member_died() -> 
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
     for page in pages("n0"):
         job.tell("n0", page)
-    while job.machine.parts.stopping.stop is None:
+    while job.machine.context.interruption.stop is None:
         job.tell("n0", msg.Heartbeat())
         job.tick(0.5)
     job.report("n0", STEPS, passed=msg.Passed(step=STEPS, commit=commit()))

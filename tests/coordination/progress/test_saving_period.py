@@ -96,23 +96,23 @@ def test_nobody_is_asked_where_nothing_is_new_or_steps_are_counted_or_none_are_k
 def test_a_coordinator_that_takes_over_knows_the_period() -> None:
     job = Job(nodes=1).start(saves=True, in_time=True)
     saves(job, 1)
-    before = job.machine.parts.checkpoints.period_s
+    before = job.machine.context.checkpoints.period_s
     job.boot()
     job.connect(hello("n0", kept=(msg.Entered(worker=w("n0"), generation=1, applied=1),)))
-    assert job.machine.parts.checkpoints.period_s == pytest.approx(before)
+    assert job.machine.context.checkpoints.period_s == pytest.approx(before)
     assert job.machine.record.saving.saves == 1
 
 
 def test_a_roll_back_makes_saves_more_frequent() -> None:
     job = Job(nodes=1).start(saves=True, in_time=True)
     saves(job, 1)
-    before = job.machine.parts.checkpoints.period_s
+    before = job.machine.context.checkpoints.period_s
     assert before is not None
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))
     job.say(attach(w("n1")))
     assert job.machine.record.saving.losses == 1
-    after = job.machine.parts.checkpoints.period_s
+    after = job.machine.context.checkpoints.period_s
     assert after is not None
     assert after < before

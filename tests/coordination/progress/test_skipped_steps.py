@@ -163,11 +163,11 @@ def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> Non
     one = job(2, saves=True)
     take(one, 1, BAD)
     take(one, 2, BAD)
-    assert one.machine.parts.closing.under_way
+    assert one.machine.context.closing.under_way
     one.boot()
     one.tick(0.1)
     assert one.machine.record.plan is not None
-    assert not one.machine.parts.closing.under_way
+    assert not one.machine.context.closing.under_way
 
 
 def left(node: str, step: int) -> msg.WorkerDown:

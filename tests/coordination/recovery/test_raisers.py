@@ -47,7 +47,7 @@ def trained(nodes: int = 3, *, saves: bool = True) -> Job:
 
 def report_of(job: Job, worker: str, at: int | None, **fields: object) -> msg.Report:
     """Return what a worker of any name answers to the Stop that is under way."""
-    stop = job.machine.parts.stopping.stop
+    stop = job.machine.context.interruption.stop
     assert stop is not None
     step = 3 if at is None else at + 1
     told = {"term": stop.term, "generation": stop.generation, "applied": at, "step": step, "phase": msg.Phase.COMPUTE}
@@ -265,7 +265,7 @@ def test_a_newcomer_that_raises_is_replaced_at_once() -> None:
     job.say(msg.Raised(worker=w("n3"), generation=0, detail=OOPS, error=error(None, None), exit_code=1))
     assert replaced(job) == [w("n3")]
     assert len(job.said(ev.FailureDetected)) == 1
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None
 
 
 def down(node: str, *, step: int | None = 3, phase: Phase = Phase.APPLYING) -> msg.WorkerDown:
@@ -291,7 +291,7 @@ def test_collectives_that_fail_around_a_script_that_has_raised_are_no_second_fai
                 job.say(msg.Complaint(worker=w(node), generation=1, detail="reset by peer", timed_out=timed_out))
             elif what == "raises":
                 job.tell(node, down(node)) if dies else job.say(raised(node))
-            elif job.machine.members.worker(w(node)) is not None and job.machine.parts.stopping.stop is not None:
+            elif job.machine.members.worker(w(node)) is not None and job.machine.context.interruption.stop is not None:
                 job.report(node, 2, ending=turn["raises", "n1"] > turn[what, node] and node == "n1")
         detected = [event.node for event in job.events if isinstance(event, ev.FailureDetected)]
         assert detected == ["n1"], order

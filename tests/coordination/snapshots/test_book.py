@@ -56,7 +56,7 @@ def test_where_all_workers_die_the_newest_snapshot_serves() -> None:
     assert [source.keepers[place].node for (place,) in source.parts] == ["n0", "n1", "n2"]
     assert source.keepers[1] == msg.Keeper(node="n1", host="h1", port=2)
     assert source.part(2) == part(job, 4, 2)
-    assert source.key == job.machine.parts.snapshots.key
+    assert source.key == job.machine.context.snapshots.key
     (back,) = job.said(ev.RolledBack)
     assert back.to_step == 4
     assert "the snapshot of step 4 serves, in the memory of n0, n1, n2" in back.why
@@ -145,8 +145,8 @@ def test_each_part_is_to_lie_on_as_many_nodes_as_the_fault_threshold_says() -> N
 def test_a_lost_node_takes_its_parts_along_but_for_their_copies() -> None:
     job = taken(Job().start(), 4)
     holds(job, 0, part(job, 4, 0), part(job, 4, 1))
-    assert job.machine.parts.snapshots.newest(4) == (4, 1)
-    assert job.machine.parts.snapshots.newest(3) is None
+    assert job.machine.context.snapshots.newest(4) == (4, 1)
+    assert job.machine.context.snapshots.newest(3) is None
     job.lose("n1")
     job.report("n0", None, msg.Phase.ENTERING)
     job.report("n2", None, msg.Phase.ENTERING)
@@ -177,7 +177,7 @@ def test_what_cannot_be_read_is_passed_over_and_never_tried_again() -> None:
 
 
 def _reports_anew(job: Job) -> None:
-    stop = job.machine.parts.stopping.stop
+    stop = job.machine.context.interruption.stop
     assert stop is not None
     job.say(
         msg.Report(
@@ -201,7 +201,7 @@ def test_a_second_copy_of_a_damaged_part_keeps_the_snapshot() -> None:
         )
     )
     assert job.said(ev.SnapshotRejected)
-    assert job.machine.parts.stopping.stop is None, "n0 has another copy of it"
+    assert job.machine.context.interruption.stop is None, "n0 has another copy of it"
 
 
 def test_who_has_tried_all_copies_that_were_named_is_told_of_one_that_has_come_since() -> None:
@@ -261,7 +261,7 @@ def test_a_coordinator_that_comes_later_knows_it_from_hello() -> None:
 def test_the_baseline_that_restarts_all_goes_back_to_checkpoints_alone(policy: str) -> None:
     spec = JobSpec(recovery=RecoverySpec(on_node_failure=policy))  # pyright: ignore[reportArgumentType]
     job = taken(Job(nodes=2, spec=spec).start(), 3, nodes=2)
-    assert job.machine.parts.snapshots.serving(3) is not None
+    assert job.machine.context.snapshots.serving(3) is not None
     for node in range(2):
         job.tell(f"n{node}", killed(w(f"n{node}")))
     for node in range(2):

@@ -92,7 +92,7 @@ class World:
         """Lose a node in the middle of a step; return what that has cost, to the end of rendezvous."""
         self.count = Count()
         self.tally(self.machine.handle(Disconnected(lost), 2.0))
-        stop = self.machine.parts.stopping.stop
+        stop = self.machine.context.interruption.stop
         assert stop is not None
         for node in [node for node in range(self.nodes) if node != lost]:
             for place, worker in enumerate(self.workers(node)):

@@ -40,7 +40,7 @@ def test_what_the_loss_of_a_node_has_cost_is_measured_beside_a_usual_step() -> N
     hit(job)
     recovered = next(event for event in job.events if isinstance(event, ev.Recovered))
     assert recovered.action == "shrink"
-    costs = job.machine.parts.progress.costs
+    costs = job.machine.context.progress.costs
     assert costs.is_measured(Cost.HIT)
     assert costs.of(Cost.HIT) == pytest.approx(recovered.down_s - costs.step_s)
     assert not costs.is_measured(Cost.REPLACED)
@@ -49,8 +49,8 @@ def test_what_the_loss_of_a_node_has_cost_is_measured_beside_a_usual_step() -> N
 
 def test_that_somebody_leaves_in_good_order_measures_no_failure() -> None:
     job = Job(nodes=2).start()
-    costs = job.machine.parts.progress.costs
-    recovery = job.machine.parts.progress
+    costs = job.machine.context.progress.costs
+    recovery = job.machine.context.progress
     job.step(1)
     recovery.failed(job.now, asked=True)
     planned = recovery.recovery
@@ -63,18 +63,18 @@ def test_that_somebody_leaves_in_good_order_measures_no_failure() -> None:
 def told_costs(job: Pooled) -> JobCosts:
     job.tick(3.0)
     job.tick(3.0)
-    return job.machine.parts.tenant._pace_reporter.costs  # pyright: ignore[reportPrivateUsage]
+    return job.machine.context.pool_client._pace_reporter.costs  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
     job = pooled(1).train("n0")
-    costs = job.machine.parts.progress.costs
+    costs = job.machine.context.progress.costs
     assert told_costs(job) == JobCosts()
     costs.measured(Cost.HIT, 5.0)
     first = told_costs(job)
     assert first == JobCosts(hit_s=5.0)
-    assert job.machine.parts.tenant._reported is not None  # pyright: ignore[reportPrivateUsage]
-    assert job.machine.parts.tenant._reported.costs == first  # pyright: ignore[reportPrivateUsage]
+    assert job.machine.context.pool_client._reported is not None  # pyright: ignore[reportPrivateUsage]
+    assert job.machine.context.pool_client._reported.costs == first  # pyright: ignore[reportPrivateUsage]
     costs.measured(Cost.HIT, 5.2)
     assert told_costs(job) is first
     for _ in range(5):
@@ -112,7 +112,7 @@ def _attach(name: str) -> msg.Attach:
 
 
 def period(job: Pooled) -> float:
-    found = job.machine.parts.checkpoints.period_s
+    found = job.machine.context.checkpoints.period_s
     assert found is not None
     return found
 

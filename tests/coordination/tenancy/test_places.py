@@ -131,7 +131,7 @@ def test_a_node_that_had_joined_leaves_when_it_becomes_a_standby() -> None:
     job.shares(n0=1, n1=2, s0=3, n2=4, n3=5)
     job.comes("n2", 4)
     job.comes("n3", 5)
-    departures = job.machine.parts.departures
+    departures = job.machine.context.draining
     departures.set_aside("n2")
     departures.set_aside("n3")
     job.tick(1.0)

@@ -109,4 +109,4 @@ def test_one_that_is_lost_is_given_back_and_nobody_is_stopped() -> None:
     job = reserved().train()
     job.lose("s0")
     assert job.held.numbers == {1, 2}
-    assert job.machine.parts.stopping.stop is None
+    assert job.machine.context.interruption.stop is None

@@ -101,7 +101,7 @@ def test_what_has_changed_is_told_and_nothing_twice() -> None:
     job = pooled(nodes=3).train("n0", "n1")
     job.tick(0.01)
     assert job.tick(0.01) == []
-    job.machine.parts.tenant.refuse_node("n7", "old")
+    job.machine.context.pool_client.refuse_node("n7", "old")
     job.tick(0.01)
     assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
     job.machine.transaction.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))

@@ -85,7 +85,7 @@ class CoordinatorShell(Process):
         config = replace(world.config, takeover=world.store.version > 0)
         self.machine = world.parts.coordinator(config, world.journal.position(), world.store.record)
         if world.plan.experts:
-            self.machine.parts.progress.costs = FreeMoves()
+            self.machine.context.progress.costs = FreeMoves()
 
     @property
     def phase(self) -> str:

@@ -26,7 +26,7 @@ from holdfast.control.coordinator.status import job_status, measure_slowness
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.coordination.inputs import Drain, MoveNodes, PoolSaid, Shutdown, Tick
 from holdfast.coordination.job.coordinator import Coordinator
-from holdfast.coordination.job.foresight import foresee
+from holdfast.coordination.job.foresight import forecast_moves
 from holdfast.observability.journal import Journal
 from holdfast.observability.metrics import Metrics
 from holdfast.protocol.events import AnyEvent
@@ -148,7 +148,7 @@ class JobHost:
         Args:
             cut_short: returns True to stop waiting.
         """
-        deadline, absences = self._now() + FAREWELL_S, self._coordinator.parts.absences
+        deadline, absences = self._now() + FAREWELL_S, self._coordinator.context.disconnected
         while (self._shell.connections or absences.promised) and self._now() < deadline and not cut_short():
             await asyncio.sleep(_FAREWELL_POLL_S)
 
@@ -195,7 +195,7 @@ class JobHost:
 
     async def _foresee(self, order: Drain | MoveNodes) -> list[MoveForecast]:
         """Return the forecast for a drain, or for a move."""
-        parts = self._coordinator.parts
+        parts = self._coordinator.context
         if isinstance(order, Drain):
-            return await self._shell.read_durable(lambda: foresee(parts, order.nodes))
-        return await self._shell.read_durable(lambda: foresee(parts, order.nodes, order.to, stays=True))
+            return await self._shell.read_durable(lambda: forecast_moves(parts, order.nodes))
+        return await self._shell.read_durable(lambda: forecast_moves(parts, order.nodes, order.to, stays=True))

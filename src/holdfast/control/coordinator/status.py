@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.coordination.experts.blobs import experts_by_layer
-from holdfast.coordination.job.awaited import awaited_by
+from holdfast.coordination.job.awaited import list_awaited
 from holdfast.coordination.job.coordinator import Coordinator
-from holdfast.coordination.job.foresight import waits_for
+from holdfast.coordination.job.foresight import describe_wait
 from holdfast.coordination.lateness.stragglers import LinkPace, WorkerPace
 from holdfast.coordination.membership import Node
 from holdfast.observability.accounts.time_ledger import TimeLedger
@@ -34,10 +34,10 @@ def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict
     compute a micro-batch, and `links` how fast their data goes out, both relative to the others' median, the slowest
     `MOST_PACES`. `clock` is the coordinator's time.
     """
-    record, progress = coordinator.record, coordinator.parts.progress
+    record, progress = coordinator.record, coordinator.context.progress
     plan = record.plan
-    step = coordinator.parts.ledger.committed
-    need = coordinator.waiting.need
+    step = coordinator.context.ledger.committed
+    need = coordinator.need_reporter.need
     return {
         "job": record.job,
         "state": coordinator.state,
@@ -60,7 +60,7 @@ def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict
         "snapshot": _snapshot(coordinator),
         "time": dataclasses.asdict(ledger.account(now)),
         "awaited": [
-            dataclasses.asdict(awaited) for awaited in islice(awaited_by(coordinator.parts, now), MOST_AWAITED)
+            dataclasses.asdict(awaited) for awaited in islice(list_awaited(coordinator.context, now), MOST_AWAITED)
         ],
         "paces": [
             {"rank": plan.rank(pace.worker) if plan else None, **dataclasses.asdict(pace)}
@@ -87,13 +87,13 @@ def _layout(record: Record) -> dict[str, str]:
 def member_paces(coordinator: Coordinator) -> list[WorkerPace]:
     """Return the pace of each member, slowest first."""
     plan = coordinator.record.plan
-    return coordinator.parts.inquiry.stragglers.paces(plan.workers if plan else ())
+    return coordinator.context.hang_detection.stragglers.paces(plan.workers if plan else ())
 
 
 def link_paces(coordinator: Coordinator) -> list[LinkPace]:
     """Return the rate at which the data of each member goes out, slowest first."""
     plan = coordinator.record.plan
-    return coordinator.parts.inquiry.stragglers.links(plan.workers if plan else ())
+    return coordinator.context.hang_detection.stragglers.links(plan.workers if plan else ())
 
 
 def measure_slowness(coordinator: Coordinator) -> Slowness:
@@ -102,7 +102,7 @@ def measure_slowness(coordinator: Coordinator) -> Slowness:
     return Slowness(
         worker=paces[0].score if paces else None,
         link=links[0].score if links else None,
-        slow={str(activity): count for activity, count in coordinator.parts.inquiry.stragglers.slow.items()},
+        slow={str(activity): count for activity, count in coordinator.context.hang_detection.stragglers.slow.items()},
     )
 
 
@@ -113,14 +113,14 @@ def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
         return None
     return {
         "every": record.config.get(CHECKPOINT_EVERY, ""),
-        "period_s": coordinator.parts.checkpoints.period_s,
+        "period_s": coordinator.context.checkpoints.period_s,
         **msgspec.structs.asdict(record.saving),
     }
 
 
 def _snapshot(coordinator: Coordinator) -> dict[str, int] | None:
     """Return the newest usable snapshot, and the lowest number of nodes that have one of its parts, or None."""
-    newest = coordinator.parts.snapshots.newest(coordinator.parts.ledger.committed)
+    newest = coordinator.context.snapshots.newest(coordinator.context.ledger.committed)
     return {"step": newest[0], "copies": newest[1]} if newest is not None else None
 
 
@@ -143,7 +143,7 @@ def _leaving(coordinator: Coordinator, departure: Departure) -> dict[str, Any]:
         "since": departure.since,
         "stays": departure.stays,
         "to": departure.to,
-        "waits_for": waits_for(coordinator.parts, departure),
+        "waits_for": describe_wait(coordinator.context, departure),
     }
 
 
@@ -155,7 +155,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
             "pid": info.attach.pid,
             "rank": plan.rank(info.id) if plan else None,
             "generation": info.entered,
-            "step": coordinator.parts.ledger.applied_by(info.id),
+            "step": coordinator.context.ledger.applied_by(info.id),
             "finished": info.finished,
         }
         for info in node.workers.values()
@@ -165,7 +165,7 @@ def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
         "node": node.name,
         "rack": node.rack,
         "zone": node.zone,
-        "standby": ("warm" if coordinator.parts.standbys.ready(node.name) else "cold") if node.standby else "",
+        "standby": ("warm" if coordinator.context.standbys.ready(node.name) else "cold") if node.standby else "",
         "leaving": any(departure.node == node.name for departure in coordinator.record.leaving),
         "failure_rate": coordinator.members.failure_rate(node.name),
         "agent_pid": node.agent_pid,

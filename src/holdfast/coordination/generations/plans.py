@@ -21,7 +21,7 @@ _Plan = GenerationPlan | None
 _Tell = Callable[[_Plan], BeginNode | PrepareNode]
 
 
-class Telling:
+class PlanDistribution:
     """Sends plans to nodes, and keeps them for nodes that ask for a full plan."""
 
     def __init__(self, transaction: Transaction) -> None:

@@ -20,7 +20,7 @@ from holdfast.protocol.names import node_of
 _MAX_PEERS = 256
 
 
-class Stopping:
+class Interruption:
     """The interruption of a generation, with the reports of its members."""
 
     def __init__(self, transaction: Transaction, progress: Progress) -> None:

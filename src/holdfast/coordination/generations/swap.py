@@ -22,7 +22,7 @@ from holdfast.coordination.generations.announcing import Newcomers, announce_gen
 from holdfast.coordination.generations.assignment import longest
 from holdfast.coordination.generations.fitting import wanted_places
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
-from holdfast.coordination.generations.plans import Telling
+from holdfast.coordination.generations.plans import PlanDistribution
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.roles import only_whole
@@ -41,7 +41,7 @@ LONGEST_RETRY_S = 60.0
 _STEPS_TO_SWAP = 3
 
 
-class Joining:
+class PendingGeneration:
     """The pending generation, until it is in force or cancelled."""
 
     def __init__(
@@ -49,12 +49,12 @@ class Joining:
         transaction: Transaction,
         config: CoordinatorConfig,
         loads: LoadBook,
-        telling: Telling,
+        telling: PlanDistribution,
         newcomers: Newcomers,
     ) -> None:
         self._transaction = transaction
         self._newcomers = newcomers
-        self._telling = telling
+        self._plan_distribution = telling
         self._loads = loads
         self._config = config
         # The previous coordinator may have armed the pending group. Then only Stop can cancel it safely.
@@ -156,7 +156,7 @@ class Joining:
         self._newcomers.taken_in()
         transaction.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, transaction.now
-        self._telling.prepare(pending, transaction.record.plan)
+        self._plan_distribution.prepare(pending, transaction.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
         """Put the pending plan in force: `step` passed with every swap flag up."""

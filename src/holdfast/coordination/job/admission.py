@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from holdfast.coordination.failures.seen import worker_missing
 from holdfast.coordination.grants import awaited
-from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
@@ -33,24 +33,24 @@ class _Namesake:
 class Admission:
     """Admits or refuses agents, and sends missed orders to returning nodes."""
 
-    def __init__(self, parts: JobParts) -> None:
-        self._transaction = parts.transaction
-        self._config = parts.config
-        self._ledger = parts.ledger
-        self._stopping = parts.stopping
-        self._failures = parts.failures
-        self._absences = parts.absences
-        self._departures = parts.departures
-        self._standbys = parts.standbys
-        self._ladder = parts.ladder
-        self._tenant = parts.tenant
-        self._record_age = parts.record_age
-        self._snapshots, self._checkpoints = parts.snapshots, parts.checkpoints
+    def __init__(self, context: JobContext) -> None:
+        self._transaction = context.transaction
+        self._config = context.config
+        self._ledger = context.ledger
+        self._interruption = context.interruption
+        self._failures = context.failures
+        self._disconnected = context.disconnected
+        self._draining = context.draining
+        self._standbys = context.standbys
+        self._escalation = context.escalation
+        self._pool_client = context.pool_client
+        self._record_age = context.record_age
+        self._snapshots, self._checkpoints = context.snapshots, context.checkpoints
         self._namesakes: dict[str, _Namesake] = {}
         #: The refused nodes that were reported, with their addresses, oldest first.
         self._refused: dict[tuple[str, str], None] = {}
 
-    def let_in(self, connection: int, hello: Hello) -> Node | None:
+    def admit(self, connection: int, hello: Hello) -> Node | None:
         """Admit an agent and return its node, or refuse it and return None."""
         transaction, config = self._transaction, self._config
         if newer := self._record_age.newer_than_record(hello):
@@ -62,30 +62,30 @@ class Admission:
             # The agent may find the newer coordinator.
             transaction.close(connection)
             return None
-        if not self._tenant.admit_node(hello):
+        if not self._pool_client.admit_node(hello):
             # The agent reconnects until the pool has assigned its node.
             transaction.close(connection)
             return None
-        why_not = self._refusal(hello)
+        why_not = self._find_refusal(hello)
         if why_not is not None:
             if why_not.exit_code == EXIT_BAD_INPUT:
-                self._tenant.refuse_node(hello.node, why_not.why)
+                self._pool_client.refuse_node(hello.node, why_not.why)
             transaction.send(connection, why_not)
             transaction.close(connection)
             return None
         self._namesakes.pop(hello.node, None)
-        self._ladder.on_node_admitted(hello.node)
-        self._tenant.forget_refusal(hello.node)
-        waits = self._tenant.is_standby(hello)
+        self._escalation.on_node_admitted(hello.node)
+        self._pool_client.forget_refusal(hello.node)
+        waits = self._pool_client.is_standby(hello)
         if not transaction.record.script_digest and not waits:
             transaction.change(script_digest=hello.digest)
         node = transaction.members.add(hello, connection, transaction.now, standby=waits)
         if waits:
             self._standbys.came(node)
-        elif self._departures.owes(hello.node):
+        elif self._draining.owes(hello.node):
             transaction.members.owe(hello.node)
-        self._absences.on_node_connected()
-        node.returning = self._absences.is_known(hello.node)
+        self._disconnected.on_node_connected()
+        node.returning = self._disconnected.is_known(hello.node)
         self._snapshots.hold(node, hello.snapshots)
         welcome = Welcome(
             term=transaction.record.term,
@@ -117,8 +117,8 @@ class Admission:
         missing = [worker for worker in transaction.planned_on(node.name) if worker not in here]
         if missing:
             self._failures.take(*(worker_missing(node.name, worker, transaction.now) for worker in missing))
-        if self._stopping.stop is not None:
-            transaction.send(node.connection, self._stopping.stop)
+        if self._interruption.stop is not None:
+            transaction.send(node.connection, self._interruption.stop)
             return
         for worker in list(node.workers):
             if plan is None or plan.generation != generation or plan.rank(worker) is None:
@@ -126,22 +126,22 @@ class Admission:
                 continue
             if node.workers[worker].entered < generation:
                 # The rendezvous of the previous coordinator is lost. Only a new generation helps.
-                self._stopping.begin(transaction.now)
+                self._interruption.begin(transaction.now)
 
-    def _refusal(self, hello: Hello) -> Refused | None:
+    def _find_refusal(self, hello: Hello) -> Refused | None:
         """Return why an agent is refused, or None if it is admitted."""
         record = self._transaction.record
-        why = _misfit(record, hello)
+        why = _find_misfit(record, hello)
         if why is not None:
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-        why = self.bad_address(hello)
+        why = self.check_address(hello)
         if why is not None:
             self._report_refusal(hello.node, hello.address, why)
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-        if self._departures.bars(hello.node):
+        if self._draining.bars(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_DONE)
-        barred = self._ladder.find_quarantine(hello.node, hello.host)
+        barred = self._escalation.find_quarantine(hello.node, hello.host)
         if barred is not None:
             what = (
                 f"node {hello.node}" if barred.node == hello.node else f"{hello.host}, the host of node {barred.node},"
@@ -149,20 +149,20 @@ class Admission:
             why = f"{what} is quarantined: {barred.why}; `holdfast undrain {barred.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_REFUSED)
         if hello.unfit:
-            self._keep_out(hello)
+            self._exclude(hello)
             return Refused(why=f"node {hello.node} is not fit: {hello.unfit}", exit_code=EXIT_REFUSED)
         known = self._transaction.members.nodes.get(hello.node)
         if record.outcome == "failed" or (record.outcome and known is not None):
             exit_code = EXIT_FAILED if record.outcome == "failed" else EXIT_DONE
             return Refused(why=f"the job is {record.outcome}", exit_code=exit_code)
         if known is not None:
-            return self._name_taken(known)
+            return self._refuse_namesake(known)
         if _was_expelled(self._transaction.planned, hello):
             why = f"node {hello.node} was expelled in its absence: its workers must start afresh"
             return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
         return None
 
-    def bad_address(self, hello: Hello) -> str | None:
+    def check_address(self, hello: Hello) -> str | None:
         """Return why a node cannot reach another one at its advertised address, or None if all can.
 
         A loopback address works only if the coordinator and all nodes are on one host. A member that reconnects is not
@@ -171,16 +171,14 @@ class Admission:
         if self._transaction.planned_on(hello.node):
             return None
         others = [node for node in self._transaction.members.nodes.values() if node.name != hello.node]
-        if reaches_only_itself(hello.address):
+        if is_local_address(hello.address):
             said = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
             advice = "start its agent with --advertise ADDRESS, an address of its host that the others can reach"
             if not hello.beside_coordinator:
                 return f"{said}the coordinator is on another host: {advice}"
             if elsewhere := next((node for node in others if not node.beside_coordinator), None):
                 return f"{said}node {elsewhere.name} is on another host: {advice}"
-        elif not hello.beside_coordinator and (
-            bad := next((o for o in others if reaches_only_itself(o.address)), None)
-        ):
+        elif not hello.beside_coordinator and (bad := next((o for o in others if is_local_address(o.address)), None)):
             return (
                 f"node {hello.node} cannot reach node {bad.name}, which advertises {bad.address}: "
                 f"start the agent of {bad.name} again with --advertise ADDRESS, an address that others can reach"
@@ -194,13 +192,13 @@ class Admission:
     def refuse_node(self, node: Node, why: str) -> None:
         """Refuse a node, before the first generation, that others cannot reach, or that cannot reach them."""
         self._refuse(node.connection, node.name, node.address, why)
-        self._departures.forget(node)
+        self._draining.forget(node)
         if node.told:
             self._transaction.emit(NodeLeft, node=node.name, reason="failed", detail=why)
 
     def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
         self._report_refusal(node, address, why)
-        self._tenant.refuse_node(node, why)
+        self._pool_client.refuse_node(node, why)
         self._transaction.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
         self._transaction.close(connection)
 
@@ -214,20 +212,20 @@ class Admission:
             del self._refused[next(iter(self._refused))]
         self._transaction.emit(NodeRefused, node=node, why=why, address=address)
 
-    def _keep_out(self, hello: Hello) -> None:
+    def _exclude(self, hello: Hello) -> None:
         """Exclude a node that reports itself unfit. A pool replaces it, and may grant it again once it reconnects."""
         if hello.grant:
-            self._tenant.refuse_node(hello.node, hello.unfit)
+            self._pool_client.refuse_node(hello.node, hello.unfit)
         else:
-            self._ladder.quarantine(hello.node, hello.host, hello.unfit)
+            self._escalation.quarantine(hello.node, hello.host, hello.unfit)
         reason = "failed" if hello.grant else "quarantined"
         self._transaction.emit(NodeLeft, node=hello.node, reason=reason, detail=hello.unfit)
 
-    def pause_over(self) -> None:
+    def on_pause_over(self) -> None:
         """Forget name conflicts after this process was paused: silence in that time proves nothing."""
         self._namesakes.clear()
 
-    def _name_taken(self, known: Node) -> Refused:
+    def _refuse_namesake(self, known: Node) -> Refused:
         """Refuse a node with a name that is taken, finally only after the other one stayed alive for two leases.
 
         Until then it may be the same node, which reconnected before the end of its old connection was noticed.
@@ -247,7 +245,7 @@ class Admission:
         return Refused(why=why, exit_code=EXIT_FAILED, retry=True)
 
 
-def reaches_only_itself(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Return whether an address is reachable only on its own host: a loopback or unspecified address."""
     if address == "localhost":
         return True
@@ -258,7 +256,7 @@ def reaches_only_itself(address: str) -> bool:
     return parsed.is_loopback or parsed.is_unspecified
 
 
-def _misfit(record: Record, hello: Hello) -> str | None:
+def _find_misfit(record: Record, hello: Hello) -> str | None:
     if hello.protocol != PROTOCOL:
         return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
     if hello.job != record.job:

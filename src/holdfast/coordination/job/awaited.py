@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.lateness.judge import describe_position, is_waiting
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.position import Awaited
@@ -13,33 +13,35 @@ from holdfast.protocol.position import Awaited
 _NAMED = 8
 
 
-def awaited_by(parts: JobParts, now: float) -> Iterator[Awaited]:
+def list_awaited(context: JobContext, now: float) -> Iterator[Awaited]:
     """Yield everything that the job waits for, pending members last; `now` in Unix seconds."""
-    transaction = parts.transaction
-    plan, pending, stop = transaction.record.plan, transaction.record.pending, parts.stopping.stop
-    promised = parts.absences.promised
+    transaction = context.transaction
+    plan, pending, stop = transaction.record.plan, transaction.record.pending, context.interruption.stop
+    promised = context.disconnected.promised
     for name in promised:
         yield Awaited(who=f"node {name}", what="to come back with what its workers hold")
-    if parts.ending.over is not None:
+    if context.job_end.over is not None:
         return
     if stop is not None:
         what = f"its report of where it stands in generation {stop.generation}"
-        for worker in parts.stopping.awaited(promised):
-            yield Awaited(who=transaction.place_of(worker), what=what, since_s=max(0.0, now - parts.stopping.since))
+        for worker in context.interruption.awaited(promised):
+            yield Awaited(
+                who=transaction.place_of(worker), what=what, since_s=max(0.0, now - context.interruption.since)
+            )
     elif plan is not None:
-        yield from _members(parts, plan, now)
+        yield from _list_late_members(context, plan, now)
     if pending is not None:
         for worker in pending.workers:
-            info = parts.members.worker(worker)
+            info = context.members.worker(worker)
             if info is None or info.prepared < pending.generation:
                 what = f"to build the group of generation {pending.generation}, which the others train without"
                 yield Awaited(who=transaction.place_of(worker), what=what)
 
 
-def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
+def _list_late_members(context: JobContext, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
     """Yield the members that have not entered a generation. If all have, yield the members that lag behind."""
-    transaction, ledger = parts.transaction, parts.ledger
-    infos = {worker: parts.members.worker(worker) for worker in plan.workers}
+    transaction, ledger = context.transaction, context.ledger
+    infos = {worker: context.members.worker(worker) for worker in plan.workers}
     outside = [worker for worker, info in infos.items() if info is None or info.entered < plan.generation]
     for worker in outside:
         yield Awaited(who=transaction.place_of(worker), what=f"to stand in the group of generation {plan.generation}")
@@ -51,12 +53,12 @@ def _members(parts: JobParts, plan: GenerationPlan, now: float) -> Iterator[Awai
         # A lag of one step is normal: reports of the others are still on their way.
         if step < furthest - 1:
             yield Awaited(who=transaction.place_of(worker), what=f"to apply step {step + 1}")
-    yield from _at_work(parts, now)
+    yield from _list_busy_workers(context, now)
 
 
-def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
+def _list_busy_workers(context: JobContext, now: float) -> Iterator[Awaited]:
     """Yield the workers that compute while others wait for them, as of the newest probe."""
-    transaction, asked = parts.transaction, parts.inquiry.newest
+    transaction, asked = context.transaction, context.hang_detection.newest
     if asked is None:
         return
     stands = asked.stands.values()
@@ -69,5 +71,5 @@ def _at_work(parts: JobParts, now: float) -> Iterator[Awaited]:
                 since_s=stand.for_s + max(0.0, now - asked.at),
                 at=describe_position(stand),
                 for_whom=waiting[:_NAMED],
-                stack=parts.inquiry.stack_lines(stand.worker),
+                stack=context.hang_detection.stack_lines(stand.worker),
             )

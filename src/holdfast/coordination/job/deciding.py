@@ -39,8 +39,8 @@ from holdfast.coordination.generations.refusals import refusal_after, refused_ag
 from holdfast.coordination.generations.same_data import ADVICE, difference, split_by_data
 from holdfast.coordination.grants import begins_anew
 from holdfast.coordination.job.admission import send_away_all
-from holdfast.coordination.job.finishing import TOGETHER, left_alone, went_through, with_the_end
-from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.finishing import TOGETHER, add_stop_flag, completed_without_state, find_early_leaver
+from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.membership import Node, WorkerInfo
 from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.roles import every_role, only_whole
@@ -54,66 +54,66 @@ from holdfast.protocol.record import MAX_BASES, Refusal
 from holdfast.protocol.state import SnapshotSource
 
 
-class Deciding:
+class GenerationDecider:
     """Decides how the job continues. It is called after every input and acts only when all reports are in."""
 
-    def __init__(self, parts: JobParts) -> None:
-        self._parts = parts
-        self._transaction, self._config = parts.transaction, parts.config
-        self._progress = parts.progress
-        self._ledger = parts.ledger
-        self._stopping = parts.stopping
-        self._failures = parts.failures
-        self._absences = parts.absences
-        self._standbys, self._replacing = parts.standbys, parts.replacing
-        self._departures = parts.departures
-        self._checkpoints, self._evaluations = parts.checkpoints, parts.evaluations
-        self._snapshots, self._layouts, self._failing = parts.snapshots, parts.layouts, parts.failing
-        self._loads, self._rendezvous = parts.loads, parts.rendezvous
-        self._ending, self._closing = parts.ending, parts.closing
-        self._raisers, self._kept_ranks = parts.raisers, parts.kept_ranks
-        self._telling, self._newcomers = parts.telling, parts.newcomers
-        self._record_age, self._start_probes = parts.record_age, parts.start_probes
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._transaction, self._config = context.transaction, context.config
+        self._progress = context.progress
+        self._ledger = context.ledger
+        self._interruption = context.interruption
+        self._failures = context.failures
+        self._disconnected = context.disconnected
+        self._standbys, self._replacements = context.standbys, context.replacements
+        self._draining = context.draining
+        self._checkpoints, self._evaluations = context.checkpoints, context.evaluations
+        self._snapshots, self._layouts, self._failing = context.snapshots, context.layouts, context.failing
+        self._loads, self._rendezvous = context.loads, context.rendezvous
+        self._job_end, self._closing = context.job_end, context.closing
+        self._script_errors, self._rank_hold = context.script_errors, context.rank_hold
+        self._plan_distribution, self._newcomers = context.plan_distribution, context.newcomers
+        self._record_age, self._start_probes = context.record_age, context.start_probes
         self._suspects = Suspects()
         #: Restarts of all workers because a step was refused.
         self._refusals = Budget()
         #: Replacements of workers that differ from the others, by likely cause.
         self._mismatches: defaultdict[str, Budget] = defaultdict(Budget)
         #: The generation in which workers differed last.
-        self._differed = 0
+        self._mismatch_generation = 0
 
     def decide(self) -> None:
         """Decide how the interrupted step continues, once all members reported and all experts fit."""
-        transaction, record, stopping = self._transaction, self._transaction.record, self._stopping
-        if stopping.stop is None or record.plan is None or stopping.awaits(self._absences.promised):
+        transaction, record, stopping = self._transaction, self._transaction.record, self._interruption
+        if stopping.stop is None or record.plan is None or stopping.awaits(self._disconnected.promised):
             return
-        if alone := left_alone(record.plan.workers, stopping.reports, transaction.members.left):
+        if alone := find_early_leaver(record.plan.workers, stopping.reports, transaction.members.left):
             gone, step, waiting = alone
             gone, waiting = transaction.place_of(gone), transaction.place_of(waiting)
             why = f"{gone} left its loop after step {step} while {waiting} went on"
-            self._ending.failed(f"{why}: {TOGETHER}")
+            self._job_end.failed(f"{why}: {TOGETHER}")
             return
-        if self._catches_up():
+        if self._catch_up():
             return
         mismatch = find_mismatch(record.plan.workers, stopping.reports, record.plan.places)
         if mismatch is not None and not self._replace_minority(mismatch):
             return
-        parted = mismatch is None and self._judge(record.plan)
+        parted = mismatch is None and self._find_culprits(record.plan)
         if record.refusal is not None and refused_again(record.refusal, stopping.reports.values()):
             self._closing.fail(f"{stopping.refused}, in an attempt too that had kept nothing from before")
-            if self._ending.over is not None or transaction.record.plan is None:
+            if self._job_end.over is not None or transaction.record.plan is None:
                 return
         closing = self._closing.under_way
         if not closing:
-            self._departures.followed()
-            self._replacing.fill(record.plan)
-            if self._replacing.waits(record.plan):
+            self._draining.followed()
+            self._replacements.fill(record.plan)
+            if self._replacements.waits(record.plan):
                 return
         if lacks_slots(transaction, self._config):
             if closing:
                 self._closing.end()  # A closing job does not wait for more nodes.
             return
-        self._settle(parted=parted)
+        self._choose_next_generation(parted=parted)
 
     def _replace_minority(self, mismatch: Mismatch) -> bool:
         """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
@@ -125,8 +125,8 @@ class Deciding:
         """
         transaction, step, why, cause = self._transaction, mismatch.step, mismatch.why, mismatch.likely_cause
         # A node that reconnects with its old report is not another mismatch.
-        if transaction.generation != self._differed:
-            self._differed = transaction.generation
+        if transaction.generation != self._mismatch_generation:
+            self._mismatch_generation = transaction.generation
             self._mismatches[cause].count_try(transaction.now)
             transaction.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
         tries, minority = self._mismatches[cause].tries, mismatch.minority
@@ -134,66 +134,68 @@ class Deciding:
             self._failures.take(*(replica_differs(node, f"step {step}: {why}", transaction.now) for node in minority))
             return True
         again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
-        self._ending.failed(f"workers differ at step {step}{again}: {why}")
+        self._job_end.failed(f"workers differ at step {step}{again}: {why}")
         return False
 
-    def _settle(self, *, parted: bool) -> None:
+    def _choose_next_generation(self, *, parted: bool) -> None:
         """Choose the verdict and the members of the next generation, and execute the verdict."""
-        transaction, stopping, closing = self._transaction, self._stopping, self._closing.under_way
-        raisers = [] if closing else self._raisers.among(stopping.reports)
-        if raisers and self._want_slots_without(raisers):
+        transaction, stopping, closing = self._transaction, self._interruption, self._closing.under_way
+        raisers = [] if closing else self._script_errors.among(stopping.reports)
+        if raisers and self._lack_slots_without(raisers):
             return
-        if self._kept_ranks.waits and not closing:
+        if self._rank_hold.waits and not closing:
             return  # Wait for the processes that will get these ranks.
-        self._kept_ranks.over()
-        refused = self._refused_anew()
+        self._rank_hold.over()
+        refused = self._record_new_refusal()
         if self._config.spec.recovery.restarts_all and not closing:
             tries = self._refusals.count_try(transaction.now) if refused else 0
             if tries <= MAX_RETRIES:
                 stopping.end()
-                self._restart()
+                self._restart_workers()
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = self._in_units(what_counts(transaction.record, stopping.gathered()))
+        reports = self._only_complete_groups(what_counts(transaction.record, stopping.gathered()))
         arrivals = [info.id for info in transaction.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(transaction, self._config, list(reports))):
             # These members continue alone, and the others join during training. Otherwise members that cannot reach
             # each other would be grouped again and again.
-            arrivals = [worker for worker in self._replacing.workers if worker not in reports and not closing]
-        verdict = self._verdict(reports, arrivals)
+            arrivals = [worker for worker in self._replacements.workers if worker not in reports and not closing]
+        verdict = self._decide_from(reports, arrivals)
         if raisers:
-            without = self._without(raisers, verdict, reports) or self._before(raisers, reports, arrivals)
+            without = self._without_holders(raisers, verdict, reports) or self._decide_without(
+                raisers, reports, arrivals
+            )
             if without is None:
-                without = self._back_again(verdict, arrivals)
+                without = self._repeat_rollback(verdict, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
                 self._progress.release()  # Steps that all members applied count, even if the job ends here.
                 self._closing.renew(self._failures.explain(why))
                 arrivals = []
             else:
-                self._kept_ranks.lost(raisers)
-                self._raisers.release(raisers)
-                if self._kept_ranks.waits or lacks_slots(transaction, self._config):
+                self._rank_hold.lost(raisers)
+                self._script_errors.release(raisers)
+                if self._rank_hold.waits or lacks_slots(transaction, self._config):
                     return  # Wait for the processes that replace them.
-                verdict = without or self._verdict({}, arrivals)
-        elif not closing and (leavers := self._departures.going(reports)):
-            verdict, reports, arrivals = self._part_with(leavers, verdict, reports, arrivals)
+                verdict = without or self._decide_from({}, arrivals)
+        elif not closing and (leavers := self._draining.going(reports)):
+            verdict, reports, arrivals = self._release_draining(leavers, verdict, reports, arrivals)
         stopping.end()
-        if self._ending.over is None:
+        if self._job_end.over is None:
             workers = only_whole(transaction.members.live([*reports, *arrivals]), transaction.record.layout.places)
-            self._carry_out(verdict, workers, reports)
+            self._execute(verdict, workers, reports)
 
-    def _refused_anew(self) -> bool:
+    def _record_new_refusal(self) -> bool:
         """Record a newly refused step, so that the next generation recomputes it completely."""
-        transaction, stopping = self._transaction, self._stopping
+        transaction, stopping = self._transaction, self._interruption
         step = refused_anew(transaction.record.refusal, stopping.reports.values())
         if step:
             transaction.emit(CorruptionFound, step=step, what="samples", detail=stopping.refused)
             transaction.change(refusal=Refusal(step=step, clean_from=transaction.record.generation + 1))
         return step > 0
 
-    def _verdict(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
+    def _decide_from(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
         record, committed = self._transaction.record, self._ledger.committed
         verdict = decide(
             record.decision,
@@ -203,13 +205,13 @@ class Deciding:
             self._standbys.fresh(arrivals),
             lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
             away=self._snapshots.lacking,
-            anew=self._anew,
+            anew=self._may_restart,
             unreadable=record.unreadable,
             places=record.layout.places,
         )
-        return self._nearest(verdict)
+        return self._prefer_snapshot(verdict)
 
-    def _in_units(self, reports: dict[str, Report]) -> dict[str, Report]:
+    def _only_complete_groups(self, reports: dict[str, Report]) -> dict[str, Report]:
         """Return the reports of complete replica groups.
 
         When the job closes, groups with a script error are left out: their other workers wait in the middle of a
@@ -217,13 +219,13 @@ class Deciding:
         """
         places = self._transaction.record.layout.places
         reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
-        if places == 1 or not self._closing.under_way or not (stuck := set(self._raisers.among(reports))):
+        if places == 1 or not self._closing.under_way or not (stuck := set(self._script_errors.among(reports))):
             return reports
         others = {worker: report for worker, report in reports.items() if worker not in stuck}
-        verdict = self._verdict(others, [])
-        return others if self._is_to_save(verdict) else reports
+        verdict = self._decide_from(others, [])
+        return others if self._leads_to_unsaved(verdict) else reports
 
-    def _nearest(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
+    def _prefer_snapshot(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
         """Replace a rollback to a checkpoint by a rollback to a newer snapshot, if there is one.
 
         A closing job needs no snapshot, except the stashed state of a layout change.
@@ -235,7 +237,7 @@ class Deciding:
         self._snapshots.look(committed, at_once=True)
         return nearest(verdict, self._snapshots.serving(committed), committed)
 
-    def _want_slots_without(self, raisers: list[str]) -> bool:
+    def _lack_slots_without(self, raisers: list[str]) -> bool:
         """Return whether the members without script errors lack expert slots; then wait for replacements."""
         transaction, gone = self._transaction, set(raisers)
         others = [info.id for info in transaction.members.workers() if info.id not in gone]
@@ -244,10 +246,10 @@ class Deciding:
             return False
         if not lacks_slots(transaction, self._config, others):
             return False
-        self._raisers.release(raisers)
+        self._script_errors.release(raisers)
         return True
 
-    def _without(
+    def _without_holders(
         self, raisers: list[str], verdict: Verdict | NothingLeft, reports: Mapping[str, Report]
     ) -> Verdict | NothingLeft | None:
         """Return the verdict without the given workers as holders, or None if state would be lost."""
@@ -258,30 +260,30 @@ class Deciding:
         whole = every_role(holders, self._transaction.record.layout.places)
         return None if not whole or lost_of(self._transaction.record, others, reports) else others
 
-    def _before(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
+    def _decide_without(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
         """Return a verdict that treats these members as failed, or None if the others have no live state.
 
         A step that only these members have applied is not announced yet, because the others would also have applied it.
         """
         others = {worker: report for worker, report in reports.items() if worker not in raisers}
-        verdict = self._verdict(others, arrivals) if others else None
+        verdict = self._decide_from(others, arrivals) if others else None
         if isinstance(verdict, Verdict) and verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD):
             return verdict
         return None
 
-    def _back_again(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
+    def _repeat_rollback(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
         """Return a repeated rollback to the previous rollback's step, or None if steps were applied since.
 
         The state of these members is then already readable elsewhere, so no save and no full restart is needed.
         """
-        last, again = self._transaction.record.decision, self._verdict({}, arrivals)
+        last, again = self._transaction.record.decision, self._decide_from({}, arrivals)
         if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:
             return None
         decided = last, again.decision
         same = all(one.kind is DecisionKind.ROLLBACK and one.applied == verdict.decision.applied for one in decided)
         return again if same else None
 
-    def _part_with(
+    def _release_draining(
         self, leavers: list[str], verdict: Verdict | NothingLeft, reports: dict[str, Report], arrivals: list[str]
     ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
         """Release draining members if the others have all their state; return the new verdict, reports and arrivals.
@@ -293,20 +295,20 @@ class Deciding:
         theirs = (
             [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
         )
-        without = self._without([*leavers, *theirs], verdict, reports)
+        without = self._without_holders([*leavers, *theirs], verdict, reports)
         here = self._transaction.members.live([*reports, *arrivals])
-        if not isinstance(without, Verdict) or not self._departures.can_go(leavers, here):
-            self._departures.stay()
+        if not isinstance(without, Verdict) or not self._draining.can_go(leavers, here):
+            self._draining.stay()
             return verdict, reports, arrivals
-        taking = self._departures.go(leavers, without.decision.applied)
+        taking = self._draining.go(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
         come = (worker for worker in dict.fromkeys((*arrivals, *taking)) if worker not in left)
         come = [worker for worker in come if node_of(worker) not in names]
         return without, left, come
 
-    def _catches_up(self) -> bool:
+    def _catch_up(self) -> bool:
         """Announce part of an outage's steps, if one record cannot hold them all; return whether more remain."""
-        reports = self._stopping.reports
+        reports = self._interruption.reports
         self._ledger.hear(reports.values(), self._transaction.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
         return self._progress.catch_up(whole)
@@ -314,12 +316,15 @@ class Deciding:
     def start(self) -> None:
         """Begin the first generation, or the first after all workers were lost, if enough nodes are complete."""
         transaction, record = self._transaction, self._transaction.record
-        if record.plan is not None or self._stopping.stop is not None or self._absences.replacing:
+        if record.plan is not None or self._interruption.stop is not None or self._disconnected.replacing:
             return
         if self._snapshots.awaited or self._record_age.awaits_agents:
             return
-        self._replacing.take_over()
-        complete, needed = transaction.members.complete_nodes, 1 if self._closing.under_way else self._replacing.needed
+        self._replacements.take_over()
+        complete, needed = (
+            transaction.members.complete_nodes,
+            1 if self._closing.under_way else self._replacements.needed,
+        )
         if (
             complete < needed
             or self._newcomers.gathering
@@ -330,10 +335,10 @@ class Deciding:
             return
         workers = [info.id for info in transaction.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
-        anew, unreadable, places = self._anew, record.unreadable, record.layout.places
+        anew, unreadable, places = self._may_restart, record.unreadable, record.layout.places
         committed, away = self._ledger.committed, self._snapshots.lacking
         verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
-        self._carry_out(self._nearest(verdict), workers, {})
+        self._execute(self._prefer_snapshot(verdict), workers, {})
 
     def _have_same_data(self) -> bool:
         """Compare the data of all workers before the first plan of a run; return whether the job may begin.
@@ -348,44 +353,44 @@ class Deciding:
             return True
         most, *others = groups
         if others and 2 * len(most) <= sum(map(len, groups)):
-            self._ending.failed(self._without_majority(most[0], others[0][0]), EXIT_BAD_INPUT)
+            self._job_end.failed(self._describe_data_conflict(most[0], others[0][0]), EXIT_BAD_INPUT)
             return False
         transaction.change(data=most[0].attach.data)
         for name in {node_of(info.id) for group in others for info in group}:
             self._refuse(transaction.members.nodes[name])
         return not others
 
-    def _without_majority(self, one: WorkerInfo, other: WorkerInfo) -> str:
+    def _describe_data_conflict(self, one: WorkerInfo, other: WorkerInfo) -> str:
         where = self._transaction.place_of(one.id), self._transaction.place_of(other.id)
         what = difference(other.attach.data, one.attach.data, f"that of {where[0]}")
         return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
 
     def _refuse(self, node: Node) -> None:
         """Refuse a node that has other data than the majority."""
-        job, parts = self._transaction.record.data, self._parts
+        job, context = self._transaction.record.data, self._context
         what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
-        parts.misfit = send_away(self._transaction, node, why)
+        context.last_refusal = send_away(self._transaction, node, why)
         self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
-        parts.tenant.refuse_node(node.name, why)
-        parts.departures.forget(node)
+        context.pool_client.refuse_node(node.name, why)
+        context.draining.forget(node)
 
     @property
-    def _anew(self) -> bool:
+    def _may_restart(self) -> bool:
         """Whether the job may restart from step 0 if no state and no checkpoint is left."""
         record, restarts = self._transaction.record, self._config.spec.recovery.restarts_all
         return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
 
-    def _judge(self, plan: GenerationPlan) -> bool:
+    def _find_culprits(self, plan: GenerationPlan) -> bool:
         """Find the cause of failed collectives if no member is lost.
 
         Returns:
             Whether the members go on without newcomers: the cause is known, or a state transfer failed.
         """
-        members, reports, complaints = plan.workers, self._stopping.reports, dict(self._stopping.complaints)
-        self._stopping.complaints.clear()
+        members, reports, complaints = plan.workers, self._interruption.reports, dict(self._interruption.complaints)
+        self._interruption.complaints.clear()
         # A worker that raised an error before a saving generation takes part in that generation like the others.
-        raised = not plan.last and self._raisers.among(members)
+        raised = not plan.last and self._script_errors.among(members)
         if not complaints or not set(members) <= set(reports) or raised:
             # A member is lost or has a script error: that is the cause.
             return False
@@ -398,7 +403,7 @@ class Deciding:
         now, first = self._transaction.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
         accused = unless_all(members, self._failures.accused(complaints.values()))
-        transfers = self._transfers(plan, complaints)
+        transfers = self._collect_transfers(plan, complaints)
         named = accused or self._suspects.find_suspects(
             members, reports, complaints, self._ledger.committed, owing, transfers
         )
@@ -411,9 +416,13 @@ class Deciding:
         )
         return bool(named or transfers.failed)
 
-    def _transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
+    def _collect_transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
         """Return the state transfers of the failed generation, and record the failed ones."""
-        record, reports, history = self._transaction.record, self._stopping.reports, self._transaction.members.transfers
+        record, reports, history = (
+            self._transaction.record,
+            self._interruption.reports,
+            self._transaction.members.transfers,
+        )
         decision, failed = record.decision, find_failed_transfers(plan, complaints.values())
         lacking = find_lacking_members(plan, reports, decision.applied if decision is not None else 0)
         for receiver in plan.sources:
@@ -437,28 +446,31 @@ class Deciding:
 
     def _can_spare(self, node: str) -> bool:
         """Return whether the others could continue without loss of state if a node left."""
-        reports = self._in_units(what_counts(self._transaction.record, self._stopping.gathered()))
-        verdict = self._verdict(reports, [])
+        reports = self._only_complete_groups(what_counts(self._transaction.record, self._interruption.gathered()))
+        verdict = self._decide_from(reports, [])
         if not isinstance(verdict, Verdict) or not verdict.holders:
             return True
-        return self._without([worker for worker in reports if node_of(worker) == node], verdict, reports) is not None
+        return (
+            self._without_holders([worker for worker in reports if node_of(worker) == node], verdict, reports)
+            is not None
+        )
 
-    def _carry_out(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
-        if self._closing.under_way and not self._is_to_save(verdict):
+    def _execute(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
+        if self._closing.under_way and not self._leads_to_unsaved(verdict):
             if not self._closing.renews or isinstance(verdict, NothingLeft):
-                self._closing.end(_unsaved(verdict, self._ledger.committed))
+                self._closing.end(_describe_loss(verdict, self._ledger.committed))
                 return
             # The newest state is lost. It was needed only to continue, so go on from an older one.
             self._closing.renewed()
-            verdict = self._nearest(verdict)
-        if went_through(verdict, self._transaction, self._progress):
+            verdict = self._prefer_snapshot(verdict)
+        if completed_without_state(verdict, self._transaction, self._progress):
             if why := self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps):
-                self._ending.failed(why)
+                self._job_end.failed(why)
             else:
-                self._ending.done()
+                self._job_end.done()
             return
         if isinstance(verdict, NothingLeft):
-            self._ending.failed(self._failures.explain(verdict.why))
+            self._job_end.failed(self._failures.explain(verdict.why))
             return
         transaction, decision = self._transaction, verdict.decision
         if decision.kind is DecisionKind.START and not verdict.holders:
@@ -468,15 +480,15 @@ class Deciding:
             # No worker is available. `start` decides again later, because a new node may know of newer state.
             transaction.change(plan=None, pending=None, decision=decision, passed=())
             return
-        reason = self._stopping.reason if transaction.record.plan else "start"
+        reason = self._interruption.reason if transaction.record.plan else "start"
         if self._closing.under_way:
             reason = SAVE
         if decision.kind is DecisionKind.ROLLBACK or (decision.kind is DecisionKind.START and self._ledger.committed):
             reason = self._roll_back(verdict)
         self._ledger.undo_after(decision.applied)
-        self._begin(workers, verdict, reports, reason)
+        self._begin_generation(workers, verdict, reports, reason)
 
-    def _is_to_save(self, verdict: Verdict | NothingLeft) -> bool:
+    def _leads_to_unsaved(self, verdict: Verdict | NothingLeft) -> bool:
         """Return whether a verdict leads to a state that may not be in a checkpoint yet."""
         if not isinstance(verdict, Verdict) or self._layouts.is_from_stash(verdict.decision):
             return isinstance(verdict, Verdict)
@@ -496,29 +508,31 @@ class Deciding:
         self._transaction.emit(RolledBack, to_step=verdict.decision.applied, why=why)
         return "rollback" if known else "start"
 
-    def renew(self) -> None:
+    def restart_from_save(self) -> None:
         """Restart all workers from the newest state, which is saved now."""
         self._closing.renewed()
         if not self._failing.leave_too_large():
-            self._restart()
+            self._restart_workers()
 
-    def _restart(self) -> None:
+    def _restart_workers(self) -> None:
         """Stop all workers and start new ones, which begin from the newest checkpoint once they are complete."""
-        self._departures.all_over()
+        self._draining.all_over()
         workers = self._transaction.planned
         self._progress.restarts()
         self._transaction.change(plan=None, pending=None, decision=None, passed=())
-        self._absences.replace_workers(map(node_of, workers), "all workers are started again")
+        self._disconnected.replace_workers(map(node_of, workers), "all workers are started again")
 
-    def _begin(self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str) -> None:
+    def _begin_generation(
+        self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str
+    ) -> None:
         """Write the next generation and send it to its members."""
-        self._departures.taken_back(workers)
+        self._draining.taken_back(workers)
         self._transaction.begins_again = False
         record, transaction = self._transaction.record, self._transaction
-        decision = with_the_end(verdict.decision, record)
+        decision = add_stop_flag(verdict.decision, record)
         # A worker that receives the state, although it could have computed it, also gives up its experts.
         holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
-        experts, moved = held_experts(decision, holding), self._replacing.over()
+        experts, moved = held_experts(decision, holding), self._replacements.over()
         whose = {name: lost for name, (lost, _) in moved.items()}
         plan = plan_generation(
             record,
@@ -534,7 +548,7 @@ class Deciding:
             if self._closing.under_way:
                 self._closing.end()
             else:
-                self._ending.failed(str(plan), EXIT_BAD_INPUT)
+                self._job_end.failed(str(plan), EXIT_BAD_INPUT)
             return
         puts_away = self._layouts.on_decision(decision, ends=self._closing.under_way)
         plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
@@ -547,10 +561,10 @@ class Deciding:
         self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
         if puts_away:
             self._progress.puts_away(decision)
-        self._progress.replaced(moved, plan, self._replacing.why, whole=whole)
+        self._progress.replaced(moved, plan, self._replacements.why, whole=whole)
         if anew:
             transaction.change(lineage=plan.generation)
-        if anew or not _any_of(record.plan, reports):
+        if anew or not _any_member_reported(record.plan, reports):
             # No reporting worker was in the last generation, so its later saved state must not count.
             transaction.change(bases=(*record.bases, (plan.generation, decision.applied))[-MAX_BASES:])
         transaction.change(generation=plan.generation, plan=plan, pending=None, decision=decision, refusal=refusal)
@@ -558,20 +572,20 @@ class Deciding:
         # Former members hold a state that is soon outdated. Replace their processes by fresh ones.
         rest = [worker for worker in reports if plan.rank(worker) is None]
         idle = [node_of(worker) for worker in rest if transaction.members.worker(worker) is not None]
-        self._absences.replace_workers(idle, "the node waits for its turn")
+        self._disconnected.replace_workers(idle, "the node waits for its turn")
         # A worker with a script error saves nothing for its replica group, and its later messages must not count.
         others = [info.id for info in transaction.members.workers() if plan.rank(info.id) is None]
-        self._raisers.release(self._raisers.among(others))
+        self._script_errors.release(self._script_errors.among(others))
         for info in transaction.members.workers():
             transaction.members.finish(info, finished=False)
         self._newcomers.taken_in()
         announce_generation(transaction, plan, reason, decision)
         warn_of_one_replica(transaction, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
         kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
-        self._telling.begin(plan, record.plan, decision, assignment, kept)
-        self._keep_what_passed(decision)
+        self._plan_distribution.begin(plan, record.plan, decision, assignment, kept)
+        self._record_passed_steps(decision)
 
-    def _keep_what_passed(self, decision: Decision) -> None:
+    def _record_passed_steps(self, decision: Decision) -> None:
         """Record the steps that this decision rests on and that are not in the journal yet.
 
         The workers that reported them may be lost, so a later coordinator could not learn of them again.
@@ -584,7 +598,7 @@ class Deciding:
         self._transaction.change(passed=self._ledger.unannounced)
 
 
-def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
+def _describe_loss(verdict: Verdict | NothingLeft, committed: int) -> str:
     """Describe the progress that a closing job loses, or return "" if it loses none."""
     kept = verdict.decision.applied if isinstance(verdict, Verdict) else 0
     if kept >= committed:
@@ -593,6 +607,6 @@ def _unsaved(verdict: Verdict | NothingLeft, committed: int) -> str:
     return f"nothing could be saved: step {committed} has no live copy{newest}"
 
 
-def _any_of(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
+def _any_member_reported(plan: GenerationPlan | None, reports: Collection[str]) -> bool:
     """Return whether a member of a generation is among the reporting workers."""
     return plan is not None and any(worker in reports for worker in plan.workers)

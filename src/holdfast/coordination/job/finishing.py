@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
-from holdfast.coordination.job.parts import JobParts, JobState
+from holdfast.coordination.job.parts import JobContext, JobPhase
 from holdfast.coordination.membership import Membership, WorkerInfo
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Transaction
@@ -25,61 +25,61 @@ TOGETHER = "all ranks must leave it after the same step"
 _BEFORE_REDUCTION = (Phase.IDLE, Phase.ENTERING, Phase.ADOPTING, Phase.FORWARD, Phase.FINISHED, Phase.COMPUTE)
 
 
-class Finishing:
+class LoopExits:
     """Interrupts the generation after `report_timeout_s`, then after twice that time, and so on."""
 
-    def __init__(self, parts: JobParts) -> None:
-        self._parts = parts
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
         self._since: float | None = None
-        self._wait_s = parts.config.report_timeout_s
+        self._wait_s = context.config.report_timeout_s
 
-    def left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
+    def on_loop_left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
         """Handle a script that ended without error; `known` is the worker, or None if it had not attached."""
-        transaction = self._parts.transaction
+        transaction = self._context.transaction
         if known is not None:
-            self._parts.ledger.settle(down.worker, down.applied)
+            self._context.ledger.settle(down.worker, down.applied)
             transaction.members.left_loop(down.worker, down.applied)
         begun = down.applied or (known is not None and known.entered)
         # The others need nothing from a newcomer that is not in a generation yet.
         if not begun and (transaction.is_member(down.worker) or not transaction.generation):
             why = "the script ended before its first step: train in a loop over job.steps()"
-            self._parts.closing.fail(f"{transaction.place_of(down.worker)}: {why}")
+            self._context.closing.fail(f"{transaction.place_of(down.worker)}: {why}")
         elif known is not None and transaction.is_member(down.worker):
             plan = transaction.record.plan
             if known.entered < transaction.generation or (
-                plan is not None and newcomers_alone(plan, transaction.members)
+                plan is not None and find_stateless_members(plan, transaction.members)
             ):
                 # The others would wait for it, or for its state, forever.
-                self._parts.stopping.begin(transaction.now)
+                self._context.interruption.begin(transaction.now)
 
     def tick(self) -> None:
         """Interrupt the generation if some members ended their loops too long before others."""
-        parts, now = self._parts, self._parts.transaction.now
-        plan = parts.transaction.record.plan
-        if plan is None or plan.last or parts.state is not JobState.RUNNING:
+        context, now = self._context, self._context.transaction.now
+        plan = context.transaction.record.plan
+        if plan is None or plan.last or context.phase is not JobPhase.RUNNING:
             self._since = None
             return
-        self._look_for_deserters()
-        if parts.members.unfinished(plan) == len(plan.members):
+        self._check_left_behind()
+        if context.members.unfinished(plan) == len(plan.members):
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > self._wait_s:
             self._wait_s *= 2
             self._since = None
-            parts.stopping.begin(now)
+            context.interruption.begin(now)
 
-    def _look_for_deserters(self) -> None:
+    def _check_left_behind(self) -> None:
         """Fail the job if the others went on after a worker had left its loop."""
-        transaction = self._parts.transaction
+        transaction = self._context.transaction
         for worker, step in transaction.members.left.items():
             if 0 < step < transaction.position.step:
                 why = f"left its loop after step {step}, and the others went on: {TOGETHER}"
-                self._parts.closing.fail(f"{transaction.place_of(worker)} {why}")
+                self._context.closing.fail(f"{transaction.place_of(worker)} {why}")
                 return
 
 
-def with_the_end(decision: Decision, record: Record) -> Decision:
+def add_stop_flag(decision: Decision, record: Record) -> Decision:
     """Add the stop flag to a rollback decision if its target is the job's last step."""
     stopped = record.stopped
     if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
@@ -87,7 +87,7 @@ def with_the_end(decision: Decision, record: Record) -> Decision:
     return msgspec.structs.replace(decision, commit=stopped.commit)
 
 
-def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
+def find_stateless_members(plan: GenerationPlan, members: Membership) -> list[str]:
     """Return the members without state if all members that had it left their loops, or []."""
     others = [worker for worker in plan.workers if worker not in members.left]
     known = [members.worker(worker) for worker in others]
@@ -95,7 +95,7 @@ def newcomers_alone(plan: GenerationPlan, members: Membership) -> list[str]:
     return others if alone else []
 
 
-def went_through(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
+def completed_without_state(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
     """Return whether no state is left because all members that had it completed the job; announce their steps.
 
     A job that saves goes back to its last saved state or to the start instead, so that its end is also saved.
@@ -104,14 +104,14 @@ def went_through(verdict: Verdict | NothingLeft, transaction: Transaction, progr
     anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not transaction.record.saves
     if plan is None or not (anew or isinstance(verdict, NothingLeft)):
         return False
-    newcomers = newcomers_alone(plan, transaction.members)
+    newcomers = find_stateless_members(plan, transaction.members)
     if newcomers:
         progress.ledger.without(newcomers)
         progress.release()
     return bool(newcomers)
 
 
-def left_alone(
+def find_early_leaver(
     workers: Sequence[str], reports: Mapping[str, Report], left: Mapping[str, int]
 ) -> tuple[str, int, str] | None:
     """Find a member that left its loop while another one waits for it.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.coordination.experts.blobs import experts_by_layer
 from holdfast.coordination.generations.fitting import workers_by_node
-from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.names import node_of
@@ -23,50 +23,52 @@ _FOR = {
 }
 
 
-def foresee(
-    parts: JobParts, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
+def forecast_moves(
+    context: JobContext, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
 ) -> list[MoveForecast]:
     """Return the forecast for draining these nodes, without changing anything; arguments as for `Draining.request`.
 
     Raises:
         BadInputError, UnreachableError, RefusedError: the request itself would be refused.
     """
-    new = parts.departures.check(names, to, stays=stays)
+    new = context.draining.check(names, to, stays=stays)
     given = dict(zip(names, to, strict=False))
-    promised = {one.to for one in parts.transaction.record.leaving} | set(to)
+    promised = {one.to for one in context.transaction.record.leaving} | set(to)
     free = sorted(
-        (name for name in parts.members.standbys if name not in promised and not parts.standbys.in_vain(name)),
-        key=lambda name: parts.standbys.warm_in_s(name),
+        (name for name in context.members.standbys if name not in promised and not context.standbys.in_vain(name)),
+        key=lambda name: context.standbys.warm_in_s(name),
     )
     # These nodes are standbys after their own moves.
-    later = [one.node for one in parts.transaction.record.leaving if one.stays]
+    later = [one.node for one in context.transaction.record.leaving if one.stays]
     found: list[MoveForecast] = []
     for name in new:
         target = given.get(name, "")
-        if not target and not parts.members.nodes[name].standby:
-            taking = [one for one in free if stays or parts.standbys.ready(one)] or (later if stays else [])
-            target = taking[0] if taking and (stays or parts.config.spec.recovery.uses_standbys) else ""
+        if not target and not context.members.nodes[name].standby:
+            taking = [one for one in free if stays or context.standbys.ready(one)] or (later if stays else [])
+            target = taking[0] if taking and (stays or context.config.spec.recovery.uses_standbys) else ""
             free = [one for one in free if one != target]
             later = [one for one in later if one != target]
-        found.append(_forecast(parts, name, target))
+        found.append(_forecast_move(context, name, target))
     return found
 
 
-def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
+def _forecast_move(context: JobContext, name: str, to: str) -> MoveForecast:
     """Return the forecast for one node; `to` is the standby that takes its ranks, or ""."""
-    costs, plan = parts.progress.costs, parts.transaction.record.plan
-    known = next((one for one in parts.transaction.record.leaving if one.node == name), Departure(node=name, since=0.0))
-    beside = bool(to) and parts.replacing.goes_beside(known)
-    here = parts.transaction.planned_on(name)
+    costs, plan = context.progress.costs, context.transaction.record.plan
+    known = next(
+        (one for one in context.transaction.record.leaving if one.node == name), Departure(node=name, since=0.0)
+    )
+    beside = bool(to) and context.replacements.goes_beside(known)
+    here = context.transaction.planned_on(name)
     ranks = [] if plan is None else [rank for worker in here if (rank := plan.rank(worker)) is not None]
     if plan is None or not ranks:
         why = "it has no rank: nothing moves, and no step waits"
         return MoveForecast(
             node=name, to="", ranks=(), expert_replicas=0, moved_bytes=0, wait_s=0.0, down_s=0.0, why=why
         )
-    replicas = _replicas(parts, plan, ranks)
+    replicas = _count_replicas(context, plan, ranks)
     moved = int(costs.of(Cost.STATE)) * len(ranks) if costs.is_measured(Cost.STATE) else None
-    warm_s, left = parts.standbys.warm_in_s(to) if to else 0.0, len(workers_by_node(plan)) - 1
+    warm_s, left = context.standbys.warm_in_s(to) if to else 0.0, len(workers_by_node(plan)) - 1
     pauses = [Cost.DECISION, Cost.BUILD]
     if to:
         pauses = [Cost.SWAP, *pauses] if beside else [*pauses, Cost.TRANSFER]
@@ -92,37 +94,37 @@ def _forecast(parts: JobParts, name: str, to: str) -> MoveForecast:
     )
 
 
-def _replicas(parts: JobParts, plan: GenerationPlan, ranks: Sequence[int]) -> int:
+def _count_replicas(context: JobContext, plan: GenerationPlan, ranks: Sequence[int]) -> int:
     """Return the number of expert replicas at these ranks."""
-    shape, experts = parts.transaction.record.expert_shape, plan.expert_plan
+    shape, experts = context.transaction.record.expert_shape, plan.expert_plan
     if shape is None or experts is None:
         return 0
     held = (experts_by_layer(experts.placement[rank], shape) for rank in ranks)
     return sum(len(layer) for layers in held for layer in layers)
 
 
-def waits_for(parts: JobParts, one: Departure) -> str:
+def describe_wait(context: JobContext, one: Departure) -> str:
     """Return the first thing that a draining node waits for."""
-    transaction, leaving = parts.transaction, parts.transaction.record.leaving
+    transaction, leaving = context.transaction, context.transaction.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"
-    joins, joined = parts.replacing.beside_of(one)
-    if not (joins or joined) and (one.stays or parts.departures.in_time(one)):
-        waiting = [other for other in leaving if not (other.owed or any(parts.replacing.beside_of(other)))]
-        found = parts.replacing.targets(waiting)
+    joins, joined = context.replacements.beside_of(one)
+    if not (joins or joined) and (one.stays or context.draining.in_time(one)):
+        waiting = [other for other in leaving if not (other.owed or any(context.replacements.beside_of(other)))]
+        found = context.replacements.targets(waiting)
         if one.node not in found:
-            return parts.replacing.waits_for(one)
+            return context.replacements.waits_for(one)
     if transaction.record.plan is None:
         return "the job to begin"
     if transaction.record.plan.last:
         return "nothing: the job ends"
     if before := [other.node for other in leaving if other.owed]:
         return f"{', '.join(before)}, which leaves before it"
-    if parts.stopping.stop is not None:
+    if context.interruption.stop is not None:
         return "the others to report where they stand"
     if joins:
         return f"standby {one.beside} to join next to it"
     if transaction.record.pending is not None:
         return f"generation {transaction.record.pending.generation} to begin, which is being prepared"
-    before = dict.fromkeys(map(node_of, parts.departures.go_next(transaction.record.plan)))
+    before = dict.fromkeys(map(node_of, context.draining.go_next(transaction.record.plan)))
     return f"{', '.join(before)}, which leaves before it" if before and one.node not in before else "the end of a step"

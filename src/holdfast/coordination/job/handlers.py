@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from holdfast.coordination.experts.blobs import explain_unreadable
 from holdfast.coordination.failures.seen import invalid_message
 from holdfast.coordination.generations.fitting import misfit
-from holdfast.coordination.job.parts import JobParts
-from holdfast.coordination.job.table import Row, ignore, row, while_it_goes_on
+from holdfast.coordination.job.parts import JobContext
+from holdfast.coordination.job.table import Row, handler_row, ignore, until_over
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.ledger import DivergedError
@@ -24,7 +24,7 @@ MUCH_NEWS = msg.PAGE_STEPS // 2
 #: Files of nodes that cannot be written, reported at most.
 _MAX_LOST_OUTPUTS = 256
 #: Messages of agents about their workers.
-Heard = (
+AgentReport = (
     msg.FromWorker
     | msg.Posts
     | msg.AppliedSteps
@@ -38,42 +38,42 @@ Heard = (
 )
 
 
-class Hearing:
+class MessageHandlers:
     """Handles the messages of workers on admitted nodes."""
 
-    def __init__(self, parts: JobParts) -> None:
-        self._parts = parts
-        self._transaction = parts.transaction
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._transaction = context.transaction
         #: The files that nodes cannot write, as far as that was reported.
         self._lost_outputs = set[tuple[str, str]]()
 
-    def hear(self, node: Node, message: Heard) -> None:
+    def on_agent_report(self, node: Node, message: AgentReport) -> None:
         """Handle a message of an agent about its workers."""
         match message:
             case msg.Heartbeat():
-                self._stand(node, message)  # The most frequent case.
+                self._on_heartbeat(node, message)  # The most frequent case.
             case msg.FromWorker():
-                self.take(node, message.message)
+                self.on_worker_message(node, message.message)
             case msg.Posts():
-                if why := self._parts.rendezvous.take(node.name, message.posts):
+                if why := self._context.rendezvous.take(node.name, message.posts):
                     self.expel(node, why)
             case msg.AppliedSteps():
-                self._replayed(node, message)
+                self._on_applied_steps(node, message)
             case msg.Late() | msg.ProbeAnswer() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
-                self._seen(node, message)
+                self._on_progress_report(node, message)
             case msg.NodeSnapshots():
-                self._parts.snapshots.hold(node, message)
+                self._context.snapshots.hold(node, message)
             case msg.EndNotice():
-                self._noticed(node, message)
+                self._on_end_notice(node, message)
             case msg.ClockOffset() | msg.GpusRead() | msg.OutputFailed():
-                self._on_machine(node, message)
-        ledger, ending = self._parts.progress.ledger, self._parts.ending
+                self._on_machine_report(node, message)
+        ledger, ending = self._context.progress.ledger, self._context.job_end
         if ledger.differing and ending.over is None and (why := ledger.diverged()):
             ending.failed(f"replicas diverged: {why}")
 
-    def _seen(self, node: Node, message: msg.Seen) -> None:
+    def _on_progress_report(self, node: Node, message: msg.Seen) -> None:
         """Handle a report about the progress of a node's workers."""
-        inquiry = self._parts.inquiry
+        inquiry = self._context.hang_detection
         match message:
             case msg.Late():
                 inquiry.on_late(node, message)
@@ -85,9 +85,9 @@ class Hearing:
                 inquiry.memories.told(node, message)
             case msg.OwnTimes():
                 inquiry.stragglers.on_own_times(node.name, message)
-                self._parts.straggling.on_own_times(node.name, message)
+                self._context.straggling.on_own_times(node.name, message)
 
-    def _on_machine(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
+    def _on_machine_report(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
         """Store or report what an agent reports about its machine."""
         match message:
             case msg.ClockOffset():
@@ -106,22 +106,22 @@ class Hearing:
             self._lost_outputs.add(key)
             self._transaction.emit(OutputLost, node=node.name, file=message.file, why=message.why)
 
-    def _noticed(self, node: Node, message: msg.EndNotice) -> None:
+    def _on_end_notice(self, node: Node, message: msg.EndNotice) -> None:
         """Handle the notice that a node will end soon. If the job cannot continue without it, save first."""
-        why = self._parts.departures.noticed(node.name, message.grace_s)
+        why = self._context.draining.noticed(node.name, message.grace_s)
         if why and self._transaction.record.saves:
-            self._parts.checkpoints.want(self._parts.ledger.committed)
+            self._context.checkpoints.want(self._context.ledger.committed)
 
-    def take(self, node: Node, message: msg.WorkerMessage) -> None:
+    def on_worker_message(self, node: Node, message: msg.WorkerMessage) -> None:
         """Handle a message of a worker. Messages of workers that have not attached are ignored."""
         known, alone = message.worker in node.workers, msg.Attach | msg.CheckpointNews
         if known or (isinstance(message, alone) and node_of(message.worker) == node.name):
-            self._WORKER_SAYS[type(message)][self._parts.state](self, node, message)
+            self._WORKER_HANDLERS[type(message)][self._context.phase](self, node, message)
 
-    def _replayed(self, node: Node, page: msg.AppliedSteps) -> None:
+    def _on_applied_steps(self, node: Node, page: msg.AppliedSteps) -> None:
         """Handle a page of steps that workers applied while no coordinator was connected."""
-        record, ledger = self._transaction.record, self._parts.ledger
-        if not self.plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
+        record, ledger = self._transaction.record, self._context.ledger
+        if not self.check_plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
         ledger.give_up_to(page.given_up, record.global_batch)
         reached, tops = page.given_up, {worker: top for worker, top in page.workers.items() if worker in node.workers}
@@ -136,31 +136,31 @@ class Hearing:
                 time = min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0
                 ledger.learn(kept, witness, time)
             except DivergedError as error:
-                self._parts.ending.failed(f"replicas diverged: {error}")
+                self._context.job_end.failed(f"replicas diverged: {error}")
                 return
-            self._passed(kept.step, kept.generation, kept.commit)
+            self._promote_if_swapped(kept.step, kept.generation, kept.commit)
         for worker, top in tops.items():
             if reached:
                 further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
                 ledger.settle(worker, min(top, reached))
         if max(learnt, further) >= MUCH_NEWS:  # A worker sends its report after the steps before it.
-            self._parts.stopping.wait_anew()
+            self._context.interruption.wait_anew()
 
-    def _stand(self, node: Node, heartbeat: msg.Heartbeat) -> None:
+    def _on_heartbeat(self, node: Node, heartbeat: msg.Heartbeat) -> None:
         """Record the steps that a node's workers have applied."""
         record, applied = self._transaction.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
             return  # The heartbeat is from before a rollback.
-        if not self.plausible(node, *applied):
+        if not self.check_plausible(node, *applied):
             return
         if len(applied) == 1 and applied[0]:
-            self._parts.ledger.settle_all(node.workers, applied[0])
+            self._context.ledger.settle_all(node.workers, applied[0])
             return
         for info in node.workers.values():
             if info.index < len(applied) and applied[info.index]:
-                self._parts.ledger.settle(info.id, applied[info.index])
+                self._context.ledger.settle(info.id, applied[info.index])
 
-    def _attach(self, node: Node, attach: msg.Attach) -> None:
+    def _on_attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
@@ -170,116 +170,116 @@ class Hearing:
                 return
             self.expel(node, f"worker {attach.worker} has none of the node's {node.expected} places")
             return
-        if self._parts.layouts.replace_if_outdated(node, attach):
+        if self._context.layouts.replace_if_outdated(node, attach):
             return
-        if differing := misfit(self._transaction, node, attach, self._parts.failing.revert_change):
-            self._unfit(node, differing)
+        if differing := misfit(self._transaction, node, attach, self._context.failing.revert_change):
+            self._report_unfit(node, differing)
             return
         self._transaction.members.attach(node, attach)
-        self._parts.stopping.came(attach.worker)
+        self._context.interruption.came(attach.worker)
         if self._transaction.record.outcome:
             self._transaction.order(attach.worker, msg.JobDone())
             return
         if node.standby and node.complete and not node.returning:
-            self._parts.progress.costs.measured(Cost.START, self._transaction.now - node.came)
+            self._context.progress.costs.measured(Cost.START, self._transaction.now - node.came)
         if node.aside:
             return  # Standbys are warmed up later, while the others train.
-        self._parts.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
-        self._parts.kept_ranks.came(attach.worker, node.came)
+        self._context.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
+        self._context.rank_hold.came(attach.worker, node.came)
         if node.complete:
-            self._parts.ladder.on_node_complete(node)
-            self._parts.failing.on_node_complete(node)
-        if not self._parts.absences.on_worker_attached(node):
-            self._parts.newcomers.came(node)
-            self._parts.joining.arrived()
+            self._context.escalation.on_node_complete(node)
+            self._context.failing.on_node_complete(node)
+        if not self._context.disconnected.on_worker_attached(node):
+            self._context.newcomers.came(node)
+            self._context.pending_generation.arrived()
 
-    def _unfit(self, node: Node, why: str) -> None:
+    def _report_unfit(self, node: Node, why: str) -> None:
         """Report a node that was refused because it does not fit the job."""
         if node.standby:
-            self._parts.standbys.unfit(node, why)
+            self._context.standbys.unfit(node, why)
             return
-        self._parts.misfit = why
-        if self.turned_away(node, why):
+        self._context.last_refusal = why
+        if self.forget_if_unknown(node, why):
             self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
 
-    def _applied(self, node: Node, message: msg.Applied) -> None:
+    def _on_applied(self, node: Node, message: msg.Applied) -> None:
         record = self._transaction.record
         if message.generation < record.lineage or message.generation > record.generation:
             return
-        if not self.plausible(node, message.step):
+        if not self.check_plausible(node, message.step):
             return
         try:
-            self._parts.ledger.note(message, self._transaction.now)
-            self._parts.progress.last_step = message.last_step
+            self._context.ledger.note(message, self._transaction.now)
+            self._context.progress.last_step = message.last_step
         except DivergedError as error:
-            self._parts.ending.failed(f"replicas diverged: {error}")
+            self._context.job_end.failed(f"replicas diverged: {error}")
             return
         if message.generation == self._transaction.generation:
-            self._parts.inquiry.pace.on_applied(message.step, self._transaction.now)
-        self._passed(message.step, message.generation, message.commit)
+            self._context.hang_detection.pace.on_applied(message.step, self._transaction.now)
+        self._promote_if_swapped(message.step, message.generation, message.commit)
 
-    def _passed(self, step: int, generation: int, commit: msg.Commit) -> None:
+    def _promote_if_swapped(self, step: int, generation: int, commit: msg.Commit) -> None:
         # After an outage, steps that are in the journal are reported again. Their swap is not the pending one.
         if (
             generation == self._transaction.generation
             and msg.Flag.SWAP in commit.flags
-            and step > self._parts.ledger.committed
+            and step > self._context.ledger.committed
         ):
-            self._promote(step)
+            self._promote_pending(step)
 
-    def _entered(self, node: Node, message: msg.Entered) -> None:
-        if not self.plausible(node, message.applied):
+    def _on_entered(self, node: Node, message: msg.Entered) -> None:
+        if not self.check_plausible(node, message.applied):
             return
         info, pending = node.workers[message.worker], self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:
-            self._promote(message.applied)
+            self._promote_pending(message.applied)
         if message.generation <= info.entered or message.generation > self._transaction.record.generation:
             return
         self._transaction.members.enter(info, message.generation)
         if message.generation >= self._transaction.record.lineage:
-            self._parts.ledger.settle(info.id, message.applied)
-        self._received(node, message)
-        recovery = self._parts.progress.recovery
+            self._context.ledger.settle(info.id, message.applied)
+        self._record_transfer(node, message)
+        recovery = self._context.progress.recovery
         if message.generation == self._transaction.generation and recovery is not None:
             recovery.moved(message.received_bytes, message.transfer_s)
             if self._transaction.members.entered(self._transaction.record.plan):
                 recovery.regrouped = self._transaction.now
 
-    def _received(self, node: Node, message: msg.Entered) -> None:
+    def _record_transfer(self, node: Node, message: msg.Entered) -> None:
         """Record that a member has received the state from its senders."""
         plan = self._transaction.record.plan
         if plan is not None and plan.generation == message.generation:
             senders = map(node_of, plan.senders(message.worker))
             self._transaction.members.transfers.note_receipt(node.name, senders)
 
-    def _promote(self, step: int) -> None:
+    def _promote_pending(self, step: int) -> None:
         """Put the pending generation in force: all members passed `step` with their swap flags set."""
-        parts = self._parts
+        context = self._context
         # A failure cancels a pending swap, even if some members have passed it.
-        if parts.stopping.stop is not None:
+        if context.interruption.stop is not None:
             return
-        parts.ledger.prove(step, self._transaction.generation)
+        context.ledger.prove(step, self._transaction.generation)
         # Release before the promotion: new members have not applied the steps of the old generation.
-        if parts.progress.release():
-            parts.made_good()
-        lost_at = parts.joining.lost_at
-        parts.joining.promote(step, parts.progress)
+        if context.progress.release():
+            context.forget_past_failures()
+        lost_at = context.pending_generation.lost_at
+        context.pending_generation.promote(step, context.progress)
         # All flags were set before the loss of a member was noticed.
         if lost_at is not None:
-            parts.stopping.begin(lost_at)
+            context.interruption.begin(lost_at)
 
-    def _prepared(self, node: Node, message: msg.Prepared) -> None:
+    def _on_prepared(self, node: Node, message: msg.Prepared) -> None:
         self._transaction.members.prepare(node.workers[message.worker], message.generation)
 
-    def _disarmed(self, node: Node, message: msg.Disarmed) -> None:
-        if self._transaction.is_member(message.worker) and self._parts.stopping.stop is None:
-            self._parts.joining.disarmed(message)
+    def _on_disarmed(self, node: Node, message: msg.Disarmed) -> None:
+        if self._transaction.is_member(message.worker) and self._context.interruption.stop is None:
+            self._context.pending_generation.disarmed(message)
 
-    def _warmed(self, node: Node, message: msg.Warmed) -> None:
-        self._parts.standbys.warmed(node, message)
+    def _on_warmed(self, node: Node, message: msg.Warmed) -> None:
+        self._context.standbys.warmed(node, message)
 
-    def _finished(self, node: Node, message: msg.Finished) -> None:
-        if not self.plausible(node, message.step):
+    def _on_finished(self, node: Node, message: msg.Finished) -> None:
+        if not self.check_plausible(node, message.step):
             return
         record, info = self._transaction.record, node.workers[message.worker]
         # A worker that ended its loop in an older generation reports it again in this one.
@@ -287,119 +287,119 @@ class Hearing:
             info.stopped = message.why if message.stopped else None
             self._transaction.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
-            self._parts.ledger.settle(info.id, message.step)
+            self._context.ledger.settle(info.id, message.step)
 
-    def _loads(self, node: Node, message: msg.Loads) -> None:
+    def _on_loads(self, node: Node, message: msg.Loads) -> None:
         # Only the newest count is kept: one of an unknown generation would hide all later counts.
         known = message.generation <= self._transaction.record.generation
-        if known and self._transaction.is_member(message.worker) and self.plausible(node, message.step):
-            self._parts.loads.take(message)
+        if known and self._transaction.is_member(message.worker) and self.check_plausible(node, message.step):
+            self._context.loads.take(message)
 
-    def _checkpoint(self, node: Node, message: Any) -> None:
+    def _on_checkpoint_message(self, node: Node, message: Any) -> None:
         damaged = isinstance(message, msg.CheckpointDamaged)
         if damaged and not self._transaction.is_member(message.worker):
             return
-        if self._parts.checkpoints.take(message, self._parts.ledger.committed):
-            self._parts.stopping.begin(self._transaction.now)
+        if self._context.checkpoints.take(message, self._context.ledger.committed):
+            self._context.interruption.begin(self._transaction.now)
 
-    def _snapshot(self, node: Node, message: Any) -> None:
+    def _on_snapshot_message(self, node: Node, message: Any) -> None:
         if not self._transaction.is_member(message.worker):
             return
         if (
             isinstance(message, msg.SnapshotDamaged)
             and not message.node
-            and self._parts.failing.revert_change(message.why)
+            and self._context.failing.revert_change(message.why)
         ):
             return
-        if self._parts.snapshots.take(message):
-            self._parts.stopping.begin(self._transaction.now)
+        if self._context.snapshots.take(message):
+            self._context.interruption.begin(self._transaction.now)
         elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._transaction.generation:
-            self._parts.layouts.cancel_stash(f"node {node.name}: {message.why}", lasting=message.lasting)
+            self._context.layouts.cancel_stash(f"node {node.name}: {message.why}", lasting=message.lasting)
 
-    def _evaluated(self, node: Node, message: msg.EvaluationDone) -> None:
+    def _on_evaluation_done(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]
-        if self._transaction.is_member(message.worker) and self.plausible(node, *steps):
-            self._parts.evaluations.take(message)
+        if self._transaction.is_member(message.worker) and self.check_plausible(node, *steps):
+            self._context.evaluations.take(message)
 
-    def _flop(self, node: Node, message: msg.FlopTally) -> None:
-        if self._transaction.is_member(message.worker) and self.plausible(node, message.step - 1):
-            self._parts.flop.on_tally(message)
+    def _on_flop_tally(self, node: Node, message: msg.FlopTally) -> None:
+        if self._transaction.is_member(message.worker) and self.check_plausible(node, message.step - 1):
+            self._context.flop.on_tally(message)
 
-    def _script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
+    def _on_script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
         if self._transaction.is_member(message.worker):
-            self._parts.closing.fail(message.why)
+            self._context.closing.fail(message.why)
 
-    def _raised(self, node: Node, message: msg.Raised) -> None:
+    def _on_raised(self, node: Node, message: msg.Raised) -> None:
         if node.standby:
-            self._parts.standbys.raised(node, message.worker, message.detail)
+            self._context.standbys.raised(node, message.worker, message.detail)
         elif node.owed:
             # The others have done that step without it.
             node.workers[message.worker].raised = True
         else:
-            self._parts.raisers.raised(node, message)
+            self._context.script_errors.raised(node, message)
 
-    def _complaint(self, node: Node, message: msg.Complaint) -> None:
+    def _on_complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:
             if pending.rank(message.worker) is None:
                 return
             cut_off = (message.worker,) if message.unreachable else ()
-            self._parts.failures.undo_pending(self._transaction.now, (*message.unreachable, *cut_off))
+            self._context.failures.undo_pending(self._transaction.now, (*message.unreachable, *cut_off))
         elif self._transaction.is_member(message.worker) and (
             message.generation == self._transaction.generation or self._transaction.left_behind(message)
         ):
-            if self._parts.stopping.explains(message):
+            if self._context.interruption.explains(message):
                 return
-            self._parts.stopping.begin(self._transaction.now)
-            self._parts.stopping.complain(message)
+            self._context.interruption.begin(self._transaction.now)
+            self._context.interruption.complain(message)
 
-    def _vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
+    def _on_vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
         if message.generation == self._transaction.generation:
-            self._parts.stopping.begin(self._transaction.now)
-            self._parts.stopping.refused = message.why
+            self._context.interruption.begin(self._transaction.now)
+            self._context.interruption.refused = message.why
 
-    def _report(self, node: Node, report: msg.Report) -> None:
-        if not self._parts.stopping.asked(report):
+    def _on_report(self, node: Node, report: msg.Report) -> None:
+        if not self._context.interruption.asked(report):
             return
-        if not self.plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
+        if not self.check_plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
             return
         if why := explain_unreadable(report, self._transaction.record.expert_shape):
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
-        self._parts.stopping.report(report)
+        self._context.interruption.report(report)
 
-    def is_news(self, node: Node, down: msg.WorkerDown) -> bool:
+    def must_handle_end(self, node: Node, down: msg.WorkerDown) -> bool:
         """Return whether a worker's end must be handled: it did not end with its replica group, and is plausible."""
-        return down.worker not in node.broken and self.plausible(node, down.applied)
+        return down.worker not in node.broken and self.check_plausible(node, down.applied)
 
-    def plausible(self, node: Node, *steps: int) -> bool:
+    def check_plausible(self, node: Node, *steps: int) -> bool:
         """Return whether these steps can have been reached by now; expel the node if not."""
-        step, stopping = max(steps, default=0), self._parts.stopping
+        step, stopping = max(steps, default=0), self._context.interruption
         until = self._transaction.now if stopping.stop is None else stopping.begun
-        if self._parts.ledger.plausible(step, self._parts.progress.since_known(until)):
+        if self._context.ledger.plausible(step, self._context.progress.since_known(until)):
             return True
         self.expel(node, f"step {step} cannot have been applied")
         return False
 
     def expel(self, node: Node, why: str) -> None:
         """Make a node restart its workers, because no decision can rest on its reports."""
-        self._parts.failures.take(invalid_message(node.name, why, self._transaction.now))
+        self._context.failures.take(invalid_message(node.name, why, self._transaction.now))
 
-    def ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
+    def on_process_ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
         """Handle a process that ended without an order. The other workers of its replica group end with it."""
         if was_here or down.worker in self._transaction.planned:
-            self._parts.kept_ranks.lost([down.worker])
-            self._parts.failures.take(self._parts.inquiry.classify_end(node, down))
+            self._context.rank_hold.lost([down.worker])
+            self._context.failures.take(self._context.hang_detection.classify_end(node, down))
         else:
             # This worker had not attached yet, but others of its replica group may have.
             self._transaction.break_unit(down.worker)
 
-    def useless(self, node: Node, why: str) -> bool:
+    def end_useless_node(self, node: Node, why: str) -> bool:
         """End a node if its script cannot use the received state; return whether no failure must be handled."""
         self._transaction.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
-        return self.turned_away(node, why)
+        return self.forget_if_unknown(node, why)
 
-    def turned_away(self, node: Node, why: str) -> bool:
+    def forget_if_unknown(self, node: Node, why: str) -> bool:
         """Forget a node that was refused, unless it was part of the job.
 
         Returns:
@@ -407,38 +407,40 @@ class Hearing:
         """
         if node.aside or node.told or node.returning or self._transaction.planned_on(node.name):
             return False
-        self._parts.tenant.refuse_node(node.name, why)
-        self._parts.departures.forget(node)
+        self._context.pool_client.refuse_node(node.name, why)
+        self._context.draining.forget(node)
         return True
 
-    def _report_unasked(self, node: Node, report: msg.Report) -> None:
+    def _on_unasked_report(self, node: Node, report: msg.Report) -> None:
         """Handle a report from before this coordinator's start: the generation was already interrupted."""
         if report.generation >= self._transaction.generation:
-            self._parts.stopping.begin(self._transaction.now)
+            self._context.interruption.begin(self._transaction.now)
 
     #: Handlers of workers' messages, by job phase.
-    _WORKER_SAYS: ClassVar[dict[type, Row]] = {
-        msg.Attach: row(_attach, _attach, _attach, _attach),
-        msg.Begun: while_it_goes_on(ignore),  # Only `Admission` uses it, as evidence.
-        msg.Warmed: while_it_goes_on(_warmed),
-        msg.Entered: while_it_goes_on(_entered),
-        msg.Prepared: while_it_goes_on(_prepared),
-        msg.Disarmed: while_it_goes_on(_disarmed),
-        msg.Applied: while_it_goes_on(_applied),
-        msg.KnownSteps: while_it_goes_on(ignore),  # Only agents use it.
-        msg.Report: row(ignore, _report_unasked, _report, ignore),
-        msg.Complaint: while_it_goes_on(_complaint),
-        msg.VoteRefused: while_it_goes_on(_vote_refused),
-        msg.Finished: while_it_goes_on(_finished),
-        msg.CheckpointWritten: while_it_goes_on(_checkpoint),
-        msg.CheckpointKept: while_it_goes_on(_checkpoint),
-        msg.CheckpointUnwritten: while_it_goes_on(_checkpoint),
-        msg.CheckpointDamaged: while_it_goes_on(_checkpoint),
-        **dict.fromkeys((msg.SnapshotTaken, msg.SnapshotLeftOut, msg.SnapshotDamaged), while_it_goes_on(_snapshot)),
-        msg.Loads: while_it_goes_on(_loads),
-        msg.EvaluationDone: while_it_goes_on(_evaluated),
-        msg.FlopTally: while_it_goes_on(_flop),
-        msg.ScriptFailed: while_it_goes_on(_script_failed),
-        msg.Raised: while_it_goes_on(_raised),
-        msg.Post: while_it_goes_on(ignore),  # The agent sends it in a bundle, `Posts`.
+    _WORKER_HANDLERS: ClassVar[dict[type, Row]] = {
+        msg.Attach: handler_row(_on_attach, _on_attach, _on_attach, _on_attach),
+        msg.Begun: until_over(ignore),  # Only `Admission` uses it, as evidence.
+        msg.Warmed: until_over(_on_warmed),
+        msg.Entered: until_over(_on_entered),
+        msg.Prepared: until_over(_on_prepared),
+        msg.Disarmed: until_over(_on_disarmed),
+        msg.Applied: until_over(_on_applied),
+        msg.KnownSteps: until_over(ignore),  # Only agents use it.
+        msg.Report: handler_row(ignore, _on_unasked_report, _on_report, ignore),
+        msg.Complaint: until_over(_on_complaint),
+        msg.VoteRefused: until_over(_on_vote_refused),
+        msg.Finished: until_over(_on_finished),
+        msg.CheckpointWritten: until_over(_on_checkpoint_message),
+        msg.CheckpointKept: until_over(_on_checkpoint_message),
+        msg.CheckpointUnwritten: until_over(_on_checkpoint_message),
+        msg.CheckpointDamaged: until_over(_on_checkpoint_message),
+        **dict.fromkeys(
+            (msg.SnapshotTaken, msg.SnapshotLeftOut, msg.SnapshotDamaged), until_over(_on_snapshot_message)
+        ),
+        msg.Loads: until_over(_on_loads),
+        msg.EvaluationDone: until_over(_on_evaluation_done),
+        msg.FlopTally: until_over(_on_flop_tally),
+        msg.ScriptFailed: until_over(_on_script_failed),
+        msg.Raised: until_over(_on_raised),
+        msg.Post: until_over(ignore),  # The agent sends it in a bundle, `Posts`.
     }

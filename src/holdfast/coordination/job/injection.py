@@ -33,7 +33,9 @@ _MOST_TIMES = 1000.0
 _MOST_JUMP_S = 1e9
 
 
-def injection(config: CoordinatorConfig, members: Membership, request: InjectFault) -> tuple[int, NodeFault | ToWorker]:
+def plan_fault(
+    config: CoordinatorConfig, members: Membership, request: InjectFault
+) -> tuple[int, NodeFault | ToWorker]:
     """Return the connection and the message that cause the fault.
 
     Raises:

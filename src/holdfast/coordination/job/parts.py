@@ -8,21 +8,21 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.classes import FailureClasses
 from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.generations.announcing import Newcomers
-from holdfast.coordination.generations.plans import Telling
+from holdfast.coordination.generations.plans import PlanDistribution
 from holdfast.coordination.generations.rebalancing import Rebalancing
-from holdfast.coordination.generations.stopping import Stopping
-from holdfast.coordination.generations.swap import Joining
+from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.generations.swap import PendingGeneration
 from holdfast.coordination.lateness.inquiry import HangProbe
 from holdfast.coordination.lateness.straggling import StragglerPolicy
 from holdfast.coordination.layouts.changing import LayoutChanges
 from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.membership import Membership
-from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.nodes.handing_on import HandingOn
+from holdfast.coordination.nodes.absences import DisconnectedNodes
+from holdfast.coordination.nodes.departures import Draining
+from holdfast.coordination.nodes.handing_on import ExpertHandoff
 from holdfast.coordination.nodes.pair_probes import PairProbes
 from holdfast.coordination.nodes.record_age import RecordAge
-from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.replacing import Replacements
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.nodes.start_probes import StartProbes
 from holdfast.coordination.progress.announced import Progress
@@ -31,10 +31,10 @@ from holdfast.coordination.progress.evaluations import EvaluationBook
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.recovery.closing import Closing
-from holdfast.coordination.recovery.ending import Ending
+from holdfast.coordination.recovery.ending import JobEnd
 from holdfast.coordination.recovery.failures import Failures
-from holdfast.coordination.recovery.kept_ranks import KeptRanks
-from holdfast.coordination.recovery.raisers import Raisers
+from holdfast.coordination.recovery.kept_ranks import RankHold
+from holdfast.coordination.recovery.raisers import ScriptErrors
 from holdfast.coordination.snapshots.book import SnapshotBook
 from holdfast.coordination.telling.rendezvous import KeyBundles
 from holdfast.coordination.tenancy.flop import FlopBook
@@ -43,7 +43,7 @@ from holdfast.coordination.turn import Transaction
 from holdfast.protocol.plan import ExpertPlan, GenerationPlan
 
 
-class JobState(StrEnum):
+class JobPhase(StrEnum):
     """The phase of a job. A job that is over has an outcome in its record, which users see instead."""
 
     #: No generation is in force.
@@ -56,7 +56,7 @@ class JobState(StrEnum):
     OVER = "stopped"
 
 
-class JobParts:
+class JobContext:
     """All components of a coordinator; each one gets the components that it needs in its constructor."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:
@@ -69,56 +69,58 @@ class JobParts:
         costs = self.progress.costs
         self.loads = LoadBook(transaction)
         self.newcomers = Newcomers(transaction, config.spec.max_nodes)
-        self.telling = Telling(transaction)
+        self.plan_distribution = PlanDistribution(transaction)
         self.rendezvous = KeyBundles(transaction)
-        self.joining = Joining(transaction, config, self.loads, self.telling, self.newcomers)
+        self.pending_generation = PendingGeneration(
+            transaction, config, self.loads, self.plan_distribution, self.newcomers
+        )
         self.rebalancing = Rebalancing(transaction, config, self.loads, transaction.position.step)
         self.checkpoints = CheckpointBook(transaction, config, costs)
         self.snapshots = SnapshotBook(transaction, config)
         self.evaluations = EvaluationBook(transaction)
         self.flop = FlopBook(transaction, config)
-        self.ending = Ending(transaction)
+        self.job_end = JobEnd(transaction)
         self.standbys = Standbys(transaction, config, costs)
-        self.absences = Absences(transaction)
-        self.stopping = Stopping(transaction, self.progress)
-        self.replacing = Replacing(transaction, config, self.standbys, self.newcomers, costs)
-        stopping, absences = self.stopping, self.absences
-        self.departures = Departures(
-            transaction, config, self.ledger, stopping, absences, self.standbys, self.replacing, costs
+        self.disconnected = DisconnectedNodes(transaction)
+        self.interruption = Interruption(transaction, self.progress)
+        self.replacements = Replacements(transaction, config, self.standbys, self.newcomers, costs)
+        stopping, absences = self.interruption, self.disconnected
+        self.draining = Draining(
+            transaction, config, self.ledger, stopping, absences, self.standbys, self.replacements, costs
         )
         self.layouts = LayoutChanges(
-            transaction, config, self.progress, stopping, absences, self.snapshots, self.departures
+            transaction, config, self.progress, stopping, absences, self.snapshots, self.draining
         )
         self.failing = FailingLayouts(transaction, config, self.progress, stopping, self.layouts)
-        self.straggling = StragglerPolicy(transaction, config, self.departures, self.replacing)
-        self.handing_on = HandingOn(transaction, config, self.loads, self.departures)
-        self.closing = Closing(transaction, config, stopping, self.ending, self.failing.revert_change)
+        self.straggling = StragglerPolicy(transaction, config, self.draining, self.replacements)
+        self.expert_handoff = ExpertHandoff(transaction, config, self.loads, self.draining)
+        self.closing = Closing(transaction, config, stopping, self.job_end, self.failing.revert_change)
         #: Why a node was refused last; "" if none was refused.
-        self.misfit = ""
+        self.last_refusal = ""
         self.classes = FailureClasses(config.rules)
-        self.ladder = EscalationPolicy(transaction, config)
-        self.kept_ranks = KeptRanks(transaction, config)
-        told = self.standbys.failed, self.departures.failed
+        self.escalation = EscalationPolicy(transaction, config)
+        self.rank_hold = RankHold(transaction, config)
+        told = self.standbys.failed, self.draining.failed
         self.failures = Failures(
-            transaction, self.progress, stopping, self.joining, absences, self.classes, self.ladder, told
+            transaction, self.progress, stopping, self.pending_generation, absences, self.classes, self.escalation, told
         )
-        self.tenant = JobPoolClient(
+        self.pool_client = JobPoolClient(
             transaction,
             config,
-            self.departures,
+            self.draining,
             self.failures,
-            self.absences,
-            self.ladder,
+            self.disconnected,
+            self.escalation,
             self.closing,
-            self.ending,
+            self.job_end,
             self.standbys,
-            self.replacing,
+            self.replacements,
             costs,
             lambda: self.checkpoints.period_s,
         )
-        self.inquiry = HangProbe(transaction, config, self.failures, self.stopping, self.absences)
-        self.raisers = Raisers(
-            transaction, config, self.ledger, self.stopping, self.failures, self.closing, self.classes, self.failing
+        self.hang_detection = HangProbe(transaction, config, self.failures, self.interruption, self.disconnected)
+        self.script_errors = ScriptErrors(
+            transaction, config, self.ledger, self.interruption, self.failures, self.closing, self.classes, self.failing
         )
 
     @property
@@ -131,33 +133,33 @@ class JobParts:
         """The steps that each worker has applied."""
         return self.progress.ledger
 
-    def made_good(self) -> None:
+    def forget_past_failures(self) -> None:
         """Forget failures before the steps that are committed now."""
         self.failures.made_good()
         self.layouts.finish_if_committed()
 
-    def change(self, plan: GenerationPlan) -> None:
+    def start_planned_changes(self, plan: GenerationPlan) -> None:
         """Interrupt a settled generation at a step boundary if nodes leave or the layout changes."""
-        self.departures.begin(plan)
+        self.draining.begin(plan)
         self.layouts.start_if_due(plan)
 
-    def look_at_what_is_saved(self, plan: GenerationPlan) -> None:
+    def update_saved_state(self, plan: GenerationPlan) -> None:
         """Update which checkpoints and snapshots can be used."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.look(self.ledger.committed)
         self.layouts.check_stash(plan)
 
-    def other_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
+    def find_better_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return a better expert placement for the plan in force, or None to keep the current one."""
         found = self.rebalancing.look(plan, self.ledger.committed, self.progress.costs)
-        return self.handing_on.look(plan) or found
+        return self.expert_handoff.look(plan) or found
 
     @property
-    def state(self) -> JobState:
+    def phase(self) -> JobPhase:
         """The phase of the job."""
-        if self.ending.over is not None:
-            return JobState.OVER
-        if self.stopping.stop is not None:
-            return JobState.RECOVERING
-        return JobState.RUNNING if self.transaction.record.plan else JobState.WAITING
+        if self.job_end.over is not None:
+            return JobPhase.OVER
+        if self.interruption.stop is not None:
+            return JobPhase.RECOVERING
+        return JobPhase.RUNNING if self.transaction.record.plan else JobPhase.WAITING

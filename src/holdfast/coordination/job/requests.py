@@ -14,12 +14,12 @@ from holdfast.coordination.inputs import (
     StoreBack,
     Undrain,
 )
-from holdfast.coordination.job.injection import injection
-from holdfast.coordination.job.parts import JobParts
+from holdfast.coordination.job.injection import plan_fault
+from holdfast.coordination.job.parts import JobContext
 from holdfast.protocol.events import StoreReturned
 
 
-def grant(parts: JobParts, request: Request) -> None:
+def handle_request(context: JobContext, request: Request) -> None:
     """Execute a request.
 
     Raises:
@@ -27,21 +27,21 @@ def grant(parts: JobParts, request: Request) -> None:
     """
     match request:
         case InjectFault():
-            parts.transaction.send(*injection(parts.config, parts.members, request))
+            context.transaction.send(*plan_fault(context.config, context.members, request))
         case Drain():
-            parts.departures.ask(request.nodes)
+            context.draining.ask(request.nodes)
         case MoveNodes():
-            parts.departures.ask(request.nodes, request.to, stays=True)
+            context.draining.ask(request.nodes, request.to, stays=True)
         case Undrain():
-            if not parts.departures.undrain(request.node):
-                parts.ladder.readmit_node(request.node)
+            if not context.draining.undrain(request.node):
+                context.escalation.readmit_node(request.node)
         case SaveState():
-            parts.checkpoints.want(parts.ledger.committed)
+            context.checkpoints.want(context.ledger.committed)
         case Shutdown():
-            parts.closing.ask(request)
+            context.closing.ask(request)
         case Planned():
-            parts.rebalancing.came(request)
+            context.rebalancing.came(request)
         case StoreBack(away_s):
-            parts.transaction.emit(StoreReturned, away_s=away_s)
+            context.transaction.emit(StoreReturned, away_s=away_s)
         case PoolSaid():
-            parts.tenant.on_shares(request)
+            context.pool_client.on_shares(request)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.coordination.job.parts import JobState
+from holdfast.coordination.job.parts import JobPhase
 
 Handler = Callable[..., None]
-Row = Mapping[JobState, Handler]
+Row = Mapping[JobPhase, Handler]
 
 
-def row(waiting: Handler, running: Handler, recovering: Handler, over: Handler) -> Row:
+def handler_row(waiting: Handler, running: Handler, recovering: Handler, over: Handler) -> Row:
     """Return the handlers of one kind of input, by job phase."""
-    return dict(zip(JobState, (waiting, running, recovering, over), strict=True))
+    return dict(zip(JobPhase, (waiting, running, recovering, over), strict=True))
 
 
 def always(handler: Handler) -> Row:
     """Return a row with the same handler in every phase."""
-    return row(handler, handler, handler, handler)
+    return handler_row(handler, handler, handler, handler)
 
 
-def while_it_goes_on(handler: Handler) -> Row:
+def until_over(handler: Handler) -> Row:
     """Return a row that ignores the input once the job is over."""
-    return row(handler, handler, handler, ignore)
+    return handler_row(handler, handler, handler, ignore)
 
 
 def ignore(*_: Any) -> None:

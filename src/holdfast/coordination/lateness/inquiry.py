@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.seen import node_lost, process_ended, worker_hung
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.lateness.judge import Standstill, describe_hang, find_hung
 from holdfast.coordination.lateness.own_work import REPEAT_FACTOR, SlowWork
@@ -19,7 +19,7 @@ from holdfast.coordination.lateness.pace import AnswerTimes, Pace
 from holdfast.coordination.lateness.stories import StackDumps
 from holdfast.coordination.lateness.stragglers import WorkerTimes
 from holdfast.coordination.membership import Node
-from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.absences import DisconnectedNodes
 from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.telling.memories import Memories
 from holdfast.coordination.timing.times import UNKNOWN_S
@@ -81,8 +81,8 @@ class HangProbe:
         transaction: Transaction,
         config: CoordinatorConfig,
         failures: Failures,
-        stopping: Stopping,
-        absences: Absences,
+        stopping: Interruption,
+        absences: DisconnectedNodes,
     ) -> None:
         self.pace = Pace()
         self.stragglers = WorkerTimes()

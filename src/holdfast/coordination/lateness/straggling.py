@@ -11,8 +11,8 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.generations.assignment import divided
 from holdfast.coordination.generations.planner import factors_of
 from holdfast.coordination.lateness.slowness import SLOWER, SlowNodes
-from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.departures import Draining
+from holdfast.coordination.nodes.replacing import Replacements
 from holdfast.coordination.turn import Transaction
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import StragglerFound
@@ -33,7 +33,7 @@ class StragglerPolicy:
     """Follows `recovery.stragglers`: move, ask or off."""
 
     def __init__(
-        self, transaction: Transaction, config: CoordinatorConfig, departures: Departures, replacing: Replacing
+        self, transaction: Transaction, config: CoordinatorConfig, departures: Draining, replacing: Replacements
     ) -> None:
         self._transaction = transaction
         self._config = config

@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.layouts.choosing import LayoutChoice, choose_layout
 from holdfast.coordination.membership import Node
-from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.nodes.absences import DisconnectedNodes
+from holdfast.coordination.nodes.departures import Draining
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.recovery_cost import LAYOUT
@@ -51,10 +51,10 @@ class LayoutChanges:
         transaction: Transaction,
         config: CoordinatorConfig,
         progress: Progress,
-        stopping: Stopping,
-        absences: Absences,
+        stopping: Interruption,
+        absences: DisconnectedNodes,
         snapshots: SnapshotBook,
-        departures: Departures,
+        departures: Draining,
     ) -> None:
         self._transaction = transaction
         self._config = config

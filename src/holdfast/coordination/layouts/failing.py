@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.announced import Progress
@@ -47,7 +47,7 @@ class FailingLayouts:
         transaction: Transaction,
         config: CoordinatorConfig,
         progress: Progress,
-        stopping: Stopping,
+        stopping: Interruption,
         changes: LayoutChanges,
     ) -> None:
         self._transaction = transaction

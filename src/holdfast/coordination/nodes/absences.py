@@ -15,7 +15,7 @@ from holdfast.errors import EXIT_DONE
 from holdfast.protocol.messages.agent import Refused
 
 
-class Absences:
+class DisconnectedNodes:
     """The disconnected nodes that are expected back, and since when they are away."""
 
     def __init__(self, transaction: Transaction) -> None:

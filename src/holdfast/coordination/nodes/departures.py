@@ -20,11 +20,11 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.ladder import EVENT_REASONS
 from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
-from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.replacing import Replacing, named
+from holdfast.coordination.nodes.absences import DisconnectedNodes
+from holdfast.coordination.nodes.replacing import Replacements, named
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
@@ -45,7 +45,7 @@ RETRY_STEPS = 10
 _KEPT = MAX_NODES_KEPT
 
 
-class Departures:
+class Draining:
     """Drains and moves nodes: requested, in progress and done."""
 
     def __init__(
@@ -53,19 +53,19 @@ class Departures:
         transaction: Transaction,
         config: CoordinatorConfig,
         ledger: StepLedger,
-        stopping: Stopping,
-        absences: Absences,
+        stopping: Interruption,
+        absences: DisconnectedNodes,
         standbys: Standbys,
-        replacing: Replacing,
+        replacing: Replacements,
         costs: MeasuredCosts,
     ) -> None:
         self._transaction = transaction
         self._config = config
         self._ledger = ledger
-        self._stopping = stopping
-        self._absences = absences
+        self._interruption = stopping
+        self._disconnected = absences
         self._standbys = standbys
-        self._replacing = replacing
+        self._replacements = replacing
         self._costs = costs
         #: Details for the event when a node with a deadline has left, by node.
         self._noted: dict[str, str] = {}
@@ -108,10 +108,10 @@ class Departures:
             twice = next((name for place, name in enumerate(given) if name in given[:place]), None)
             if twice is not None:
                 raise BadInputError(f"node {twice!r} is named twice")
-        if record.plan is None and self._absences.replacing:
+        if record.plan is None and self._disconnected.replacing:
             raise RefusedError("all workers are being replaced: ask again once they are here")
         if stays:
-            self._replacing.check_targets(names, to)
+            self._replacements.check_targets(names, to)
         gone = {one.node for one in record.drained}
         for name in names:
             if name not in transaction.members.nodes and name not in gone and not transaction.planned_on(name):
@@ -122,7 +122,7 @@ class Departures:
         before = {one.node for one in record.leaving if stays or not one.stays}
         new = [name for name in names if name not in before and name not in gone]
         if new and stays:
-            self._replacing.check_room(new)
+            self._replacements.check_room(new)
         elif new and (why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new))):
             raise RefusedError(f"{named(new)} cannot leave: {why}")
         return new
@@ -203,11 +203,11 @@ class Departures:
         """
         if not (leaving := self._transaction.record.leaving):
             return []
-        here = {one.node for one in leaving if one.owed or self._replacing.is_beside(one, plan)}
-        waiting = [one for one in leaving if not one.owed and not self._replacing.is_beside(one)]
-        found = self._replacing.targets(waiting)
+        here = {one.node for one in leaving if one.owed or self._replacements.is_beside(one, plan)}
+        waiting = [one for one in leaving if not one.owed and not self._replacements.is_beside(one)]
+        found = self._replacements.targets(waiting)
         for one in waiting:
-            if (not self._replacing.goes_beside(one)) if one.node in found else not (one.stays or self.in_time(one)):
+            if (not self._replacements.goes_beside(one)) if one.node in found else not (one.stays or self.in_time(one)):
                 here.add(one.node)
         return [worker for worker in workers if node_of(worker) in here]
 
@@ -218,11 +218,11 @@ class Departures:
             whoever: also if there is little time for that.
         """
         waiting = [
-            one for one in self._transaction.record.leaving if not one.owed and not self._replacing.is_beside(one)
+            one for one in self._transaction.record.leaving if not one.owed and not self._replacements.is_beside(one)
         ]
-        waiting = [one for one in waiting if whoever or self._replacing.goes_beside(one)]
-        for name, (standby, _) in self._replacing.targets(waiting).items():
-            self._replacing.promote(standby)
+        waiting = [one for one in waiting if whoever or self._replacements.goes_beside(one)]
+        for name, (standby, _) in self._replacements.targets(waiting).items():
+            self._replacements.promote(standby)
             entry = next(one for one in waiting if one.node == name)
             self._write(msgspec.structs.replace(entry, beside=standby))
             self._not_before = 0
@@ -230,8 +230,8 @@ class Departures:
     def followed(self) -> None:
         """Give a lost draining node's ranks to the standby that joined to replace it."""
         for one in self._transaction.record.leaving:
-            if one.node not in self._transaction.members.nodes and self._replacing.is_beside(one):
-                self._replacing.has_come(one)
+            if one.node not in self._transaction.members.nodes and self._replacements.is_beside(one):
+                self._replacements.has_come(one)
 
     def in_time(self, one: Departure) -> bool:
         """Return whether a node with a deadline can wait until a standby has warmed up to replace it."""
@@ -275,7 +275,7 @@ class Departures:
             safe = max(self._ledger.proven, written) >= one.step
             if one.owed and (safe or not self._transaction.members.unfinished(plan)):
                 self._settle(one)
-            elif one.stays and not self._replacing.is_beside(one) and (why := self._replacing.in_vain(one)):
+            elif one.stays and not self._replacements.is_beside(one) and (why := self._replacements.in_vain(one)):
                 transaction, record = self._transaction, self._transaction.record
                 transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
                 transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
@@ -292,7 +292,7 @@ class Departures:
         if leavers := self.go_next(plan):
             staying = {one.node for one in self._transaction.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
-            self._stopping.begin(self._transaction.now, reason=MOVE if only_moves else DRAIN)
+            self._interruption.begin(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
     def go_next(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can leave at the end of the step."""
@@ -306,7 +306,7 @@ class Departures:
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Return whether the remaining workers and the replacing standbys have slots for all experts."""
-        rest = [worker for worker in (*workers, *self._replacing.heirs(leavers)) if worker not in leavers]
+        rest = [worker for worker in (*workers, *self._replacements.heirs(leavers)) if worker not in leavers]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def stay(self) -> None:
@@ -321,14 +321,14 @@ class Departures:
         """
         transaction, names = self._transaction, set(map(node_of, leavers))
         leaving = [one for one in transaction.record.leaving if one.node in names]
-        places = self._replacing.unfollowed(names)
-        followed = [one for one in leaving if not one.owed and self._replacing.is_beside(one)]
-        found = {name: standby for name, (standby, _) in self._replacing.targets(places).items()}
+        places = self._replacements.unfollowed(names)
+        followed = [one for one in leaving if not one.owed and self._replacements.is_beside(one)]
+        found = {name: standby for name, (standby, _) in self._replacements.targets(places).items()}
         found |= {one.node: one.beside for one in followed}
-        self._replacing.pass_on(found)
+        self._replacements.pass_on(found)
         for one in followed:
-            self._replacing.has_come(one)
-        taking = self._replacing.stand_in_for(places)
+            self._replacements.has_come(one)
+        taking = self._replacements.stand_in_for(places)
         for one in leaving:
             owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
             transaction.members.owe(one.node)
@@ -371,7 +371,7 @@ class Departures:
             if failure.kind is not FailureKind.CONNECTION_LOST:
                 transaction.close(node.connection)
             transaction.members.remove(node.name)
-        self._absences.lost(failure.node)
+        self._disconnected.lost(failure.node)
         self._settle(found[0], f"it was lost as it left: {why}")
         return True
 
@@ -384,11 +384,11 @@ class Departures:
         transaction, record = self._transaction, self._transaction.record
         node = transaction.members.nodes.get(one.node)
         was_standby = node is not None and node.standby
-        followed = self._replacing.is_beside(one) and not was_standby
+        followed = self._replacements.is_beside(one) and not was_standby
         transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
         self._ledger.without(one.owed)
         for worker in one.owed:
-            self._stopping.forget(worker)
+            self._interruption.forget(worker)
         if one.stays:
             if one.owed or (node is not None and followed):
                 transaction.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
@@ -406,7 +406,7 @@ class Departures:
             self.forget(node)
         else:
             # It left while no coordinator ran, and need not come back.
-            self._absences.lost(one.node)
+            self._disconnected.lost(one.node)
         if not was_standby and (one.owed or node is not None):
             transaction.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
@@ -423,16 +423,16 @@ class Departures:
 
     def forget(self, node: Node) -> tuple[str, ...]:
         """Remove a node; return its workers."""
-        self._absences.lost(node.name)
+        self._disconnected.lost(node.name)
         for worker in (workers := self._transaction.members.remove(node.name)):
             self._ledger.forget(worker)
-            self._stopping.forget(worker)
+            self._interruption.forget(worker)
         return workers
 
     def set_aside(self, name: str) -> None:
         """Make a node without ranks a standby, because another node has the ranks for which it came."""
         node = self._transaction.members.nodes[name]
-        self._absences.lost(name)
+        self._disconnected.lost(name)
         if node.told or node.returning:
             self._transaction.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
         self._standbys.returned(node, warm=False)
@@ -485,6 +485,6 @@ class Departures:
     def _taking(self, names: Collection[str]) -> list[str]:
         """Return the workers of the standbys that would replace these nodes now."""
         known, since = {one.node: one for one in self._transaction.record.leaving}, self._transaction.now
-        found = self._replacing.targets([known.get(name, Departure(node=name, since=since)) for name in names])
+        found = self._replacements.targets([known.get(name, Departure(node=name, since=since)) for name in names])
         nodes = self._transaction.members.nodes
         return [worker for standby, _ in found.values() for worker in nodes[standby].workers]

@@ -10,7 +10,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import count_fewest_nodes, find_lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
 from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
-from holdfast.coordination.nodes.departures import Departures
+from holdfast.coordination.nodes.departures import Draining
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
@@ -18,28 +18,28 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan
 
 
-class HandingOn:
+class ExpertHandoff:
     """Computes the placement of an expert handoff. It is called while nothing is about to change the plan."""
 
     def __init__(
-        self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, departures: Departures
+        self, transaction: Transaction, config: CoordinatorConfig, loads: LoadBook, departures: Draining
     ) -> None:
         self._transaction = transaction
         self._config = config
         self._loads = loads
-        self._departures = departures
+        self._draining = departures
 
     def look(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return a placement that copies experts held only by draining nodes, or None if nothing must be copied.
 
         If the others have no slots for them, the standby that replaces the node joins first.
         """
-        leavers = self._departures.going(plan.workers, plan)
+        leavers = self._draining.going(plan.workers, plan)
         if not leavers or not only_with(self._transaction.record, plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
         if not stayers or lacks_slots(self._transaction, self._config, stayers):
-            self._departures.enter_beside(whoever=True)
+            self._draining.enter_beside(whoever=True)
             return None
         if plan.expert_plan is None:
             return None

@@ -58,7 +58,7 @@ class Newcomer:
         return why_unreachable(self.hello.node, "the members", self.failed)
 
 
-class Probing:
+class NewcomerProbes:
     """The newcomers that are being probed, by their connections."""
 
     def __init__(self, transaction: Transaction, probes: PairProbes) -> None:

@@ -26,7 +26,7 @@ from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import Departure
 
 
-class Replacing:
+class Replacements:
     """The unfilled ranks, and the standbys that take them over."""
 
     def __init__(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.inputs import Shutdown
-from holdfast.coordination.recovery.ending import Ending
+from holdfast.coordination.recovery.ending import JobEnd
 from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.record import LastWill
@@ -33,8 +33,8 @@ class Closing:
         self,
         transaction: Transaction,
         config: CoordinatorConfig,
-        stopping: Stopping,
-        ending: Ending,
+        stopping: Interruption,
+        ending: JobEnd,
         goes_back: Callable[[str], bool],
     ) -> None:
         """`goes_back`: tries to undo the cause of a failure, a layout change; returns whether it could."""
@@ -47,8 +47,8 @@ class Closing:
         self._awaits = False
         self._transaction = transaction
         self._config = config
-        self._stopping = stopping
-        self._ending = ending
+        self._interruption = stopping
+        self._job_end = ending
 
     @property
     def renews(self) -> bool:
@@ -78,7 +78,7 @@ class Closing:
 
     def amend(self, before: str, why: str) -> None:
         """Replace the reason of the failure by a more detailed one."""
-        if self._will is not None and self._will.why == before and self._ending.over is None:
+        if self._will is not None and self._will.why == before and self._job_end.over is None:
             self._will = msgspec.structs.replace(self._will, why=why)
             self._transaction.change(will=self._will)
 
@@ -143,9 +143,9 @@ class Closing:
         will = self._will or _ASKED_BEFORE
         why = f"{will.why}; {unsaved}" if unsaved else will.why
         if will.failed:
-            self._ending.failed(why, will.exit_code, will.traceback)
+            self._job_end.failed(why, will.exit_code, will.traceback)
         else:
-            self._ending.by_will(will.exit_code, will.reason, why)
+            self._job_end.by_will(will.exit_code, will.reason, why)
 
     @property
     def _unsaved(self) -> str:
@@ -158,7 +158,7 @@ class Closing:
 
     def _begin(self, will: LastWill, *, save: bool) -> None:
         record, before = self._transaction.record, self._will
-        if self._ending.over is not None:
+        if self._job_end.over is not None:
             return
         # The first failure is the reason. A restart of all workers is not an end, so any later reason replaces it.
         if before is None or before.renew or not before.failed:
@@ -172,4 +172,4 @@ class Closing:
         if not self.under_way:
             self.under_way, self._since = True, self._transaction.now
             if record.plan is not None and not record.plan.last:
-                self._stopping.begin(self._transaction.now)
+                self._interruption.begin(self._transaction.now)

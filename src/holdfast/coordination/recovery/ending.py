@@ -11,7 +11,7 @@ from holdfast.protocol.messages.agent import EndNode
 from holdfast.protocol.messages.orders import JobDone
 
 
-class Ending:
+class JobEnd:
     """Ends the job."""
 
     def __init__(self, transaction: Transaction) -> None:

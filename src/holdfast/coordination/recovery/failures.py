@@ -10,10 +10,10 @@ from holdfast.coordination.failures.class_table import MACHINE_CLASSES, REPLICA_
 from holdfast.coordination.failures.classes import FailureClasses
 from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.failures.seen import collective_failed
-from holdfast.coordination.generations.stopping import Stopping
-from holdfast.coordination.generations.swap import Joining
+from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.generations.swap import PendingGeneration
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.nodes.absences import Absences
+from holdfast.coordination.nodes.absences import DisconnectedNodes
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.turn import Transaction
 from holdfast.errors import EXIT_FAILED
@@ -31,22 +31,22 @@ class Failures:
         self,
         transaction: Transaction,
         progress: Progress,
-        stopping: Stopping,
-        joining: Joining,
-        absences: Absences,
+        stopping: Interruption,
+        joining: PendingGeneration,
+        absences: DisconnectedNodes,
         classes: FailureClasses,
         ladder: EscalationPolicy,
         aside: Sequence[Callable[[Failure], bool]],
     ) -> None:
         """`aside`: handlers of failures outside the world; each returns whether the failure was its own."""
         self._classes = classes
-        self._ladder = ladder
+        self._escalation = ladder
         self._cause, self._raised = "", False
         self._transaction = transaction
         self._ledger, self._costs = progress.ledger, progress.costs
-        self._stopping = stopping
-        self._joining = joining
-        self._absences = absences
+        self._interruption = stopping
+        self._pending_generation = joining
+        self._disconnected = absences
         self._aside = aside
 
     def take(self, *failures: Failure) -> None:
@@ -71,29 +71,29 @@ class Failures:
     def note(self, failure: Failure) -> None:
         """Report a failed process that is still needed, and interrupt its generation."""
         self._tell(self._classed(failure))
-        self._stopping.begin(failure.since)
+        self._interruption.begin(failure.since)
 
     def gone(self, workers: Collection[str], since: float) -> None:
         """Remove workers that failed or left, and interrupt their generation."""
         record = self._transaction.record
         for worker in workers:
             self._ledger.forget(worker)
-            self._stopping.forget(worker)
+            self._interruption.forget(worker)
         if record.plan is not None and any(record.plan.rank(worker) is not None for worker in workers):
-            self._stopping.begin(since)
+            self._interruption.begin(since)
         elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
-            stops = self._stopping.stop is not None or not self._joining.armed
-            if stops or not self._joining.disarm(since):
+            stops = self._interruption.stop is not None or not self._pending_generation.armed
+            if stops or not self._pending_generation.disarm(since):
                 self.undo_pending(since)
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
         """Cancel the pending generation. If it is armed, some members may have swapped, so only Stop is safe."""
-        if self._transaction.record.pending is None or self._stopping.stop is not None:
+        if self._transaction.record.pending is None or self._interruption.stop is not None:
             return
-        if self._joining.armed:
-            self._stopping.begin(since)
+        if self._pending_generation.armed:
+            self._interruption.begin(since)
         else:
-            self._joining.void(suspects)
+            self._pending_generation.void(suspects)
 
     def retried(self, complaint: Complaint, report: Report, node: str) -> bool:
         """Retry a failed collective of unknown cause with the same members; return False after too many tries.
@@ -102,7 +102,7 @@ class Failures:
             node: the node to which the try is charged.
         """
         tries = self._tell(self._classed(collective_failed(complaint, report, node, self._transaction.now)))
-        return not self._ladder.is_exhausted(Severity.RETRY, tries)
+        return not self._escalation.is_exhausted(Severity.RETRY, tries)
 
     def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
         """Return the nodes with complaints about a fault of their own, and its details."""
@@ -126,7 +126,7 @@ class Failures:
         Args:
             mates: the workers that are lost together with it.
         """
-        transaction, evidence, tries = self._transaction, failure.evidence, self._ladder.count_failure(failure)
+        transaction, evidence, tries = self._transaction, failure.evidence, self._escalation.count_failure(failure)
         if failure.severity is Severity.NODE or evidence.category in MACHINE_CLASSES:
             transaction.members.failed(failure.node)
         transaction.emit(
@@ -153,7 +153,7 @@ class Failures:
     def made_good(self) -> None:
         """Forget the cause: a step was committed, so earlier failures explain nothing later."""
         self._cause, self._raised = "", False
-        self._ladder.quarantine_given_up()
+        self._escalation.quarantine_given_up()
 
     def explain(self, consequence: str) -> str:
         """Return why the job ends: the first cause, then its consequence."""
@@ -168,11 +168,11 @@ class Failures:
     def _out(self, failure: Failure) -> list[str]:
         """Expel a failed node; return its lost workers."""
         transaction, tries = self._transaction, self._tell(failure)
-        self._absences.lost(failure.node)
+        self._disconnected.lost(failure.node)
         self._costs.lost(transaction.now)
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
         beyond = node is not None and (
-            self._is_the_machines(failure) or self._ladder.is_exhausted(Severity.NODE, tries)
+            self._is_the_machines(failure) or self._escalation.is_exhausted(Severity.NODE, tries)
         )
         if node is not None and beyond:
             often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
@@ -185,9 +185,9 @@ class Failures:
             transaction.close(node.connection)
         workers = transaction.members.remove(node.name) if node is not None else transaction.planned_on(failure.node)
         if node is not None and beyond:
-            self._ladder.quarantine(node.name, node.host, why)
+            self._escalation.quarantine(node.name, node.host, why)
         else:
-            self._ladder.on_node_lost(failure.node)
+            self._escalation.on_node_lost(failure.node)
         transaction.emit(
             NodeLeft, node=failure.node, reason="quarantined" if beyond else "failed", detail=why if beyond else ""
         )

@@ -17,7 +17,7 @@ _LEAST_S = 1.0
 _MOST_S = 30.0
 
 
-class KeptRanks:
+class RankHold:
     """The ranks that wait for replacements; empty under other policies."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig) -> None:

@@ -13,7 +13,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.blame import find_agreeing_nodes
 from holdfast.coordination.failures.classes import UNKNOWN, FailureClasses
 from holdfast.coordination.failures.seen import script_raised
-from holdfast.coordination.generations.stopping import Stopping
+from holdfast.coordination.generations.stopping import Interruption
 from holdfast.coordination.layouts.failing import FailingLayouts
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.ledger import StepLedger
@@ -46,7 +46,7 @@ class _Blamed:
     where: str
 
 
-class Raisers:
+class ScriptErrors:
     """Handles script errors, and releases processes that are no longer needed."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Raisers:
         transaction: Transaction,
         config: CoordinatorConfig,
         ledger: StepLedger,
-        stopping: Stopping,
+        stopping: Interruption,
         failures: Failures,
         closing: Closing,
         classes: FailureClasses,
@@ -63,7 +63,7 @@ class Raisers:
         self._transaction = transaction
         self._config = config
         self._ledger = ledger
-        self._stopping = stopping
+        self._interruption = stopping
         self._failures = failures
         self._closing = closing
         self._classes, self._failing = classes, failing
@@ -81,7 +81,7 @@ class Raisers:
         elif message.worker in (before.worker for before in transaction.record.raised):
             # An earlier coordinator has reported it. In the last plan the worker is a member that only saves.
             if transaction.record.plan is not None and not transaction.record.plan.last:
-                self._stopping.begin(transaction.now)
+                self._interruption.begin(transaction.now)
             return
         else:
             self._failures.note(script_raised(node.name, message, transaction.now))
@@ -117,7 +117,7 @@ class Raisers:
             node = members.nodes[node_of(worker)]
             info = members.drop(node, worker)
             self._ledger.forget(worker)
-            self._stopping.forget(worker)
+            self._interruption.forget(worker)
             if info is not None and info.raised:
                 self._transaction.send(node.connection, Replace(worker=worker))
             else:

@@ -28,13 +28,13 @@ from holdfast.coordination.grants import (
     update_roles,
 )
 from holdfast.coordination.inputs import PoolSaid, Shutdown
-from holdfast.coordination.nodes.absences import Absences
-from holdfast.coordination.nodes.departures import Departures
-from holdfast.coordination.nodes.replacing import Replacing
+from holdfast.coordination.nodes.absences import DisconnectedNodes
+from holdfast.coordination.nodes.departures import Draining
+from holdfast.coordination.nodes.replacing import Replacements
 from holdfast.coordination.nodes.standbys import Standbys
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.recovery.closing import Closing
-from holdfast.coordination.recovery.ending import Ending
+from holdfast.coordination.recovery.ending import JobEnd
 from holdfast.coordination.recovery.failures import Failures
 from holdfast.coordination.tenancy.pacing import PaceReporter
 from holdfast.coordination.turn import Transaction
@@ -82,14 +82,14 @@ class JobPoolClient:
         self,
         transaction: Transaction,
         config: CoordinatorConfig,
-        departures: Departures,
+        departures: Draining,
         failures: Failures,
-        absences: Absences,
+        absences: DisconnectedNodes,
         ladder: EscalationPolicy,
         closing: Closing,
-        ending: Ending,
+        ending: JobEnd,
         standbys: Standbys,
-        replacing: Replacing,
+        replacing: Replacements,
         costs: MeasuredCosts,
         saves_every_s: Callable[[], float | None] = lambda: None,
     ) -> None:
