@@ -365,7 +365,8 @@ MUTANTS = (
         module=FAILURES,
         qualname="Failures.undo_pending",
         old=(
-            "if self._pending_generation.armed:\n    self._interruption.begin(since)\nelse:\n    self._pending_generation.void(suspects)"
+            "if self._pending_generation.armed:\n    self._interruption.begin(since)\n"
+            "else:\n    self._pending_generation.void(suspects)"
         ),
         new=("self._pending_generation.armed = False\nif True:\n    self._pending_generation.void(suspects)"),
         why="once armed some may have swapped: Void would leave them alone in the new generation",
