@@ -1,8 +1,8 @@
 """The coordinator's state machine: every decision about a job, as (input, now) -> instructions.
 
 First the handler of (input, job phase) runs; the tables are at the end of `Coordinator`. Then all due work runs, always
-in the same order (`_do_due_work`). Each call is one transaction: all durable changes go into one Persist before all events
-and messages. So a crash leaves the state before the call or the state after it.
+in the same order (`_do_due_work`). Each call is one transaction: all durable changes go into one Persist before all
+events and messages. So a crash leaves the state before the call or the state after it.
 """
 
 from __future__ import annotations
