@@ -51,19 +51,19 @@ if what == "absent" and settings.local_rank == 1:
 if what == "differ":
     shard, tensor = (1, 2) if settings.local_rank == 1 else (2, 1)
 job = holdfast.init(layout=holdfast.Layout(shard=shard, tensor=tensor))
-unit, link = job._joined.unit, job._link
+unit, link = job._joined.replica_group, job._link
 assert unit is not None
 assert link is not None
 sums: dict[str, float] = {}
 for name, group in unit.groups.items():
-    sums[name] = gathered(group, 2.0**unit.place).sum().item()
+    sums[name] = gathered(group, 2.0**unit.local_rank).sum().item()
 agreed = unit.proposals.agree(Proposal(1, 1, 0), lambda: True)
-said = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.place, "sums": sums}
+said = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.local_rank, "sums": sums}
 part = folder / f"{os.getpid()}.part"
 part.write_text(json.dumps({**said, "agreed": agreed}))
 part.rename(folder / f"{os.getpid()}.json")
 try:
-    if what in ("meet", "keep", "raise", "linger") and unit.place:
+    if what in ("meet", "keep", "raise", "linger") and unit.local_rank:
         (folder / f"{os.getpid()}.waits").touch()
         gathered(unit.groups["shard"], 1.0)
     while what in ("raise", "linger") and not (folder / "go").exists():

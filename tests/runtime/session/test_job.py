@@ -736,7 +736,7 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_alone_a_layout_counts_as_one_whole_replica() -> None:
     job = holdfast.init(layout=holdfast.Layout(shard=4, tensor=2))
-    assert (job.world_size, job.rank, job._joined.unit) == (1, 0, None)
+    assert (job.world_size, job.rank, job._joined.replica_group) == (1, 0, None)
     assert [job.mesh[name].size() for name in ("shard", "tensor")] == [1, 1]
     torch.distributed.destroy_process_group()
 
