@@ -365,10 +365,10 @@ MUTANTS = (
         module=FAILURES,
         qualname="Failures.undo_pending",
         old=(
-            "if self._pending_generation.armed:\n    self._interruption.begin(since)\n"
-            "else:\n    self._pending_generation.void(suspects)"
+            "if self._pending_generation.armed:\n    self._interruption.start(since)\n"
+            "else:\n    self._pending_generation.cancel(suspects)"
         ),
-        new=("self._pending_generation.armed = False\nif True:\n    self._pending_generation.void(suspects)"),
+        new=("self._pending_generation.armed = False\nif True:\n    self._pending_generation.cancel(suspects)"),
         why="once armed some may have swapped: Void would leave them alone in the new generation",
     ),
     Mutant(
@@ -416,7 +416,7 @@ MUTANTS = (
     Mutant(
         name="never_stops",
         module=STOPPING,
-        qualname="Interruption.begin",
+        qualname="Interruption.start",
         old="self.stop is not None",
         new="True",
         why="a broken generation is left",
@@ -425,7 +425,7 @@ MUTANTS = (
     Mutant(
         name="reports_for_an_older_stop",
         module=STOPPING,
-        qualname="Interruption.asked",
+        qualname="Interruption.is_answer",
         old=("self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)"),
         new="self.stop is not None",
         why="a report says where a worker stands at this Stop, not at one before",
@@ -441,7 +441,7 @@ MUTANTS = (
     Mutant(
         name="pending_members_are_not_stopped",
         module=STOPPING,
-        qualname="Interruption.begin",
+        qualname="Interruption.start",
         old="transaction.order_all(transaction.planned, self.stop)",
         new="transaction.order_all(transaction.record.plan.workers, self.stop)",
         why="those of the pending plan may have swapped already",
@@ -450,7 +450,7 @@ MUTANTS = (
     Mutant(
         name="lets_leavers_go_at_once",
         module=DEPARTURES,
-        qualname="Draining.look",
+        qualname="Draining.release_proven",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
         why="who has left counts until the others have gone on: whoever takes its place may not have the state yet",

@@ -42,7 +42,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="leaver_goes_in_the_midst_of_a_step",
         module=DEPARTURES,
-        qualname="Draining.begin",
+        qualname="Draining.start_at_boundary",
         old="self._ledger.committed <= decision.applied",
         new="self._ledger.committed < decision.applied",
         why="what it has computed of the step would be computed again",
@@ -105,7 +105,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="flag_down_for_another_coordinator",
         module=JOINING,
-        qualname="PendingGeneration.disarmed",
+        qualname="PendingGeneration.on_disarmed",
         old="asked and told.term == self._transaction.record.term",
         new="asked",
         why="this one may have said Arm since",
@@ -137,7 +137,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="a_checkpoint_releases_nobody",
         module=DEPARTURES,
-        qualname="Draining.look",
+        qualname="Draining.release_proven",
         old="max(self._ledger.proven, written)",
         new="self._ledger.proven",
         why="of the last step nothing but a checkpoint proves that others have it: whoever keeps it waits for ever",
@@ -145,7 +145,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="a_retained_state_is_released_at_once",
         module=DEPARTURES,
-        qualname="Draining.look",
+        qualname="Draining.release_proven",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
         why="the node may be the only one that has the state of the newest step",

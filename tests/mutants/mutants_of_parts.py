@@ -112,7 +112,7 @@ PART_MUTANTS = (
     Mutant(
         name="stops_an_older_generation",
         module=STOPPING,
-        qualname="Interruption.begin",
+        qualname="Interruption.start",
         old="transaction.record.generation",
         new="transaction.record.plan.generation",
         why="a member that has swapped already is in a later generation",
@@ -120,7 +120,7 @@ PART_MUTANTS = (
     Mutant(
         name="a_pause_counts_as_silence",
         module=STOPPING,
-        qualname="Interruption.wait_anew",
+        qualname="Interruption.restart_timeout",
         old="self._since = self._transaction.now",
         new="pass",
         why="nobody is silent to a coordinator that does not listen",
@@ -153,7 +153,7 @@ PART_MUTANTS = (
     Mutant(
         name="a_successor_forgets_the_wish",
         module=CLOSING,
-        qualname="Closing.taken_over",
+        qualname="Closing.resume_closing",
         old="not again and self._had_begun",
         new="False",
         why="the wish to end outlives the coordinator that was asked",

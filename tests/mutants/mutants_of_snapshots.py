@@ -28,7 +28,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         name="snapshot_of_a_step_that_nobody_announced_serves",
         module=BOOK,
-        qualname="SnapshotBook.serving",
+        qualname="SnapshotBook.find_newest",
         old="one.example.step <= committed",
         new="True",
         why="its loss and its samples would be in no journal",
@@ -36,7 +36,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         name="snapshot_that_cannot_be_read_is_tried_for_ever",
         module=BOOK,
-        qualname="SnapshotBook._damaged",
+        qualname="SnapshotBook._on_snapshot_damaged",
         old="self._bad[copy] = None",
         new="pass",
         why="each source is tried once",

@@ -19,7 +19,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="takes_again_what_it_gave_back",
         module=HOLDING,
-        qualname="hear",
+        qualname="apply_shares",
         old="number not in held.returned",
         new="True",
         why="the pool speaks of a grant until it hears that it was given back, and may have given the node to others",
@@ -27,7 +27,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="lets_in_without_a_grant",
         module=HOLDING,
-        qualname="joined",
+        qualname="mark_connected",
         old="grant is None or grant.number != number",
         new="grant is None",
         why="a node that is granted anew may have processes of the grant before",
@@ -35,7 +35,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="believes_old_shares",
         module=HOLDING,
-        qualname="hear",
+        qualname="apply_shares",
         old="(shares.term, shares.version) < (held.term, held.heard)",
         new="shares.term < held.term",
         why="what comes late says how things stood, not how they stand",
@@ -59,7 +59,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="follows_a_call_twice",
         module=HOLDING,
-        qualname="hear",
+        qualname="apply_shares",
         old="decided > known.role_version",
         new="decided >= known.role_version",
         why="the pool repeats its word until it has heard the job's, and the node may wait again by then",
@@ -67,7 +67,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="forgets_who_takes_a_leavers_place",
         module="coordination.nodes.departures",
-        qualname="Draining.go",
+        qualname="Draining.retain",
         old="found.get(one.node, one.beside)",
         new="one.beside",
         why="until the leaver is gone both would count as nodes that train",
@@ -107,7 +107,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="keeps_a_promotion_that_came_to_nothing",
         module="coordination.nodes.standbys",
-        qualname="Standbys.came",
+        qualname="Standbys.on_admitted",
         old="known is None or known.promoted or known.agent_pid != node.agent_pid",
         new="known is None or known.agent_pid != node.agent_pid",
         why="after a restart of the coordinator the standby would be no standby",

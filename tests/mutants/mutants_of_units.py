@@ -96,7 +96,7 @@ UNIT_MUTANTS = (
     Mutant(
         name="a_process_goes_alone",
         module=TURN,
-        qualname="Transaction.break_unit",
+        qualname="Transaction.drop_group_of",
         old="places == 1",
         new="places",
         why="its unit waits for it for ever",

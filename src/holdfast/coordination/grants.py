@@ -13,7 +13,7 @@ from holdfast.protocol.pool.held import Held, HeldGrant
 from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStanding, JobState, NodeUnfit
 
 
-def hear(held: Held, shares: JobShares, now: float) -> Held:
+def apply_shares(held: Held, shares: JobShares, now: float) -> Held:
     """Return the grants after the pool's newest message. Older shares, or shares of another job, change nothing.
 
     A node that is no longer granted is lost: its agent has reported that the job runs nothing there.
@@ -42,7 +42,7 @@ def hear(held: Held, shares: JobShares, now: float) -> Held:
     )
 
 
-def joined(held: Held, node: str, number: int) -> Held | None:
+def mark_connected(held: Held, node: str, number: int) -> Held | None:
     """Return the grants after a granted node has connected, or None if the job does not hold that grant."""
     grant = held.grants.get(node)
     if grant is None or grant.number != number:
@@ -59,23 +59,23 @@ def give_back(held: Held, nodes: Collection[str]) -> Held:
     return replace(held, grants=grants, returned=held.returned | gone)
 
 
-def awaited(held: Held, nodes: Collection[str], now: float) -> Held:
+def mark_awaited(held: Held, nodes: Collection[str], now: float) -> Held:
     """Return the grants with these nodes marked as not connected, as when they were granted."""
     anew = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
     return replace(held, grants={**held.grants, **anew})
 
 
-def overdue(held: Held, now: float, join_s: float) -> list[str]:
+def find_overdue(held: Held, now: float, join_s: float) -> list[str]:
     """Return the granted nodes that have not connected in time."""
     return [node for node, grant in held.grants.items() if not grant.came and now - grant.since > join_s]
 
 
-def stand(held: Held, standing: JobStanding, why: str = "") -> Held:
+def set_standing(held: Held, standing: JobStanding, why: str = "") -> Held:
     """Return the grants with a new standing. A job that does not go on gives all its nodes back."""
     return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
 
 
-def begins_anew(held: Held | None) -> bool:
+def restarts_from_zero(held: Held | None) -> bool:
     """Return whether a suspended job starts again from step 0, because it saves nothing."""
     return held is not None and held.anew
 
@@ -119,7 +119,7 @@ def set_roles(held: Held, roles: Mapping[str, bool]) -> Held:
     return replace(held, grants={**held.grants, **anew})
 
 
-def report(
+def describe_state(
     held: Held,
     refuses: Mapping[str, NodeUnfit] | None = None,
     members: Collection[str] = (),

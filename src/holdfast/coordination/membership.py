@@ -157,7 +157,7 @@ class _RollCall:
             self._missing = {worker for worker in plan.workers if not self._far(worker, find(worker), plan)}
         return self._missing
 
-    def look(self, worker: str, info: WorkerInfo | None) -> None:
+    def update(self, worker: str, info: WorkerInfo | None) -> None:
         """Check a worker again after a change; `info` is None if it is lost."""
         plan = self._plan
         if plan is None or plan.rank(worker) is None:
@@ -307,7 +307,7 @@ class Membership:
         plan, outside = self._outside
         if plan is not None and not node.aside and plan.rank(info.id) is None:
             outside[info.id] = node
-        self._look(info.id, info)
+        self._update_roll_calls(info.id, info)
 
     def drop(self, node: Node, worker: str) -> WorkerInfo | None:
         """Remove a worker of a node and return it, or None if it was not there."""
@@ -316,32 +316,32 @@ class Membership:
             self.complete_nodes += node.counts - before
             self._outside[1].pop(worker, None)
             del self._workers[worker]
-            self._look(worker, None)
+            self._update_roll_calls(worker, None)
         return info
 
     def left_loop(self, worker: str, applied: int) -> None:
         """Record that a worker's script left its loop after this step and ended."""
         self.left[worker] = applied
-        self._look(worker, None)
+        self._update_roll_calls(worker, None)
 
     def enter(self, info: WorkerInfo, generation: int) -> None:
         """Record that a worker has entered a generation."""
         info.entered = generation
-        self._look(info.id, info)
+        self._update_roll_calls(info.id, info)
 
     def prepare(self, info: WorkerInfo, generation: int) -> None:
         """Record that a worker has built the group of a pending generation."""
         info.prepared = max(info.prepared, generation)
-        self._look(info.id, info)
+        self._update_roll_calls(info.id, info)
 
     def finish(self, info: WorkerInfo, *, finished: bool = True) -> None:
         """Record that a worker has ended its loop, or must continue it."""
         info.finished = finished
-        self._look(info.id, info)
+        self._update_roll_calls(info.id, info)
 
-    def _look(self, worker: str, info: WorkerInfo | None) -> None:
+    def _update_roll_calls(self, worker: str, info: WorkerInfo | None) -> None:
         for roll_call in (self._entered, self._prepared, self._finished):
-            roll_call.look(worker, info)
+            roll_call.update(worker, info)
 
     def on(self, connection: int) -> Node | None:
         """Return the node of a connection, or None if it has none."""

@@ -125,7 +125,7 @@ class Transaction:
         self.change(term=term)
         self.emit(CoordinatorRestarted, **self.origin)
 
-    def break_unit(self, worker: str) -> tuple[str, ...]:
+    def drop_group_of(self, worker: str) -> tuple[str, ...]:
         """Remove the other workers of a lost worker's replica group, which are useless without it; return them.
 
         Their agent ends them, too. Its later reports about them are ignored.
@@ -198,7 +198,7 @@ class Transaction:
         """End this coordinator but not the job: `newer` shows that the store is older than the job."""
         self._sends.append(StopOutdated(newer))
 
-    def tell_pool(self, stands: JobState) -> None:
+    def send_to_pool(self, stands: JobState) -> None:
         """Send the job's state to its pool."""
         self._sends.append(TellPool(stands))
 

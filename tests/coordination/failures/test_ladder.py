@@ -424,8 +424,8 @@ def test_by_default_nobody_waits() -> None:
 def test_it_is_waited_for_as_long_as_processes_of_this_job_take() -> None:
     job = Job(spec=HOLD).start()
     kept = RankHold(job.machine.transaction, job.machine.config)
-    kept.came("n0/0/b", job.now - 4.0)
-    kept.lost([w("n1")])
+    kept.on_process_attached("n0/0/b", job.now - 4.0)
+    kept.hold_ranks([w("n1")])
     job.machine.transaction.now += 11.9
     assert kept.waits
     job.machine.transaction.now += 0.2

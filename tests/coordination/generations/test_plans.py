@@ -94,7 +94,7 @@ def test_a_plan_that_is_no_more_is_not_sent_and_asking_counts_all_the_same() -> 
 def test_each_generation_may_be_asked_for() -> None:
     job = Job().start()
     for generation in range(2, 8):
-        job.machine.context.interruption.begin(job.now)
+        job.machine.context.interruption.start(job.now)
         for node in ("n0", "n1", "n2"):
             job.report(node, 0)
         job.tell("n2", msg.AskPlan(generation=generation))

@@ -90,7 +90,7 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert job.machine.record.layout == TWO
     job.up("n1", TWO, "b", parts[1])
     assert job.machine.record.plan is None, "n0 may come back"
-    assert (job.machine.context.snapshots.serving(3) is not None) == enough
+    assert (job.machine.context.snapshots.find_newest(3) is not None) == enough
     job.up("n0", TWO, "b", parts[0])
     source = job.machine.record.decision and job.machine.record.decision.source
     assert isinstance(source, SnapshotSource)
@@ -153,7 +153,7 @@ def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nob
     known |= {"worker": w("n0", 0, "c"), "generation": job.plan.generation}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
     assert job.machine.context.interruption.stop is not None, "nor under the layout before"
-    assert job.machine.context.snapshots.serving(3) is None
+    assert job.machine.context.snapshots.find_newest(3) is None
 
 
 def test_snapshots_of_the_layout_before_are_of_no_use() -> None:
@@ -231,7 +231,7 @@ def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> 
     assert not job.plan.puts_away
     (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
     assert "another change came first" in kept.why
-    assert job.machine.context.snapshots.serving(3) is None, "it was never known whether all had that state"
+    assert job.machine.context.snapshots.find_newest(3) is None, "it was never known whether all had that state"
     job.enter(3)
     job.done(4)
     assert parts[0] not in (job.machine.members.nodes["n0"].snapshots or msg.NodeSnapshots(host="h", port=1)).parts

@@ -62,7 +62,7 @@ def test_without_a_standby_it_is_said_that_there_is_none_and_what_would_do(nodes
 
 def test_the_job_is_over() -> None:
     job = beside("s0")
-    job.machine.context.job_end.failed("for a test")
+    job.machine.context.job_end.fail_job("for a test")
     with pytest.raises(RefusedError, match="the job is failed: nodes need not leave it"):
         job.feed(MoveNodes(("n1",)))
 

@@ -306,7 +306,7 @@ def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> Non
     for name in ("s0", "s1"):
         come(job, name, zone=f"z{name[-1]}", warm=False)
     for name in ("s0", "s1"):  # (both warm up as the step passes)
-        job.machine.context.standbys.warmed(job.machine.members.nodes[name], msg.Warmed(worker=w(name), seconds=0.5))
+        job.machine.context.standbys.on_warmed(job.machine.members.nodes[name], msg.Warmed(worker=w(name), seconds=0.5))
     job.step(2, "n0", "n2", generation=2)
     assert list(job.machine.members.standbys) == ["s0"], "s1 is of the zone of n1"
     assert job.machine.record.places == {"n1": ("", "z1"), "n0": ("", "z0"), "n2": ("", "z2")}

@@ -261,7 +261,7 @@ def test_a_coordinator_that_comes_later_knows_it_from_hello() -> None:
 def test_the_baseline_that_restarts_all_goes_back_to_checkpoints_alone(policy: str) -> None:
     spec = JobSpec(recovery=RecoverySpec(on_node_failure=policy))  # pyright: ignore[reportArgumentType]
     job = taken(Job(nodes=2, spec=spec).start(), 3, nodes=2)
-    assert job.machine.context.snapshots.serving(3) is not None
+    assert job.machine.context.snapshots.find_newest(3) is not None
     for node in range(2):
         job.tell(f"n{node}", killed(w(f"n{node}")))
     for node in range(2):

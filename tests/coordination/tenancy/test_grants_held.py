@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.grants import give_back, hear, joined, overdue, report
+from holdfast.coordination.grants import apply_shares, describe_state, find_overdue, give_back, mark_connected
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobShares
 
@@ -22,57 +22,57 @@ def shares(
 
 
 def test_what_it_is_told_of_it_holds_and_says_so() -> None:
-    held = hear(EMPTY, shares(3, a=1, b=2), 10.0)
-    assert report(held).held == {1, 2}
-    assert report(held).heard == 3
+    held = apply_shares(EMPTY, shares(3, a=1, b=2), 10.0)
+    assert describe_state(held).held == {1, 2}
+    assert describe_state(held).heard == 3
 
 
 def test_what_it_has_given_back_it_does_not_take_again() -> None:
-    held = give_back(hear(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
+    held = give_back(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
     assert held.numbers == {1}
-    again = hear(held, shares(4, a=1, b=2), 11.0)
+    again = apply_shares(held, shares(4, a=1, b=2), 11.0)
     assert again.numbers == {1}, "the pool had not heard yet"
-    anew = hear(again, shares(5, a=1, b=7), 12.0)
+    anew = apply_shares(again, shares(5, a=1, b=7), 12.0)
     assert anew.numbers == {1, 7}
     assert anew.returned == frozenset()
 
 
 def test_what_is_older_than_was_heard_changes_nothing() -> None:
-    held = hear(EMPTY, shares(5, a=1), 10.0)
-    assert hear(held, shares(4, b=2), 11.0) is held
-    assert hear(held, shares(9, term=0, b=2), 11.0) is held
-    assert hear(held, shares(9, submission=2, b=2), 11.0) is held
+    held = apply_shares(EMPTY, shares(5, a=1), 10.0)
+    assert apply_shares(held, shares(4, b=2), 11.0) is held
+    assert apply_shares(held, shares(9, term=0, b=2), 11.0) is held
+    assert apply_shares(held, shares(9, submission=2, b=2), 11.0) is held
 
 
 def test_a_node_of_which_the_pool_speaks_no_more_is_lost() -> None:
-    assert hear(hear(EMPTY, shares(3, a=1, b=2), 10.0), shares(4, a=1), 11.0).numbers == {1}
+    assert apply_shares(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), shares(4, a=1), 11.0).numbers == {1}
 
 
 def test_only_by_the_grant_that_is_held_a_node_joins() -> None:
-    held = hear(EMPTY, shares(3, a=4), 10.0)
-    assert joined(held, "a", 3) is None
-    assert joined(held, "b", 4) is None
-    came = joined(held, "a", 4)
+    held = apply_shares(EMPTY, shares(3, a=4), 10.0)
+    assert mark_connected(held, "a", 3) is None
+    assert mark_connected(held, "b", 4) is None
+    came = mark_connected(held, "a", 4)
     assert came is not None
     assert came.grants["a"].came
-    assert joined(came, "a", 4) is came
+    assert mark_connected(came, "a", 4) is came
 
 
 def test_who_should_have_come_by_now() -> None:
-    held = hear(EMPTY, shares(3, a=1, b=2), 10.0)
-    held = joined(held, "a", 1) or held
-    held = hear(held, shares(4, a=1, b=2, c=3), 35.0)
-    assert overdue(held, 41.0, join_s=30.0) == ["b"]
+    held = apply_shares(EMPTY, shares(3, a=1, b=2), 10.0)
+    held = mark_connected(held, "a", 1) or held
+    held = apply_shares(held, shares(4, a=1, b=2, c=3), 35.0)
+    assert find_overdue(held, 41.0, join_s=30.0) == ["b"]
 
 
 def test_nodes_to_give_back_are_named() -> None:
-    held = hear(EMPTY, shares(3, (2,), a=1, b=2), 10.0)
+    held = apply_shares(EMPTY, shares(3, (2,), a=1, b=2), 10.0)
     assert held.to_leave == ("b",)
-    assert hear(held, shares(4, a=1, b=2), 11.0).to_leave == ()
+    assert apply_shares(held, shares(4, a=1, b=2), 11.0).to_leave == ()
 
 
 def test_it_is_written_down_as_it_is() -> None:
-    held = give_back(hear(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
+    held = give_back(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
     assert msgspec.json.decode(msgspec.json.encode(held), type=Held) == held
 
 
@@ -85,7 +85,7 @@ def test_a_grant_given_back_is_never_held_again_while_it_is_told(
 ) -> None:
     held, gone = EMPTY, frozenset[int]()
     for place, (version, grants) in enumerate(told):
-        held = hear(held, shares(version, **grants), float(place))
+        held = apply_shares(held, shares(version, **grants), float(place))
         gone &= set(grants.values()) if version == held.heard else gone
         assert not held.numbers & gone
         if place < len(backs):

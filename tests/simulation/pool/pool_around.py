@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.coordination.grants import hear, update_roles
+from holdfast.coordination.grants import apply_shares, update_roles
 from holdfast.coordination.pool.fence import Fence, StartGrant
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
@@ -23,7 +23,7 @@ class PoolParts:
 
     pool: type[Pool] = Pool
     fence: type[Fence] = Fence
-    hear: Callable[[Held, JobShares, float], Held] = hear
+    hear: Callable[[Held, JobShares, float], Held] = apply_shares
     update_roles: Callable[[Held, Mapping[str, bool], Mapping[str, str]], Held] = update_roles
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.coordination.grants import give_back, joined, overdue, report, set_roles, stand
+from holdfast.coordination.grants import (
+    describe_state,
+    find_overdue,
+    give_back,
+    mark_connected,
+    set_roles,
+    set_standing,
+)
 from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
 from tests.simulation.pool.pool_around import PoolAround
@@ -100,7 +107,7 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            said = report(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
+            said = describe_state(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
             self._pool.send(self, said)
 
     @property
@@ -119,7 +126,7 @@ class SimJobCoordinator:
             self._report()
             return
         if held.wish == "run":
-            held = stand(held, "going")
+            held = set_standing(held, "going")
         if not self._write(held):
             return
         for node in [node for node in self.members if node not in held.grants]:
@@ -177,7 +184,7 @@ class SimJobCoordinator:
         """Do without nodes, by the record first; then tell them, and the pool."""
         numbers = {node: self.disk.held.grants[node].number for node in nodes}
         held = set_roles(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
-        if not self._write(stand(held, standing, why)):
+        if not self._write(set_standing(held, standing, why)):
             return
         for node, number in numbers.items():
             if node in self.members:
@@ -211,7 +218,7 @@ class SimJobCoordinator:
             self._hear(message)
         elif isinstance(message, NodeComes):
             node = message.node
-            held = joined(self.disk.held, node, message.grant)
+            held = mark_connected(self.disk.held, node, message.grant)
             if held is None or self.disk.standing != "going":
                 line.cut()  # (it tries again until somebody says that it is another's)
             elif node in self._cluster.unfit(self.name):
@@ -246,7 +253,7 @@ class SimJobCoordinator:
             self._report()
             return
         late = [node for node, grant in disk.held.grants.items() if grant.came and now - self._seen[node] > LEASE_S]
-        late += overdue(disk.held, now, JOIN_S)
+        late += find_overdue(disk.held, now, JOIN_S)
         if late:
             self._lose(late)  # (the hit job goes on without them at once)
         if not self.up:

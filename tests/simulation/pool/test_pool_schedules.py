@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from holdfast.coordination.grants import hear, update_roles
+from holdfast.coordination.grants import apply_shares, update_roles
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, StartGrant
 from holdfast.coordination.pool.inputs import JobMessage, NodeDisconnected, PoolInput
 from holdfast.coordination.pool.instructions import EmitPool, PersistPool, PoolInstruction, StartCoordinator
@@ -188,7 +188,7 @@ class NeverReaps(Fence):
 
 def takes_again(held: Held, shares: JobShares, now: float) -> Held:
     """A job takes what it has given back."""
-    return replace(hear(replace(held, returned=frozenset()), shares, now), returned=held.returned)
+    return replace(apply_shares(replace(held, returned=frozenset()), shares, now), returned=held.returned)
 
 
 def reports_each_role_at_once(held: Held, nodes: Mapping[str, bool], _joining: Mapping[str, str]) -> Held:
@@ -205,7 +205,7 @@ def follows_changes_only(held: Held, shares: JobShares, now: float) -> Held:
         node: version if shares.grants[node] in waited or node not in known else known[node]
         for node, version in shares.role_versions.items()
     }
-    return hear(held, replace(shares, role_versions=versions), now)
+    return apply_shares(held, replace(shares, role_versions=versions), now)
 
 
 #: by submission, the grants that the pool's newest word has as standbys

@@ -2,11 +2,11 @@
 
 After a failure:
 
-1. `Interruption.begin` orders all members to stop; `Interruption.report` collects their reports.
+1. `Interruption.start` orders all members to stop; `Interruption.add_report` collects their reports.
 2. `decide` (`decisions.py`) returns a `Verdict` from the reports: FORWARD, REDO or ROLLBACK; or `NothingLeft`.
 3. `plan_generation` (`planner.py`) returns the next `GenerationPlan`: members, ranks, senders of state, experts,
    shares.
-4. `PlanDistribution.begin` sends it to each node, as a delta to the plan that the node already has
+4. `PlanDistribution.send_begin` sends it to each node, as a delta to the plan that the node already has
    (`change_of`).
 
 While a job trains, `PendingGeneration` changes the generation at a step boundary instead: `prepare`, `arm`, then

@@ -85,7 +85,7 @@ class Newcomers:
             return False
         return now - self._last < (QUIET_S if complete == here else GATHER_S)
 
-    def came(self, node: Node) -> None:
+    def on_node_arrived(self, node: Node) -> None:
         """Record that an unexpected node has connected, or attached a worker."""
         if not self._crowd:
             self._first = self._transaction.now
@@ -96,12 +96,12 @@ class Newcomers:
             self._crowd &= here.keys()
         self._last = self._transaction.now
 
-    def taken_in(self) -> None:
+    def on_plan_made(self) -> None:
         """Record that all complete nodes are in the next plan."""
         self._crowd.clear()
-        self.tell()
+        self.emit_joined()
 
-    def attached(self, node: Node, *, is_new: bool) -> None:
+    def on_worker_attached(self, node: Node, *, is_new: bool) -> None:
         """Emit that a node has joined, once all its workers have attached.
 
         Args:
@@ -114,12 +114,12 @@ class Newcomers:
         if not known:
             self._waiting.append(node)
             if self._transaction.now - self._told_at > TOGETHER_S:
-                self.tell()
+                self.emit_joined()
         elif is_new:
-            self.tell()
+            self.emit_joined()
             self._transaction.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
 
-    def tell(self) -> None:
+    def emit_joined(self) -> None:
         """Emit the nodes that have joined, before other events about them. Nodes that are lost again are left out."""
         transaction, here = self._transaction, self._transaction.members.nodes
         came = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()

@@ -33,7 +33,7 @@ class PlanDistribution:
         #: The newest generation.
         self._newest = 0
 
-    def begin(
+    def send_begin(
         self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment, kept: Assignment = ()
     ) -> None:
         """Send a generation that begins now to its members.
@@ -44,15 +44,15 @@ class PlanDistribution:
             kept: the already summed micro-batches that each group keeps.
         """
         self._told.clear()
-        self._tell(
+        self._distribute(
             plan, base, partial(_begin, plan, decision, assignment, kept, self._transaction.record.micro_batches)
         )
 
-    def prepare(self, plan: GenerationPlan, base: _Plan) -> None:
+    def send_prepare(self, plan: GenerationPlan, base: _Plan) -> None:
         """Send a pending generation to its members; the base is the plan in force."""
-        self._tell(plan, base, partial(_prepare, plan))
+        self._distribute(plan, base, partial(_prepare, plan))
 
-    def asked(self, node: Node, ask: AskPlan) -> str:
+    def on_ask_plan(self, node: Node, ask: AskPlan) -> str:
         """Send the full plan to a node that asked for it. If it asks too often, refuse it and return why."""
         generation = self._transaction.record.generation
         if generation != self._newest:
@@ -71,7 +71,7 @@ class PlanDistribution:
             self._transaction.send(node.connection, whole)
         return ""
 
-    def _tell(self, plan: GenerationPlan, base: _Plan, tell: _Tell) -> None:
+    def _distribute(self, plan: GenerationPlan, base: _Plan, tell: _Tell) -> None:
         transaction = self._transaction
         in_force = transaction.record.plan.generation if transaction.record.plan is not None else 0
         self._told = {number: told for number, told in self._told.items() if number == in_force}

@@ -42,7 +42,7 @@ class Rebalancing:
         #: The answer, until no other change of the generation is under way.
         self._found: PlacementAnswer | None = None
 
-    def look(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
+    def poll(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
         """Return a found placement if it should be adopted; otherwise start a search if one is due.
 
         Args:
@@ -53,7 +53,7 @@ class Rebalancing:
             self._ask(plan, committed, costs)
         return found
 
-    def came(self, planned: Planned) -> None:
+    def on_planned(self, planned: Planned) -> None:
         """Store the answer of the last search."""
         if self._waiting and planned.generation == self._searched:
             self._waiting = False

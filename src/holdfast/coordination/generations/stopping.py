@@ -46,7 +46,7 @@ class Interruption:
         """The start of the current waiting time, in Unix seconds."""
         return self._since
 
-    def begin(self, failed_at: float, *, reason: str = FAILURE) -> None:
+    def start(self, failed_at: float, *, reason: str = FAILURE) -> None:
         """Interrupt the generation: order the members of the current and the pending plan to stop."""
         transaction = self._transaction
         if self.stop is not None or transaction.record.plan is None:
@@ -60,7 +60,7 @@ class Interruption:
         self._since = self.begun = transaction.now
         transaction.order_all(transaction.planned, self.stop)
 
-    def complain(self, complaint: Complaint) -> None:
+    def add_complaint(self, complaint: Complaint) -> None:
         """Record a member's complaint. Its earlier failed transfers are kept."""
         if (before := self.complaints.get(complaint.worker)) is not None:
             peers = dict.fromkeys((*before.transfer_peers, *complaint.transfer_peers))
@@ -75,7 +75,7 @@ class Interruption:
         planned = self.stop is not None and self.reason != FAILURE
         return planned and not (complaint.timed_out or complaint.unreachable)
 
-    def gathered(self) -> dict[str, Report]:
+    def collect_reports(self) -> dict[str, Report]:
         """Return all reports, current members first, by rank."""
         reports = {worker: self.reports[worker] for worker in self._transaction.planned if worker in self.reports}
         return {**reports, **self.reports}
@@ -84,11 +84,11 @@ class Interruption:
         """End the interruption, once all reports were used."""
         self.stop, self.reports, self.complaints = None, {}, {}
 
-    def asked(self, report: Report) -> bool:
+    def is_answer(self, report: Report) -> bool:
         """Return whether a report answers the current order to stop; any other report is stale."""
         return self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)
 
-    def report(self, report: Report) -> None:
+    def add_report(self, report: Report) -> None:
         """Store a report."""
         self.reports[report.worker] = report
 
@@ -97,7 +97,7 @@ class Interruption:
         self.reports.pop(worker, None)
         self.complaints.pop(worker, None)
 
-    def came(self, worker: str) -> None:
+    def on_worker_attached(self, worker: str) -> None:
         """Expect a report from a worker that has attached."""
         if self.stop is not None:
             self._silent.append(worker)
@@ -127,6 +127,6 @@ class Interruption:
         names = dict.fromkeys(map(node_of, self.awaited(away)))
         return [no_report(name, self._since) for name in names if name in self._transaction.members.nodes]
 
-    def wait_anew(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the waiting time, because this process was paused."""
         self._since = self._transaction.now

@@ -73,11 +73,11 @@ class PendingGeneration:
         #: The generation and slow nodes for which the division of micro-batches was last checked.
         self._divided: tuple[int, Mapping[str, float]] | None = None
 
-    def arrived(self) -> None:
+    def on_worker_attached(self) -> None:
         """Wait for more workers after a new one has attached."""
         self._not_before = max(self._not_before, self._transaction.now + self._config.spec.recovery.join_window)
 
-    def wait_anew(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the time limit of the pending group."""
         self._since = self._transaction.now
 
@@ -153,10 +153,10 @@ class PendingGeneration:
 
     def _propose(self, pending: GenerationPlan) -> None:
         transaction = self._transaction
-        self._newcomers.taken_in()
+        self._newcomers.on_plan_made()
         transaction.change(pending=pending, generation=pending.generation)
         self.armed, self._since = False, transaction.now
-        self._plan_distribution.prepare(pending, transaction.record.plan)
+        self._plan_distribution.send_prepare(pending, transaction.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
         """Put the pending plan in force: `step` passed with every swap flag up."""
@@ -197,17 +197,17 @@ class PendingGeneration:
         # Arm is not sent again, even to members that reconnect: their answers would not be final.
         self._disarming = self._told = pending.generation
         self._lost_at = lost_at
-        self.wait_anew()
+        self.restart_timeout()
         transaction.order_all(plan.workers, Disarm(term=transaction.record.term, generation=pending.generation))
         return True
 
-    def disarmed(self, told: Disarmed) -> None:
+    def on_disarmed(self, told: Disarmed) -> None:
         """Cancel the pending plan, because a member's flag stays down."""
         pending = self._transaction.record.pending
         asked = pending is not None and told.generation == pending.generation == self._disarming
         if asked and told.term == self._transaction.record.term:
             self.armed = False
-            self.void()
+            self.cancel()
 
     @property
     def lost_at(self) -> float | None:
@@ -215,7 +215,7 @@ class PendingGeneration:
         pending = self._transaction.record.pending
         return self._lost_at if pending is not None and pending.generation == self._disarming else None
 
-    def void(self, suspects: Collection[str] | None = None) -> None:
+    def cancel(self, suspects: Collection[str] | None = None) -> None:
         """Cancel a pending plan that cannot come into force, and retry a little later.
 
         Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from holdfast.coordination.failures.seen import worker_missing
-from holdfast.coordination.grants import awaited
+from holdfast.coordination.grants import mark_awaited
 from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.membership import Node
 from holdfast.coordination.turn import Transaction
@@ -81,12 +81,12 @@ class Admission:
             transaction.change(script_digest=hello.digest)
         node = transaction.members.add(hello, connection, transaction.now, standby=waits)
         if waits:
-            self._standbys.came(node)
-        elif self._draining.owes(hello.node):
+            self._standbys.on_admitted(node)
+        elif self._draining.is_retained(hello.node):
             transaction.members.owe(hello.node)
         self._disconnected.on_node_connected()
         node.returning = self._disconnected.is_known(hello.node)
-        self._snapshots.hold(node, hello.snapshots)
+        self._snapshots.on_parts_held(node, hello.snapshots)
         welcome = Welcome(
             term=transaction.record.term,
             lease_s=config.lease_s,
@@ -116,7 +116,7 @@ class Admission:
         here = node.workers.keys() | ended | node.broken
         missing = [worker for worker in transaction.planned_on(node.name) if worker not in here]
         if missing:
-            self._failures.take(*(worker_missing(node.name, worker, transaction.now) for worker in missing))
+            self._failures.handle(*(worker_missing(node.name, worker, transaction.now) for worker in missing))
         if self._interruption.stop is not None:
             transaction.send(node.connection, self._interruption.stop)
             return
@@ -126,7 +126,7 @@ class Admission:
                 continue
             if node.workers[worker].entered < generation:
                 # The rendezvous of the previous coordinator is lost. Only a new generation helps.
-                self._interruption.begin(transaction.now)
+                self._interruption.start(transaction.now)
 
     def _find_refusal(self, hello: Hello) -> Refused | None:
         """Return why an agent is refused, or None if it is admitted."""
@@ -279,7 +279,7 @@ def send_away_all(transaction: Transaction, why: str) -> None:
     stay = {node.name for node in transaction.members.regular if node.coming and not transaction.planned_on(node.name)}
     if transaction.record.held is not None:
         transaction.change(
-            held=awaited(transaction.record.held, transaction.record.held.grants.keys() - stay, transaction.now)
+            held=mark_awaited(transaction.record.held, transaction.record.held.grants.keys() - stay, transaction.now)
         )
     for node in [node for node in transaction.members.regular if node.name not in stay]:
         transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))

@@ -148,14 +148,14 @@ class Coordinator:
         if self._begins_again and not self.record.checkpoints and transaction.position.step:
             self.context.ledger.reset(0)
             transaction.emit(ev.RolledBack, to_step=0, why="the job begins again, and has no checkpoint")
-        self.context.record_age.begin()
+        self.context.record_age.start()
         self.context.pool_client.start()
         self.context.disconnected.expect(map(node_of, transaction.planned))
-        self.context.pending_generation.wait_anew()
-        self.context.closing.taken_over(again=not self.config.takeover)
+        self.context.pending_generation.restart_timeout()
+        self.context.closing.resume_closing(again=not self.config.takeover)
         self.context.failing.on_start()
         if self.record.outcome:
-            self.context.job_end.taken_over()
+            self.context.job_end.repeat_outcome()
         return [*(Emit(event) for event in self._missing_events), *transaction.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
@@ -175,7 +175,7 @@ class Coordinator:
             self._do_due_work()
             self.context.pool_client.update()
         if isinstance(event, Tick) and self.over is None:
-            self.context.newcomers.tell()
+            self.context.newcomers.emit_joined()
             self.context.progress.tell(self.config.heartbeat_s)
             self.need_reporter.update()
         return self.transaction.flush()
@@ -190,22 +190,22 @@ class Coordinator:
         """Do all work that is due."""
         self.context.record_age.confirm()
         if why := self.context.escalation.explain_deserted(awaited=bool(self.context.disconnected.promised)):
-            self.context.job_end.failed(why)
+            self.context.job_end.fail_job(why)
         if self.over is not None:
             return
         spare = self.members.complete_nodes - self.context.replacements.needed
         for node, why in self.context.start_probes.judge(spare):
             self.context.last_refusal = why
             self._admission.refuse_node(node, why)
-        self.context.draining.let_go()
+        self.context.draining.release_unplanned()
         self._decider.decide()
-        self.context.draining.let_go()  # The decision may have released more draining nodes.
+        self.context.draining.release_unplanned()  # The decision may have released more draining nodes.
         self._decider.start()
         plan = self.record.plan
         if plan is None or self.context.interruption.stop is not None or self.over is not None:
             # While reports are awaited, the next membership is unknown.
             return
-        self.context.draining.look(plan, self.context.checkpoints.newest_written)
+        self.context.draining.release_proven(plan, self.context.checkpoints.newest_written)
         if at_boundary := self.context.progress.release():
             self.context.forget_past_failures()
         if self._fails_for_skipped_steps(plan):
@@ -217,7 +217,7 @@ class Coordinator:
             elif plan.last:
                 self.context.closing.end()
             else:
-                self.context.job_end.done()
+                self.context.job_end.finish_job()
             return
         self.context.pending_generation.arm()
         if at_boundary and self._settled_plan is not None:
@@ -239,14 +239,14 @@ class Coordinator:
 
     def _improve_plan(self, plan: GenerationPlan) -> None:
         """Prepare improvements of a settled plan: standbys, additional nodes, a better expert placement."""
-        self.context.standbys.look(plan)
+        self.context.standbys.order_warm_ups(plan)
         self.context.draining.enter_beside()
         self.context.replacements.grow(plan)
         if not self.config.spec.recovery.restarts_all:
             self.context.pending_generation.prepare(plan)
         elif self.context.pending_generation.newcomers(plan):
             # Only a restart of all workers admits new nodes.
-            self.context.interruption.begin(self.transaction.now)
+            self.context.interruption.start(self.transaction.now)
         if self._settled_plan is not None and (experts := self.context.find_better_placement(plan)) is not None:
             self.context.pending_generation.rearrange(plan, experts)
 
@@ -273,7 +273,7 @@ class Coordinator:
                 self._on_hello(event.connection, message)
         elif node is not None:
             node.seen = self.transaction.now
-            if not (node.standby and self.context.standbys.take(node, message)):
+            if not (node.standby and self.context.standbys.on_ended(node, message)):
                 self._AGENT_HANDLERS[type(message)][self.context.phase](self, node, message)
         elif isinstance(message, msg.AddressProbed):
             self._on_address_probed(event.connection, message)
@@ -287,14 +287,14 @@ class Coordinator:
             # The agent reconnected before the end of its old connection was noticed.
             self.transaction.close(known.connection)
             self._dispatch(Disconnected(known.connection))
-        if self._admission.check_address(hello) is None and self._newcomer_probes.begin(connection, hello):
+        if self._admission.check_address(hello) is None and self._newcomer_probes.start(connection, hello):
             return
         node = self._admission.admit(connection, hello)
         if node is None:
             return
-        self.context.start_probes.begin(node)
+        self.context.start_probes.start(node)
         if not node.returning and not node.aside:
-            self.context.newcomers.came(node)
+            self.context.newcomers.on_node_arrived(node)
         generation = self.transaction.generation
         ended = {kept.worker: kept for kept in hello.kept if isinstance(kept, msg.WorkerDown)}
         # The other members have continued without these workers.
@@ -303,7 +303,7 @@ class Coordinator:
         }
         for kept in hello.kept:
             if isinstance(kept, msg.AppliedSteps | msg.WorkerDown):
-                if not self.context.standbys.take(node, kept):
+                if not self.context.standbys.on_ended(node, kept):
                     self._AGENT_HANDLERS[type(kept)][self.context.phase](self, node, kept)
             elif kept.worker not in superseded:
                 self._handlers.on_worker_message(node, kept)
@@ -315,7 +315,7 @@ class Coordinator:
         if self.over is None:
             self._admission.catch_up(node, generation, ended.keys() | self.members.left.keys())
         else:
-            self.context.job_end.late(node)
+            self.context.job_end.answer_late_node(node)
 
     def _on_address_probed(self, connection: int, answer: msg.AddressProbed) -> None:
         probe = self.context.pair_probes.on_probed(connection, answer)
@@ -341,7 +341,7 @@ class Coordinator:
     def _on_disconnected(self, event: Disconnected) -> None:
         self._newcomer_probes.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
-            self.context.failures.take(node_lost(node.name, FailureKind.CONNECTION_LOST, self.transaction.now))
+            self.context.failures.handle(node_lost(node.name, FailureKind.CONNECTION_LOST, self.transaction.now))
 
     def _on_disconnected_when_over(self, event: Disconnected) -> None:
         self._newcomer_probes.forget(event.connection)
@@ -349,13 +349,15 @@ class Coordinator:
             self.context.draining.depart(node, self.context.job_end.farewell)
 
     def _on_leave(self, node: Node, leave: msg.Leave) -> None:
-        self.context.failures.gone(self.context.draining.depart(node, leave.reason, leave.detail), self.transaction.now)
+        self.context.failures.remove_workers(
+            self.context.draining.depart(node, leave.reason, leave.detail), self.transaction.now
+        )
         self.context.escalation.on_leave(node, leave)
 
     def _on_leave_when_over(self, node: Node, leave: msg.Leave) -> None:
         self.context.draining.depart(node, leave.reason)
         if leave.awaits_answer:
-            self.context.job_end.late(node)
+            self.context.job_end.answer_late_node(node)
 
     # ---- time ----
 
@@ -392,7 +394,9 @@ class Coordinator:
         away = self.context.disconnected.overdue(
             config.lease_s, self.context.layouts.needed_nodes, config.return_timeout_s, ends=ends
         )
-        self.context.failures.take(*(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away]))
+        self.context.failures.handle(
+            *(node_lost(name, FailureKind.LEASE_EXPIRED, at) for name, at in [*expired, *away])
+        )
         if self.context.pending_generation.overdue:
             self.context.failures.undo_pending(now, ())
         self.context.hang_detection.tick()
@@ -413,7 +417,7 @@ class Coordinator:
         self._on_address_probed(node.connection, answer)
 
     def _on_ask_plan(self, node: Node, ask: msg.AskPlan) -> None:
-        if why := self.context.plan_distribution.asked(node, ask):
+        if why := self.context.plan_distribution.on_ask_plan(node, ask):
             self._handlers.expel(node, why)
 
     def _on_worker_down(self, node: Node, down: msg.WorkerDown) -> None:
@@ -422,26 +426,26 @@ class Coordinator:
         known, member = self.members.drop(node, down.worker), self.transaction.is_member(down.worker)
         # All members have the same script and settings, so bad input of one member is bad input of all.
         if down.exit_code == EXIT_BAD_INPUT and (not self.transaction.generation or (member and not down.final)):
-            self.context.job_end.failed(down.detail, EXIT_BAD_INPUT)
+            self.context.job_end.fail_job(down.detail, EXIT_BAD_INPUT)
             return
         if down.has_left_loop:
             self._loop_exits.on_loop_left(down, known)
             return
-        if self.context.script_errors.no_more(down) and self._handlers.end_useless_node(node, down.detail):
+        if self.context.script_errors.close_if_final(down) and self._handlers.end_useless_node(node, down.detail):
             return
         if self.over is None:
             self._handlers.on_process_ended(node, down, was_here=known is not None)
-        self.context.script_errors.ended(down)
+        self.context.script_errors.on_process_ended(down)
 
     def _on_worker_down_when_over(self, node: Node, down: msg.WorkerDown) -> None:
         self.members.drop(node, down.worker)
-        self.context.job_end.late(node)
+        self.context.job_end.answer_late_node(node)
 
     # ---- requests of users and of the shell ----
 
     def _on_failure(self, failure: Failure) -> None:
-        if not self.context.job_end.takes(failure.node) and failure.node in self.members.nodes:
-            self.context.failures.take(failure)
+        if not self.context.job_end.handle_hang(failure.node) and failure.node in self.members.nodes:
+            self.context.failures.handle(failure)
 
     def _on_file_failed(self, failed: FileFailed) -> None:
         self.transaction.emit(ev.OutputLost, file=failed.file, why=failed.why)

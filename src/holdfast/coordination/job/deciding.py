@@ -37,7 +37,7 @@ from holdfast.coordination.generations.planner import (
 )
 from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.same_data import ADVICE, difference, split_by_data
-from holdfast.coordination.grants import begins_anew
+from holdfast.coordination.grants import restarts_from_zero
 from holdfast.coordination.job.admission import send_away_all
 from holdfast.coordination.job.finishing import TOGETHER, add_stop_flag, completed_without_state, find_early_leaver
 from holdfast.coordination.job.parts import JobContext
@@ -91,7 +91,7 @@ class GenerationDecider:
             gone, step, waiting = alone
             gone, waiting = transaction.place_of(gone), transaction.place_of(waiting)
             why = f"{gone} left its loop after step {step} while {waiting} went on"
-            self._job_end.failed(f"{why}: {TOGETHER}")
+            self._job_end.fail_job(f"{why}: {TOGETHER}")
             return
         if self._catch_up():
             return
@@ -131,21 +131,21 @@ class GenerationDecider:
             transaction.emit(CorruptionFound, step=step, what=mismatch.what, detail=why, likely_cause=cause)
         tries, minority = self._mismatches[cause].tries, mismatch.minority
         if minority and tries <= REPLACEMENTS[cause]:
-            self._failures.take(*(replica_differs(node, f"step {step}: {why}", transaction.now) for node in minority))
+            self._failures.handle(*(replica_differs(node, f"step {step}: {why}", transaction.now) for node in minority))
             return True
         again = f" ({tries} times in {WINDOW_S:.0f} s)" if tries > 1 else ""
-        self._job_end.failed(f"workers differ at step {step}{again}: {why}")
+        self._job_end.fail_job(f"workers differ at step {step}{again}: {why}")
         return False
 
     def _choose_next_generation(self, *, parted: bool) -> None:
         """Choose the verdict and the members of the next generation, and execute the verdict."""
         transaction, stopping, closing = self._transaction, self._interruption, self._closing.under_way
-        raisers = [] if closing else self._script_errors.among(stopping.reports)
+        raisers = [] if closing else self._script_errors.find_failed(stopping.reports)
         if raisers and self._lack_slots_without(raisers):
             return
         if self._rank_hold.waits and not closing:
             return  # Wait for the processes that will get these ranks.
-        self._rank_hold.over()
+        self._rank_hold.stop_waiting()
         refused = self._record_new_refusal()
         if self._config.spec.recovery.restarts_all and not closing:
             tries = self._refusals.count_try(transaction.now) if refused else 0
@@ -155,7 +155,7 @@ class GenerationDecider:
                 return
             self._closing.fail(f"{stopping.refused}; {tries} times in {WINDOW_S:.0f} s steps were refused")
             closing = True
-        reports = self._only_complete_groups(what_counts(transaction.record, stopping.gathered()))
+        reports = self._only_complete_groups(what_counts(transaction.record, stopping.collect_reports()))
         arrivals = [info.id for info in transaction.members.workers() if info.id not in reports]
         if closing or (parted and not lacks_slots(transaction, self._config, list(reports))):
             # These members continue alone, and the others join during training. Otherwise members that cannot reach
@@ -174,7 +174,7 @@ class GenerationDecider:
                 self._closing.renew(self._failures.explain(why))
                 arrivals = []
             else:
-                self._rank_hold.lost(raisers)
+                self._rank_hold.hold_ranks(raisers)
                 self._script_errors.release(raisers)
                 if self._rank_hold.waits or lacks_slots(transaction, self._config):
                     return  # Wait for the processes that replace them.
@@ -219,7 +219,7 @@ class GenerationDecider:
         """
         places = self._transaction.record.layout.places
         reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
-        if places == 1 or not self._closing.under_way or not (stuck := set(self._script_errors.among(reports))):
+        if places == 1 or not self._closing.under_way or not (stuck := set(self._script_errors.find_failed(reports))):
             return reports
         others = {worker: report for worker, report in reports.items() if worker not in stuck}
         verdict = self._decide_from(others, [])
@@ -234,8 +234,8 @@ class GenerationDecider:
         if ends or self._config.spec.recovery.restarts_all:
             return verdict
         committed = self._ledger.committed
-        self._snapshots.look(committed, at_once=True)
-        return nearest(verdict, self._snapshots.serving(committed), committed)
+        self._snapshots.update(committed, at_once=True)
+        return nearest(verdict, self._snapshots.find_newest(committed), committed)
 
     def _lack_slots_without(self, raisers: list[str]) -> bool:
         """Return whether the members without script errors lack expert slots; then wait for replacements."""
@@ -298,9 +298,9 @@ class GenerationDecider:
         without = self._without_holders([*leavers, *theirs], verdict, reports)
         here = self._transaction.members.live([*reports, *arrivals])
         if not isinstance(without, Verdict) or not self._draining.can_go(leavers, here):
-            self._draining.stay()
+            self._draining.postpone()
             return verdict, reports, arrivals
-        taking = self._draining.go(leavers, without.decision.applied)
+        taking = self._draining.retain(leavers, without.decision.applied)
         left = {worker: report for worker, report in reports.items() if worker not in leavers}
         come = (worker for worker in dict.fromkeys((*arrivals, *taking)) if worker not in left)
         come = [worker for worker in come if node_of(worker) not in names]
@@ -353,7 +353,7 @@ class GenerationDecider:
             return True
         most, *others = groups
         if others and 2 * len(most) <= sum(map(len, groups)):
-            self._job_end.failed(self._describe_data_conflict(most[0], others[0][0]), EXIT_BAD_INPUT)
+            self._job_end.fail_job(self._describe_data_conflict(most[0], others[0][0]), EXIT_BAD_INPUT)
             return False
         transaction.change(data=most[0].attach.data)
         for name in {node_of(info.id) for group in others for info in group}:
@@ -379,7 +379,7 @@ class GenerationDecider:
     def _may_restart(self) -> bool:
         """Whether the job may restart from step 0 if no state and no checkpoint is left."""
         record, restarts = self._transaction.record, self._config.spec.recovery.restarts_all
-        return restarts or begins_anew(record.held) or (record.saves and not record.unreadable)
+        return restarts or restarts_from_zero(record.held) or (record.saves and not record.unreadable)
 
     def _find_culprits(self, plan: GenerationPlan) -> bool:
         """Find the cause of failed collectives if no member is lost.
@@ -390,7 +390,7 @@ class GenerationDecider:
         members, reports, complaints = plan.workers, self._interruption.reports, dict(self._interruption.complaints)
         self._interruption.complaints.clear()
         # A worker that raised an error before a saving generation takes part in that generation like the others.
-        raised = not plan.last and self._script_errors.among(members)
+        raised = not plan.last and self._script_errors.find_failed(members)
         if not complaints or not set(members) <= set(reports) or raised:
             # A member is lost or has a script error: that is the cause.
             return False
@@ -402,16 +402,16 @@ class GenerationDecider:
             return False
         now, first = self._transaction.now, next(iter(complaints.values()))
         owing = self._rendezvous.owing(plan)
-        accused = unless_all(members, self._failures.accused(complaints.values()))
+        accused = unless_all(members, self._failures.find_self_accused(complaints.values()))
         transfers = self._collect_transfers(plan, complaints)
         named = accused or self._suspects.find_suspects(
             members, reports, complaints, self._ledger.committed, owing, transfers
         )
         if not named:
             node = select_fallback(members, complaints, transfers)
-            if not self._failures.retried(first, reports[first.worker], node):
+            if not self._failures.retry_collective(first, reports[first.worker], node):
                 named = unless_all(members, {node: f"its collectives failed repeatedly, last error: {first.detail}"})
-        self._failures.take(
+        self._failures.handle(
             *(node_hung(find_last_report(node, reports.values()), why, now) for node, why in named.items())
         )
         return bool(named or transfers.failed)
@@ -446,7 +446,9 @@ class GenerationDecider:
 
     def _can_spare(self, node: str) -> bool:
         """Return whether the others could continue without loss of state if a node left."""
-        reports = self._only_complete_groups(what_counts(self._transaction.record, self._interruption.gathered()))
+        reports = self._only_complete_groups(
+            what_counts(self._transaction.record, self._interruption.collect_reports())
+        )
         verdict = self._decide_from(reports, [])
         if not isinstance(verdict, Verdict) or not verdict.holders:
             return True
@@ -461,16 +463,16 @@ class GenerationDecider:
                 self._closing.end(_describe_loss(verdict, self._ledger.committed))
                 return
             # The newest state is lost. It was needed only to continue, so go on from an older one.
-            self._closing.renewed()
+            self._closing.on_renewed()
             verdict = self._prefer_snapshot(verdict)
         if completed_without_state(verdict, self._transaction, self._progress):
             if why := self._progress.skipped_too_often(self._config.spec.recovery.max_skipped_steps):
-                self._job_end.failed(why)
+                self._job_end.fail_job(why)
             else:
-                self._job_end.done()
+                self._job_end.finish_job()
             return
         if isinstance(verdict, NothingLeft):
-            self._job_end.failed(self._failures.explain(verdict.why))
+            self._job_end.fail_job(self._failures.explain(verdict.why))
             return
         transaction, decision = self._transaction, verdict.decision
         if decision.kind is DecisionKind.START and not verdict.holders:
@@ -510,13 +512,13 @@ class GenerationDecider:
 
     def restart_from_save(self) -> None:
         """Restart all workers from the newest state, which is saved now."""
-        self._closing.renewed()
+        self._closing.on_renewed()
         if not self._failing.leave_too_large():
             self._restart_workers()
 
     def _restart_workers(self) -> None:
         """Stop all workers and start new ones, which begin from the newest checkpoint once they are complete."""
-        self._draining.all_over()
+        self._draining.release_all()
         workers = self._transaction.planned
         self._progress.restarts()
         self._transaction.change(plan=None, pending=None, decision=None, passed=())
@@ -526,7 +528,7 @@ class GenerationDecider:
         self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str
     ) -> None:
         """Write the next generation and send it to its members."""
-        self._draining.taken_back(workers)
+        self._draining.take_back(workers)
         self._transaction.begins_again = False
         record, transaction = self._transaction.record, self._transaction
         decision = add_stop_flag(verdict.decision, record)
@@ -548,7 +550,7 @@ class GenerationDecider:
             if self._closing.under_way:
                 self._closing.end()
             else:
-                self._job_end.failed(str(plan), EXIT_BAD_INPUT)
+                self._job_end.fail_job(str(plan), EXIT_BAD_INPUT)
             return
         puts_away = self._layouts.on_decision(decision, ends=self._closing.under_way)
         plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
@@ -575,14 +577,14 @@ class GenerationDecider:
         self._disconnected.replace_workers(idle, "the node waits for its turn")
         # A worker with a script error saves nothing for its replica group, and its later messages must not count.
         others = [info.id for info in transaction.members.workers() if plan.rank(info.id) is None]
-        self._script_errors.release(self._script_errors.among(others))
+        self._script_errors.release(self._script_errors.find_failed(others))
         for info in transaction.members.workers():
             transaction.members.finish(info, finished=False)
-        self._newcomers.taken_in()
+        self._newcomers.on_plan_made()
         announce_generation(transaction, plan, reason, decision)
         warn_of_one_replica(transaction, record.plan, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
         kept = kept_by_units(plan, decision, reports, assignment) if refusal is None else ()
-        self._plan_distribution.begin(plan, record.plan, decision, assignment, kept)
+        self._plan_distribution.send_begin(plan, record.plan, decision, assignment, kept)
         self._record_passed_steps(decision)
 
     def _record_passed_steps(self, decision: Decision) -> None:

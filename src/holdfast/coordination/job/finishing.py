@@ -50,7 +50,7 @@ class LoopExits:
                 plan is not None and find_stateless_members(plan, transaction.members)
             ):
                 # The others would wait for it, or for its state, forever.
-                self._context.interruption.begin(transaction.now)
+                self._context.interruption.start(transaction.now)
 
     def tick(self) -> None:
         """Interrupt the generation if some members ended their loops too long before others."""
@@ -67,7 +67,7 @@ class LoopExits:
         elif now - self._since > self._wait_s:
             self._wait_s *= 2
             self._since = None
-            context.interruption.begin(now)
+            context.interruption.start(now)
 
     def _check_left_behind(self) -> None:
         """Fail the job if the others went on after a worker had left its loop."""

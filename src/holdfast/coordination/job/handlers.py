@@ -62,14 +62,14 @@ class MessageHandlers:
             case msg.Late() | msg.ProbeAnswer() | msg.Stacks() | msg.OwnTimes() | msg.MemoryTaken():
                 self._on_progress_report(node, message)
             case msg.NodeSnapshots():
-                self._context.snapshots.hold(node, message)
+                self._context.snapshots.on_parts_held(node, message)
             case msg.EndNotice():
                 self._on_end_notice(node, message)
             case msg.ClockOffset() | msg.GpusRead() | msg.OutputFailed():
                 self._on_machine_report(node, message)
         ledger, ending = self._context.progress.ledger, self._context.job_end
         if ledger.differing and ending.over is None and (why := ledger.diverged()):
-            ending.failed(f"replicas diverged: {why}")
+            ending.fail_job(f"replicas diverged: {why}")
 
     def _on_progress_report(self, node: Node, message: msg.Seen) -> None:
         """Handle a report about the progress of a node's workers."""
@@ -108,7 +108,7 @@ class MessageHandlers:
 
     def _on_end_notice(self, node: Node, message: msg.EndNotice) -> None:
         """Handle the notice that a node will end soon. If the job cannot continue without it, save first."""
-        why = self._context.draining.noticed(node.name, message.grace_s)
+        why = self._context.draining.on_end_notice(node.name, message.grace_s)
         if why and self._transaction.record.saves:
             self._context.checkpoints.want(self._context.ledger.committed)
 
@@ -136,7 +136,7 @@ class MessageHandlers:
                 time = min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0
                 ledger.learn(kept, witness, time)
             except DivergedError as error:
-                self._context.job_end.failed(f"replicas diverged: {error}")
+                self._context.job_end.fail_job(f"replicas diverged: {error}")
                 return
             self._promote_if_swapped(kept.step, kept.generation, kept.commit)
         for worker, top in tops.items():
@@ -144,7 +144,7 @@ class MessageHandlers:
                 further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
                 ledger.settle(worker, min(top, reached))
         if max(learnt, further) >= MUCH_NEWS:  # A worker sends its report after the steps before it.
-            self._context.interruption.wait_anew()
+            self._context.interruption.restart_timeout()
 
     def _on_heartbeat(self, node: Node, heartbeat: msg.Heartbeat) -> None:
         """Record the steps that a node's workers have applied."""
@@ -176,7 +176,7 @@ class MessageHandlers:
             self._report_unfit(node, differing)
             return
         self._transaction.members.attach(node, attach)
-        self._context.interruption.came(attach.worker)
+        self._context.interruption.on_worker_attached(attach.worker)
         if self._transaction.record.outcome:
             self._transaction.order(attach.worker, msg.JobDone())
             return
@@ -184,14 +184,16 @@ class MessageHandlers:
             self._context.progress.costs.measured(Cost.START, self._transaction.now - node.came)
         if node.aside:
             return  # Standbys are warmed up later, while the others train.
-        self._context.newcomers.attached(node, is_new=attach.worker not in self._transaction.planned_on(node.name))
-        self._context.rank_hold.came(attach.worker, node.came)
+        self._context.newcomers.on_worker_attached(
+            node, is_new=attach.worker not in self._transaction.planned_on(node.name)
+        )
+        self._context.rank_hold.on_process_attached(attach.worker, node.came)
         if node.complete:
             self._context.escalation.on_node_complete(node)
             self._context.failing.on_node_complete(node)
         if not self._context.disconnected.on_worker_attached(node):
-            self._context.newcomers.came(node)
-            self._context.pending_generation.arrived()
+            self._context.newcomers.on_node_arrived(node)
+            self._context.pending_generation.on_worker_attached()
 
     def _report_unfit(self, node: Node, why: str) -> None:
         """Report a node that was refused because it does not fit the job."""
@@ -212,7 +214,7 @@ class MessageHandlers:
             self._context.ledger.note(message, self._transaction.now)
             self._context.progress.last_step = message.last_step
         except DivergedError as error:
-            self._context.job_end.failed(f"replicas diverged: {error}")
+            self._context.job_end.fail_job(f"replicas diverged: {error}")
             return
         if message.generation == self._transaction.generation:
             self._context.hang_detection.pace.on_applied(message.step, self._transaction.now)
@@ -266,17 +268,17 @@ class MessageHandlers:
         context.pending_generation.promote(step, context.progress)
         # All flags were set before the loss of a member was noticed.
         if lost_at is not None:
-            context.interruption.begin(lost_at)
+            context.interruption.start(lost_at)
 
     def _on_prepared(self, node: Node, message: msg.Prepared) -> None:
         self._transaction.members.prepare(node.workers[message.worker], message.generation)
 
     def _on_disarmed(self, node: Node, message: msg.Disarmed) -> None:
         if self._transaction.is_member(message.worker) and self._context.interruption.stop is None:
-            self._context.pending_generation.disarmed(message)
+            self._context.pending_generation.on_disarmed(message)
 
     def _on_warmed(self, node: Node, message: msg.Warmed) -> None:
-        self._context.standbys.warmed(node, message)
+        self._context.standbys.on_warmed(node, message)
 
     def _on_finished(self, node: Node, message: msg.Finished) -> None:
         if not self.check_plausible(node, message.step):
@@ -300,7 +302,7 @@ class MessageHandlers:
         if damaged and not self._transaction.is_member(message.worker):
             return
         if self._context.checkpoints.take(message, self._context.ledger.committed):
-            self._context.interruption.begin(self._transaction.now)
+            self._context.interruption.start(self._transaction.now)
 
     def _on_snapshot_message(self, node: Node, message: Any) -> None:
         if not self._transaction.is_member(message.worker):
@@ -311,8 +313,8 @@ class MessageHandlers:
             and self._context.failing.revert_change(message.why)
         ):
             return
-        if self._context.snapshots.take(message):
-            self._context.interruption.begin(self._transaction.now)
+        if self._context.snapshots.on_snapshot_message(message):
+            self._context.interruption.start(self._transaction.now)
         elif isinstance(message, msg.SnapshotLeftOut) and message.generation == self._transaction.generation:
             self._context.layouts.cancel_stash(f"node {node.name}: {message.why}", lasting=message.lasting)
 
@@ -331,12 +333,12 @@ class MessageHandlers:
 
     def _on_raised(self, node: Node, message: msg.Raised) -> None:
         if node.standby:
-            self._context.standbys.raised(node, message.worker, message.detail)
+            self._context.standbys.on_raised(node, message.worker, message.detail)
         elif node.owed:
             # The others have done that step without it.
             node.workers[message.worker].raised = True
         else:
-            self._context.script_errors.raised(node, message)
+            self._context.script_errors.on_raised(node, message)
 
     def _on_complaint(self, node: Node, message: msg.Complaint) -> None:
         pending = self._transaction.record.pending
@@ -350,23 +352,23 @@ class MessageHandlers:
         ):
             if self._context.interruption.explains(message):
                 return
-            self._context.interruption.begin(self._transaction.now)
-            self._context.interruption.complain(message)
+            self._context.interruption.start(self._transaction.now)
+            self._context.interruption.add_complaint(message)
 
     def _on_vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
         if message.generation == self._transaction.generation:
-            self._context.interruption.begin(self._transaction.now)
+            self._context.interruption.start(self._transaction.now)
             self._context.interruption.refused = message.why
 
     def _on_report(self, node: Node, report: msg.Report) -> None:
-        if not self._context.interruption.asked(report):
+        if not self._context.interruption.is_answer(report):
             return
         if not self.check_plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
             return
         if why := explain_unreadable(report, self._transaction.record.expert_shape):
             self.expel(node, f"the report of {report.worker} cannot be read: {why}")
             return
-        self._context.interruption.report(report)
+        self._context.interruption.add_report(report)
 
     def must_handle_end(self, node: Node, down: msg.WorkerDown) -> bool:
         """Return whether a worker's end must be handled: it did not end with its replica group, and is plausible."""
@@ -383,16 +385,16 @@ class MessageHandlers:
 
     def expel(self, node: Node, why: str) -> None:
         """Make a node restart its workers, because no decision can rest on its reports."""
-        self._context.failures.take(invalid_message(node.name, why, self._transaction.now))
+        self._context.failures.handle(invalid_message(node.name, why, self._transaction.now))
 
     def on_process_ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
         """Handle a process that ended without an order. The other workers of its replica group end with it."""
         if was_here or down.worker in self._transaction.planned:
-            self._context.rank_hold.lost([down.worker])
-            self._context.failures.take(self._context.hang_detection.classify_end(node, down))
+            self._context.rank_hold.hold_ranks([down.worker])
+            self._context.failures.handle(self._context.hang_detection.classify_end(node, down))
         else:
             # This worker had not attached yet, but others of its replica group may have.
-            self._transaction.break_unit(down.worker)
+            self._transaction.drop_group_of(down.worker)
 
     def end_useless_node(self, node: Node, why: str) -> bool:
         """End a node if its script cannot use the received state; return whether no failure must be handled."""
@@ -414,7 +416,7 @@ class MessageHandlers:
     def _on_unasked_report(self, node: Node, report: msg.Report) -> None:
         """Handle a report from before this coordinator's start: the generation was already interrupted."""
         if report.generation >= self._transaction.generation:
-            self._context.interruption.begin(self._transaction.now)
+            self._context.interruption.start(self._transaction.now)
 
     #: Handlers of workers' messages, by job phase.
     _WORKER_HANDLERS: ClassVar[dict[type, Row]] = {

@@ -100,7 +100,7 @@ class JobContext:
         self.classes = FailureClasses(config.rules)
         self.escalation = EscalationPolicy(transaction, config)
         self.rank_hold = RankHold(transaction, config)
-        told = self.standbys.failed, self.draining.failed
+        told = self.standbys.on_failure, self.draining.on_failure
         self.failures = Failures(
             transaction, self.progress, stopping, self.pending_generation, absences, self.classes, self.escalation, told
         )
@@ -135,25 +135,25 @@ class JobContext:
 
     def forget_past_failures(self) -> None:
         """Forget failures before the steps that are committed now."""
-        self.failures.made_good()
+        self.failures.forget_cause()
         self.layouts.finish_if_committed()
 
     def start_planned_changes(self, plan: GenerationPlan) -> None:
         """Interrupt a settled generation at a step boundary if nodes leave or the layout changes."""
-        self.draining.begin(plan)
+        self.draining.start_at_boundary(plan)
         self.layouts.start_if_due(plan)
 
     def update_saved_state(self, plan: GenerationPlan) -> None:
         """Update which checkpoints and snapshots can be used."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
-        self.snapshots.look(self.ledger.committed)
+        self.snapshots.update(self.ledger.committed)
         self.layouts.check_stash(plan)
 
     def find_better_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return a better expert placement for the plan in force, or None to keep the current one."""
-        found = self.rebalancing.look(plan, self.ledger.committed, self.progress.costs)
-        return self.expert_handoff.look(plan) or found
+        found = self.rebalancing.poll(plan, self.ledger.committed, self.progress.costs)
+        return self.expert_handoff.plan_handoff(plan) or found
 
     @property
     def phase(self) -> JobPhase:

@@ -29,18 +29,18 @@ def handle_request(context: JobContext, request: Request) -> None:
         case InjectFault():
             context.transaction.send(*plan_fault(context.config, context.members, request))
         case Drain():
-            context.draining.ask(request.nodes)
+            context.draining.request(request.nodes)
         case MoveNodes():
-            context.draining.ask(request.nodes, request.to, stays=True)
+            context.draining.request(request.nodes, request.to, stays=True)
         case Undrain():
             if not context.draining.undrain(request.node):
                 context.escalation.readmit_node(request.node)
         case SaveState():
             context.checkpoints.want(context.ledger.committed)
         case Shutdown():
-            context.closing.ask(request)
+            context.closing.request(request)
         case Planned():
-            context.rebalancing.came(request)
+            context.rebalancing.on_planned(request)
         case StoreBack(away_s):
             context.transaction.emit(StoreReturned, away_s=away_s)
         case PoolSaid():

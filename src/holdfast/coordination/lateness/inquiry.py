@@ -163,7 +163,7 @@ class HangProbe:
         transaction, plan = self._transaction, self._transaction.record.plan
         self._stack_dumps.tick()
         self.memories.tick()
-        self._failures.take(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
+        self._failures.handle(*self._stopping.silent(self._absences.promised, self._config.report_timeout_s))
         if plan is None or not self._config.spec.experiments.watch:
             return
         now = transaction.now
@@ -179,7 +179,7 @@ class HangProbe:
 
     def restart_waiting(self) -> None:
         """Restart all waiting times: this coordinator did not run, so missing messages prove nothing."""
-        self._stopping.wait_anew()
+        self._stopping.restart_timeout()
         self._question = None
         self._silent_since.clear()
         self.pace.restart_waiting(self._transaction.now)
@@ -259,7 +259,7 @@ class HangProbe:
             self._end_worker(stand)
         if finding.silent:
             kind, nodes = FailureKind.LEASE_EXPIRED, transaction.members.nodes
-            self._failures.take(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
+            self._failures.handle(*(node_lost(name, kind, nodes[name].seen) for name in finding.silent))
         if looks:
             self._network_checked = plan.generation
             transaction.order_all(plan.workers, LookAround(generation=plan.generation))

@@ -120,7 +120,7 @@ class StragglerPolicy:
         if to in self._replacing.slow:
             return f"standby {to} was slow itself"
         try:
-            self._departures.ask((node,), stays=True)
+            self._departures.request((node,), stays=True)
         except HoldfastError as error:
             return str(error)
         self._slow.forget_node(node)

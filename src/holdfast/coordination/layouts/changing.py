@@ -126,7 +126,7 @@ class LayoutChanges:
         self._requested = LayoutChange(
             before=record.layout, after=choice.layout, why=choice.why, nodes=nodes, since=transaction.now
         )
-        self._stopping.begin(transaction.now, reason=LAYOUT)
+        self._stopping.start(transaction.now, reason=LAYOUT)
 
     def _can_change(self, plan: GenerationPlan) -> bool:
         """Return whether the job can change its layout now: all members train, and nothing else is changing."""
@@ -260,14 +260,14 @@ class LayoutChanges:
             return
         self._failure_reason = why
         self._is_permanent = lasting
-        self._stopping.begin(self._transaction.now, reason=LAYOUT)
+        self._stopping.start(self._transaction.now, reason=LAYOUT)
 
     def _finish_stash(self, plan: GenerationPlan, change: LayoutChange) -> None:
         """Record the stash, and activate the new layout with it."""
         transaction = self._transaction
         assert change.kept is not None
         transaction.change(change=change, layout_s=self._measured_times(plan))
-        source = self._snapshots.serving(change.kept[2])
+        source = self._snapshots.find_newest(change.kept[2])
         assert source is not None
         self._recent.append(transaction.now)
         self._progress.layout_changes()
@@ -278,7 +278,7 @@ class LayoutChanges:
         """Activate another layout: replace all workers, which start with the decision, if any."""
         transaction = self._transaction
         self._impossible.clear()
-        self._departures.all_over()
+        self._departures.release_all()
         # Standbys must warm up again; their tries start again.
         cold = tuple(msgspec.structs.replace(one, tries=0, ready=False) for one in transaction.record.standbys)
         transaction.change(
@@ -304,7 +304,7 @@ class LayoutChanges:
         change = self._transaction.record.change
         if change is None or change.kept is None or self._transaction.record.plan is not None:
             return ()
-        return self._transaction.record.stash_nodes if self._snapshots.serving(change.kept[2]) is None else ()
+        return self._transaction.record.stash_nodes if self._snapshots.find_newest(change.kept[2]) is None else ()
 
     def finish_if_committed(self) -> None:
         """Finish a change once steps are committed under the new layout."""

@@ -74,7 +74,7 @@ class Draining:
 
     # ---- requests of users ----
 
-    def ask(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> None:
+    def request(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> None:
         """Drain these nodes; nodes that already leave or have left are skipped.
 
         Args:
@@ -127,7 +127,7 @@ class Draining:
             raise RefusedError(f"{named(new)} cannot leave: {why}")
         return new
 
-    def noticed(self, name: str, grace_s: float) -> str:
+    def on_end_notice(self, name: str, grace_s: float) -> str:
         """Drain a node that will end in `grace_s` seconds in any case.
 
         Returns:
@@ -147,10 +147,10 @@ class Draining:
         plan = record.plan
         if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
             # The next step boundary would be too late.
-            self.begin(plan)
+            self.start_at_boundary(plan)
         return ""
 
-    def recalled(self, name: str) -> str:
+    def on_recall(self, name: str) -> str:
         """Drain a node that the pool recalls, even if fewer copies of the state remain.
 
         Returns:
@@ -255,13 +255,13 @@ class Draining:
             how += f"; no standby has taken its place: {late}"
         self._noted[one.node] = how
 
-    def let_go(self) -> None:
+    def release_unplanned(self) -> None:
         """Release the draining nodes that are in no plan and hold no stashed state."""
         for one in self._transaction.record.leaving:
             if not (self._transaction.planned_on(one.node) or one.node in self._transaction.record.stash_nodes):
-                self._settle(one)
+                self._complete(one)
 
-    def look(self, plan: GenerationPlan, written: int) -> None:
+    def release_proven(self, plan: GenerationPlan, written: int) -> None:
         """Release the draining nodes if their retained state is unneeded, while the others train by this plan.
 
         A retained worker that has not applied the newest step keeps that step from being committed. If it is the last
@@ -274,13 +274,13 @@ class Draining:
         for one in self._transaction.record.leaving:
             safe = max(self._ledger.proven, written) >= one.step
             if one.owed and (safe or not self._transaction.members.unfinished(plan)):
-                self._settle(one)
+                self._complete(one)
             elif one.stays and not self._replacements.is_beside(one) and (why := self._replacements.in_vain(one)):
                 transaction, record = self._transaction, self._transaction.record
                 transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
                 transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
 
-    def begin(self, plan: GenerationPlan) -> None:
+    def start_at_boundary(self, plan: GenerationPlan) -> None:
         """Stop the members at a step boundary if some nodes can leave, so that little work is repeated.
 
         Args:
@@ -292,7 +292,7 @@ class Draining:
         if leavers := self.go_next(plan):
             staying = {one.node for one in self._transaction.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
-            self._interruption.begin(self._transaction.now, reason=MOVE if only_moves else DRAIN)
+            self._interruption.start(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
     def go_next(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can leave at the end of the step."""
@@ -309,11 +309,11 @@ class Draining:
         rest = [worker for worker in (*workers, *self._replacements.heirs(leavers)) if worker not in leavers]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
-    def stay(self) -> None:
+    def postpone(self) -> None:
         """Postpone the draining: the nodes have the only copy of some state."""
         self._not_before = self._ledger.committed + RETRY_STEPS
 
-    def go(self, leavers: Collection[str], step: int) -> list[str]:
+    def retain(self, leavers: Collection[str], step: int) -> list[str]:
         """Retain these workers, because the next plan begins without them from the state of `step`.
 
         Returns:
@@ -340,7 +340,7 @@ class Draining:
             self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
         return taking
 
-    def taken_back(self, workers: Iterable[str]) -> None:
+    def take_back(self, workers: Iterable[str]) -> None:
         """Make retained workers regular members again if they are in the next plan."""
         names = set(map(node_of, workers))
         for one in self._transaction.record.leaving:
@@ -348,17 +348,17 @@ class Draining:
                 self._transaction.members.promote(one.node)
                 self._write(msgspec.structs.replace(one, owed=(), step=0))
 
-    def all_over(self) -> None:
+    def release_all(self) -> None:
         """Release all retained nodes without waiting: their state is unneeded."""
         for one in self._transaction.record.leaving:
             if one.owed:
-                self._settle(one)
+                self._complete(one)
 
-    def owes(self, name: str) -> bool:
+    def is_retained(self, name: str) -> bool:
         """Return whether a node is retained."""
         return any(one.owed and one.node == name for one in self._transaction.record.leaving)
 
-    def failed(self, failure: Failure) -> bool:
+    def on_failure(self, failure: Failure) -> bool:
         """Handle the failure of a retained node, which is probably not needed; return False for any other node."""
         transaction = self._transaction
         found = [one for one in transaction.record.leaving if one.node == failure.node and one.owed]
@@ -372,14 +372,14 @@ class Draining:
                 transaction.close(node.connection)
             transaction.members.remove(node.name)
         self._disconnected.lost(failure.node)
-        self._settle(found[0], f"it was lost as it left: {why}")
+        self._complete(found[0], f"it was lost as it left: {why}")
         return True
 
     def _write(self, entry: Departure) -> None:
         leaving = self._transaction.record.leaving
         self._transaction.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
 
-    def _settle(self, one: Departure, why: str = "") -> None:
+    def _complete(self, one: Departure, why: str = "") -> None:
         """Complete a departure: the node leaves permanently, or becomes a standby."""
         transaction, record = self._transaction, self._transaction.record
         node = transaction.members.nodes.get(one.node)
@@ -415,7 +415,7 @@ class Draining:
         workers = self.forget(node)
         owed = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
         if owed is not None:
-            self._settle(owed, detail or f"it has left: {reason}")
+            self._complete(owed, detail or f"it has left: {reason}")
         elif not node.standby:
             # A standby was never part of the job.
             self._transaction.emit(NodeLeft, node=node.name, reason=EVENT_REASONS.get(reason, reason), detail=detail)

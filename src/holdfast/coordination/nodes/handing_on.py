@@ -29,7 +29,7 @@ class ExpertHandoff:
         self._loads = loads
         self._draining = departures
 
-    def look(self, plan: GenerationPlan) -> ExpertPlan | None:
+    def plan_handoff(self, plan: GenerationPlan) -> ExpertPlan | None:
         """Return a placement that copies experts held only by draining nodes, or None if nothing must be copied.
 
         If the others have no slots for them, the standby that replaces the node joins first.

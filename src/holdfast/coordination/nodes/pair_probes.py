@@ -42,7 +42,7 @@ class PairProbes:
         self._under_way: dict[int, PairProbe] = {}
         self._number = 0
 
-    def begin(self, one: Endpoint, other: Endpoint) -> PairProbe:
+    def start(self, one: Endpoint, other: Endpoint) -> PairProbe:
         """Ask two nodes to connect to each other."""
         self._number += 1
         awaited = {one.connection, other.connection}

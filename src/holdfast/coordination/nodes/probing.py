@@ -70,7 +70,7 @@ class NewcomerProbes:
         #: (node, session) of admitted newcomers.
         self._proven: dict[tuple[str, str], None] = {}
 
-    def begin(self, connection: int, hello: Hello) -> bool:
+    def start(self, connection: int, hello: Hello) -> bool:
         """Begin to probe a newcomer; return False if no probe is needed or possible."""
         self._forget_lost(hello)
         newcomer = Newcomer(connection, hello)
@@ -151,7 +151,7 @@ class NewcomerProbes:
         if member is None:
             return False
         newcomer.member = member.name
-        newcomer.probe = self._probes.begin(newcomer.endpoint, endpoint_of(member))
+        newcomer.probe = self._probes.start(newcomer.endpoint, endpoint_of(member))
         return True
 
     def _select_member(self, newcomer: Newcomer) -> Node | None:

@@ -29,7 +29,7 @@ class RecordAge:
         #: A job that begins with this coordinator has no older record.
         self._confirmed = not record.identity
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Record the start of this coordinator."""
         self._begun = self._transaction.now
 

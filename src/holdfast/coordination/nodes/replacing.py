@@ -229,7 +229,9 @@ class Replacements:
             if not here:
                 return
             # Without a checkpoint the job restarts from an intact initial state, which standbys lose by their warm-up.
-            here.sort(key=lambda node: not (members.complete_nodes or record.checkpoints or self._whole(node)))
+            here.sort(
+                key=lambda node: not (members.complete_nodes or record.checkpoints or self._has_initial_state(node))
+            )
             self.promote(here[0].name)
 
     def grow(self, plan: GenerationPlan) -> None:
@@ -254,7 +256,7 @@ class Replacements:
 
     # ---- internal ----
 
-    def _whole(self, node: Node) -> bool:
+    def _has_initial_state(self, node: Node) -> bool:
         """Return whether all workers of a node have an intact initial state."""
         return len(self._standbys.fresh(node.workers)) == len(node.workers)
 
@@ -318,7 +320,7 @@ class Replacements:
     def promote(self, name: str) -> None:
         """Make a standby a regular node, which joins or replaces a node."""
         node = self._standbys.promote(name)
-        self._newcomers.attached(node, is_new=True)
+        self._newcomers.on_worker_attached(node, is_new=True)
 
     # ---- checks ----
 

@@ -77,7 +77,7 @@ class Standbys:
         waits = not known.promoted if known is not None and is_known else hello.standby
         return waits and not self._transaction.planned_on(hello.node)
 
-    def came(self, node: Node) -> None:
+    def on_admitted(self, node: Node) -> None:
         """Add a standby that was admitted. One that reconnects keeps its number of tries."""
         self._warm_ups[node.name] = _WarmUp()
         self._awaited.discard(node.name)
@@ -154,7 +154,7 @@ class Standbys:
 
     # ---- warming up ----
 
-    def look(self, plan: GenerationPlan) -> None:
+    def order_warm_ups(self, plan: GenerationPlan) -> None:
         """Order cold standbys to warm up while the others train."""
         transaction = self._transaction
         for node in list(transaction.members.standbys.values()):
@@ -192,7 +192,7 @@ class Standbys:
             if warm_up.asked and now - warm_up.since > limit_s:
                 self._expel(node, f"its warm-up has taken longer than {limit_s:g} s")
 
-    def warmed(self, node: Node, message: Warmed) -> None:
+    def on_warmed(self, node: Node, message: Warmed) -> None:
         """Handle the end of a worker's warm-up, if its node is still a standby."""
         self._spoilt([message.worker])
         if not node.standby:
@@ -213,7 +213,7 @@ class Standbys:
 
     # ---- failures ----
 
-    def take(self, node: Node, message: AgentMessage) -> bool:
+    def on_ended(self, node: Node, message: AgentMessage) -> bool:
         """Handle the end of a standby or of its worker; return False for any other message."""
         if not node.standby or self._transaction.record.outcome:
             return False
@@ -230,11 +230,11 @@ class Standbys:
         if isinstance(message, Leave):
             if message.awaits_answer:
                 self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=message.detail, alone=True))
-            self._gone(node, message.detail or f"it has left: {message.reason}")
+            self._remove(node, message.detail or f"it has left: {message.reason}")
             return True
         return False
 
-    def raised(self, node: Node, worker: str, why: str) -> None:
+    def on_raised(self, node: Node, worker: str, why: str) -> None:
         """Replace a process if its script raised an error before it became a standby."""
         self._replace(node, worker)
         self._lost(node, worker)
@@ -242,7 +242,7 @@ class Standbys:
 
     def _lost(self, node: Node, worker: str) -> None:
         """Forget the warm-ups of a lost process and of the others in its replica group."""
-        for one in (worker, *self._transaction.break_unit(worker)):
+        for one in (worker, *self._transaction.drop_group_of(worker)):
             self._void.pop(one, None)
             self._warm_ups[node.name].warm.pop(one, None)
 
@@ -250,7 +250,7 @@ class Standbys:
         self._transaction.members.drop(node, worker)
         self._transaction.send(node.connection, Replace(worker=worker))
 
-    def failed(self, failure: Failure) -> bool:
+    def on_failure(self, failure: Failure) -> bool:
         """Handle the failure of a standby; return False for any other node."""
         node = self._transaction.members.standbys.get(failure.node)
         if node is None:
@@ -264,7 +264,7 @@ class Standbys:
         else:
             if failure.kind is not FailureKind.CONNECTION_LOST:
                 self._transaction.close(node.connection)
-            self._gone(node, why)
+            self._remove(node, why)
         return True
 
     def _refuse(self, node: Node, why: str) -> None:
@@ -277,21 +277,21 @@ class Standbys:
         warm_up = self._warm_ups[node.name]
         if not warm_up.refused:
             warm_up.refused = warm_up.told = True
-            self._tell(node, why, again=False)
+            self._emit_failed(node, why, again=False)
 
     def _expel(self, node: Node, why: str) -> None:
         """Make a standby reconnect with fresh workers."""
         self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         self._transaction.close(node.connection)
-        self._gone(node, why)
+        self._remove(node, why)
 
-    def _gone(self, node: Node, why: str) -> None:
+    def _remove(self, node: Node, why: str) -> None:
         """Remove a standby; it may connect again."""
         for worker in self._transaction.members.remove(node.name):
             self._void.pop(worker, None)
         warm_up = self._warm_ups.pop(node.name)
         if not warm_up.told:
-            self._tell(node, why)
+            self._emit_failed(node, why)
         self._not_ready(node.name)
 
     def _cold(self, node: Node, worker: str, why: str) -> None:
@@ -303,7 +303,7 @@ class Standbys:
         warm_up.not_before = self._transaction.now + self._config.join_retry_s
         if was_ready or (under_way and not told):
             warm_up.told = True
-            self._tell(node, why)
+            self._emit_failed(node, why)
 
     def _not_ready(self, name: str) -> bool:
         """Record that a standby is not warm; return whether it was."""
@@ -313,7 +313,7 @@ class Standbys:
         self._write(msgspec.structs.replace(entry, ready=False))
         return True
 
-    def _tell(self, node: Node, why: str, *, again: bool = True) -> None:
+    def _emit_failed(self, node: Node, why: str, *, again: bool = True) -> None:
         if self._transaction.record.outcome:
             return
         entry = self._entry(node.name)

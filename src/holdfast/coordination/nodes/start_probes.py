@@ -53,7 +53,7 @@ class StartProbes:
         """Whether it is unknown yet which nodes may begin."""
         return bool(self._under_way) or self._has_news or self._rounds > 0
 
-    def begin(self, node: Node) -> None:
+    def start(self, node: Node) -> None:
         """Probe a node that connects before the job trains, with the last nodes before it."""
         if self._transaction.record.plan is not None or not _listens(node):
             return
@@ -179,7 +179,7 @@ class StartProbes:
                 del self._failed[here]
 
     def _probe(self, node: Node, other: Node) -> None:
-        probe = self._probes.begin(endpoint_of(node), endpoint_of(other))
+        probe = self._probes.start(endpoint_of(node), endpoint_of(other))
         self._under_way[probe.number] = probe
 
     def _why(self, one: int) -> str:

@@ -1,6 +1,6 @@
 """From a failure to the next state of the job.
 
-Every failure enters through `Failures.take`, from all detectors. It classifies the failure, emits `failure_detected`,
+Every failure enters through `Failures.handle`, from all detectors. It classifies the failure, emits `failure_detected`,
 removes the lost workers, and interrupts their generation. `GenerationDecider` in `job` decides how to continue, once
 all other members have reported.
 

@@ -60,7 +60,7 @@ class Closing:
         """Whether the job itself will end, not only its workers."""
         return self.under_way and not self.renews
 
-    def ask(self, request: Shutdown) -> None:
+    def request(self, request: Shutdown) -> None:
         """End the job on request. A second request for a checkpoint does not extend its time."""
         self._begin(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
 
@@ -91,12 +91,12 @@ class Closing:
             LastWill(why=why, exit_code=EXIT_FAILED, failed=True, renew=self._transaction.record.saves), save=True
         )
 
-    def renewed(self) -> None:
+    def on_renewed(self) -> None:
         """Record that the workers are being restarted."""
         self.under_way, self._will = False, None
         self._transaction.change(will=None)
 
-    def taken_over(self, *, again: bool) -> None:
+    def resume_closing(self, *, again: bool) -> None:
         """Resume the closing that an earlier coordinator began, unless this is another run."""
         record = self._transaction.record
         if again and record.will is not None:
@@ -143,9 +143,9 @@ class Closing:
         will = self._will or _ASKED_BEFORE
         why = f"{will.why}; {unsaved}" if unsaved else will.why
         if will.failed:
-            self._job_end.failed(why, will.exit_code, will.traceback)
+            self._job_end.fail_job(why, will.exit_code, will.traceback)
         else:
-            self._job_end.by_will(will.exit_code, will.reason, why)
+            self._job_end.stop_job(will.exit_code, will.reason, why)
 
     @property
     def _unsaved(self) -> str:
@@ -172,4 +172,4 @@ class Closing:
         if not self.under_way:
             self.under_way, self._since = True, self._transaction.now
             if record.plan is not None and not record.plan.last:
-                self._interruption.begin(self._transaction.now)
+                self._interruption.start(self._transaction.now)

@@ -24,17 +24,17 @@ class JobEnd:
         """The reason with which nodes leave once the job is over."""
         return self._transaction.record.outcome or "drained"
 
-    def taken_over(self) -> None:
+    def repeat_outcome(self) -> None:
         """Repeat the outcome that an earlier coordinator wrote, because some agents may not have heard it."""
         outcome = self._transaction.record.outcome
         self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
-    def done(self) -> None:
+    def finish_job(self) -> None:
         """Finish the job: every member has finished."""
         transaction = self._transaction
         stops = [info.stopped for info in transaction.members.workers() if info.stopped is not None]
         transaction.change(outcome="finished")
-        self._nobody_moves()
+        self._cancel_moves()
         self._emit_finished("stopped" if stops else "completed", next(filter(None, stops), ""))
         transaction.order_all((info.id for info in transaction.members.everybody()), JobDone())
         # Nodes without workers are still starting, and JobDone would reach no worker there.
@@ -42,24 +42,24 @@ class JobEnd:
         transaction.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))
         self._end(EXIT_DONE, "done")
 
-    def failed(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
+    def fail_job(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
         """Fail the job."""
         if self.over is not None:
             return
         self._transaction.change(outcome="failed")
-        self._nobody_moves()
+        self._cancel_moves()
         self._transaction.emit(JobFailed, why=why, traceback=traceback)
-        self._send_home(exit_code, why)
+        self._end_all_nodes(exit_code, why)
 
-    def by_will(self, exit_code: int, reason: str, why: str) -> None:
+    def stop_job(self, exit_code: int, reason: str, why: str) -> None:
         """End all nodes without an outcome, so that the job can be resumed."""
         if self.over is not None:
             return
-        self._nobody_moves()
+        self._cancel_moves()
         self._emit_finished(reason, why, resumable=True)
-        self._send_home(exit_code, why)
+        self._end_all_nodes(exit_code, why)
 
-    def _nobody_moves(self) -> None:
+    def _cancel_moves(self) -> None:
         """Cancel the moves that are not complete."""
         transaction = self._transaction
         stay = [one for one in transaction.record.leaving if one.stays and not one.owed]
@@ -78,17 +78,17 @@ class JobEnd:
         loss = at.loss if at.step_time else None
         self._transaction.emit(JobFinished, reason=reason, why=why, resumable=resumable, final_loss=loss, **totals)
 
-    def _send_home(self, exit_code: int, why: str) -> None:
+    def _end_all_nodes(self, exit_code: int, why: str) -> None:
         here = (node.connection for node in self._transaction.members.nodes.values())
         self._transaction.broadcast(here, EndNode(exit_code=exit_code, why=why))
         self._end(exit_code, why)
 
-    def late(self, node: Node) -> None:
+    def answer_late_node(self, node: Node) -> None:
         """Answer a node that connects after the end. With an outcome, its workers get JobDone instead."""
         if self.over is not None and not (self._transaction.record.outcome and node.workers):
             self._transaction.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
-    def takes(self, name: str) -> bool:
+    def handle_hang(self, name: str) -> bool:
         """Handle a hanging node after the end: end it if it is outside the world. Return whether the job is over."""
         members = self._transaction.members
         node = members.standbys.get(name) or members.owed.get(name)

@@ -49,38 +49,38 @@ class Failures:
         self._disconnected = absences
         self._aside = aside
 
-    def take(self, *failures: Failure) -> None:
+    def handle(self, *failures: Failure) -> None:
         """Handle failures that were detected together, so that no failed worker is part of the next decision.
 
         A lost process takes the others of its replica group with it. That counts as one failure, even if several are
         reported.
         """
-        mates = {one.worker: self._transaction.break_unit(one.worker) for one in failures if one.worker}
+        mates = {one.worker: self._transaction.drop_group_of(one.worker) for one in failures if one.worker}
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
         if not failures:
             return
         gone: dict[str, None] = {}
         for failure in failures:
             if not failure.worker:
-                gone |= dict.fromkeys(self._out(self._classed(failure)))
+                gone |= dict.fromkeys(self._expel(self._classify(failure)))
             elif failure.worker not in gone:
-                self._tell(self._classed(failure), mates[failure.worker])
+                self._emit_failure(self._classify(failure), mates[failure.worker])
                 gone |= dict.fromkeys((failure.worker, *mates[failure.worker]))
-        self.gone(gone, min(failure.since for failure in failures))
+        self.remove_workers(gone, min(failure.since for failure in failures))
 
-    def note(self, failure: Failure) -> None:
+    def report_needed_worker(self, failure: Failure) -> None:
         """Report a failed process that is still needed, and interrupt its generation."""
-        self._tell(self._classed(failure))
-        self._interruption.begin(failure.since)
+        self._emit_failure(self._classify(failure))
+        self._interruption.start(failure.since)
 
-    def gone(self, workers: Collection[str], since: float) -> None:
+    def remove_workers(self, workers: Collection[str], since: float) -> None:
         """Remove workers that failed or left, and interrupt their generation."""
         record = self._transaction.record
         for worker in workers:
             self._ledger.forget(worker)
             self._interruption.forget(worker)
         if record.plan is not None and any(record.plan.rank(worker) is not None for worker in workers):
-            self._interruption.begin(since)
+            self._interruption.start(since)
         elif record.pending is not None and any(record.pending.rank(worker) is not None for worker in workers):
             stops = self._interruption.stop is not None or not self._pending_generation.armed
             if stops or not self._pending_generation.disarm(since):
@@ -91,20 +91,20 @@ class Failures:
         if self._transaction.record.pending is None or self._interruption.stop is not None:
             return
         if self._pending_generation.armed:
-            self._interruption.begin(since)
+            self._interruption.start(since)
         else:
-            self._pending_generation.void(suspects)
+            self._pending_generation.cancel(suspects)
 
-    def retried(self, complaint: Complaint, report: Report, node: str) -> bool:
+    def retry_collective(self, complaint: Complaint, report: Report, node: str) -> bool:
         """Retry a failed collective of unknown cause with the same members; return False after too many tries.
 
         Args:
             node: the node to which the try is charged.
         """
-        tries = self._tell(self._classed(collective_failed(complaint, report, node, self._transaction.now)))
+        tries = self._emit_failure(self._classify(collective_failed(complaint, report, node, self._transaction.now)))
         return not self._escalation.is_exhausted(Severity.RETRY, tries)
 
-    def accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
+    def find_self_accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
         """Return the nodes with complaints about a fault of their own, and its details."""
         kind, detector = FailureKind.CONNECTION_LOST, Detector.EXCEPTION
         own = (
@@ -112,7 +112,7 @@ class Failures:
         )
         return {node_of(complaint.worker): complaint.detail for complaint in own}
 
-    def _classed(self, failure: Failure) -> Failure:
+    def _classify(self, failure: Failure) -> Failure:
         """Add the failure's class, and raise its severity if the machine is at fault."""
         evidence = failure.evidence
         found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
@@ -120,7 +120,7 @@ class Failures:
         severity = min(failure.severity, found.severity) if failure.worker else failure.severity
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
-    def _tell(self, failure: Failure, mates: Sequence[str] = ()) -> int:
+    def _emit_failure(self, failure: Failure, mates: Sequence[str] = ()) -> int:
         """Emit a failure, and keep it if it is the cause of others; return how often its escalation step was tried.
 
         Args:
@@ -140,7 +140,7 @@ class Failures:
             step=evidence.step,
             phase=evidence.phase,
             micro_batch=evidence.micro_batch,
-            detail=evidence.detail + _with_it(mates),
+            detail=evidence.detail + _describe_mates(mates),
             tries=tries,
         )
         # An exception in user code causes the losses around it, and is not caused by them.
@@ -150,7 +150,7 @@ class Failures:
             self._cause, self._raised = f"{place}: {evidence.detail or failure.kind}", raised
         return tries
 
-    def made_good(self) -> None:
+    def forget_cause(self) -> None:
         """Forget the cause: a step was committed, so earlier failures explain nothing later."""
         self._cause, self._raised = "", False
         self._escalation.quarantine_given_up()
@@ -165,9 +165,9 @@ class Failures:
         found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
 
-    def _out(self, failure: Failure) -> list[str]:
+    def _expel(self, failure: Failure) -> list[str]:
         """Expel a failed node; return its lost workers."""
-        transaction, tries = self._transaction, self._tell(failure)
+        transaction, tries = self._transaction, self._emit_failure(failure)
         self._disconnected.lost(failure.node)
         self._costs.lost(transaction.now)
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
@@ -194,7 +194,7 @@ class Failures:
         return list(workers)
 
 
-def _with_it(mates: Sequence[str]) -> str:
+def _describe_mates(mates: Sequence[str]) -> str:
     """Describe the workers that are lost with another one, or return ""."""
     if not mates:
         return ""

@@ -27,7 +27,7 @@ class RankHold:
         self._seats: dict[str, tuple[float, float]] = {}
         self._longest_s = 0.0
 
-    def lost(self, workers: Iterable[str]) -> None:
+    def hold_ranks(self, workers: Iterable[str]) -> None:
         """Hold the ranks of lost processes."""
         plan, now = self._transaction.record.plan, self._transaction.now
         if not self._holds or plan is None or plan.last:
@@ -38,12 +38,12 @@ class RankHold:
             if unit_of(worker, plan.places) in lost:
                 self._seats[node_and_index_of(worker)] = now + wait_s, now
 
-    def came(self, worker: str, since: float) -> None:
+    def on_process_attached(self, worker: str, since: float) -> None:
         """Record that a process has attached; `since`: when its node connected, the start time if no rank waited."""
         _, since = self._seats.pop(node_and_index_of(worker), (0.0, since))
         self._longest_s = max(self._longest_s, self._transaction.now - since)
 
-    def over(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting: the decision was made without the missing processes."""
         self._seats.clear()
 

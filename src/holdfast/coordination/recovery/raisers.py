@@ -69,41 +69,41 @@ class ScriptErrors:
         self._classes, self._failing = classes, failing
         self._blamed: _Blamed | None = None
 
-    def raised(self, node: Node, message: Raised) -> None:
+    def on_raised(self, node: Node, message: Raised) -> None:
         """Handle a script error in a process that still runs and keeps its state."""
         transaction, info = self._transaction, node.workers[message.worker]
         if info.raised:
             return
         info.raised = True
         if not transaction.is_member(message.worker):
-            self._failures.take(script_raised(node.name, message, transaction.now))
+            self._failures.handle(script_raised(node.name, message, transaction.now))
             self.release([message.worker])
         elif message.worker in (before.worker for before in transaction.record.raised):
             # An earlier coordinator has reported it. In the last plan the worker is a member that only saves.
             if transaction.record.plan is not None and not transaction.record.plan.last:
-                self._interruption.begin(transaction.now)
+                self._interruption.start(transaction.now)
             return
         else:
-            self._failures.note(script_raised(node.name, message, transaction.now))
+            self._failures.report_needed_worker(script_raised(node.name, message, transaction.now))
         if message.final:
-            why = f"{transaction.place_of(message.worker)}: {_said(message.error, message.detail)}"
+            why = f"{transaction.place_of(message.worker)}: {_describe_error(message.error, message.detail)}"
             self._closing.fail(why, message.exit_code, message.error.traceback)
-        elif not self._failing.on_replacement(message.worker, _said(message.error, message.detail)):
+        elif not self._failing.on_replacement(message.worker, _describe_error(message.error, message.detail)):
             self._remember(message.worker, message.error, message.detail)
 
-    def no_more(self, down: WorkerDown) -> bool:
+    def close_if_final(self, down: WorkerDown) -> bool:
         """Close the job if an ended script needs no restart; return whether its node has bad input."""
         if down.final:
             trace = down.error.traceback if down.error is not None else ""
             self._closing.fail(f"{self._transaction.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
         return down.exit_code == EXIT_BAD_INPUT and not down.final
 
-    def ended(self, down: WorkerDown) -> None:
+    def on_process_ended(self, down: WorkerDown) -> None:
         """Handle a script error in a process that has ended."""
         if down.error is not None and not down.final:
             self._remember(down.worker, down.error, down.detail)
 
-    def among(self, workers: Iterable[str]) -> list[str]:
+    def find_failed(self, workers: Iterable[str]) -> list[str]:
         """Return the workers with script errors, together with the others of their replica groups."""
         members = self._transaction.members
         infos = [info for worker in workers if (info := members.worker(worker)) is not None]
@@ -146,11 +146,11 @@ class ScriptErrors:
         if nodes := find_agreeing_nodes(before, last, self._nodes, machine=machine, ever=not transaction.position.step):
             where = f" (on {'nodes' if len(nodes) > 1 else 'node'} {', '.join(nodes)})"
             if self._failing.can_fit_elsewhere(error):
-                self._closing.renew(_said(error, detail) + where)
+                self._closing.renew(_describe_error(error, detail) + where)
             elif self._blamed is None or self._blamed.place != error.place:
-                if not self._closing.fail(_said(error, detail) + where, traceback=error.traceback):
+                if not self._closing.fail(_describe_error(error, detail) + where, traceback=error.traceback):
                     return
-                self._blamed = _Blamed(error.place, _said(error, detail), "")
+                self._blamed = _Blamed(error.place, _describe_error(error, detail), "")
             else:
                 self._closing.amend(self._blamed.said + self._blamed.where, self._blamed.said + where)
             if self._blamed is not None:
@@ -168,7 +168,7 @@ class ScriptErrors:
         return len({member.node for member in plan.members})
 
 
-def _said(error: ScriptError, detail: str) -> str:
+def _describe_error(error: ScriptError, detail: str) -> str:
     """Describe an exception with its step and micro-batch."""
     where = [f"step {error.step}"] if error.step is not None else []
     where += [f"micro-batch {error.micro_batch}"] if error.micro_batch is not None else []

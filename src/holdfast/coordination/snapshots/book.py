@@ -98,7 +98,7 @@ class SnapshotBook:
 
     # ---- reports ----
 
-    def hold(self, node: Node, told: NodeSnapshots | None) -> None:
+    def on_parts_held(self, node: Node, told: NodeSnapshots | None) -> None:
         """Record the parts that a node holds, and order it to drop useless ones."""
         if told is None:
             return
@@ -116,7 +116,7 @@ class SnapshotBook:
         if foreign:
             self._transaction.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
 
-    def take(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
+    def on_snapshot_message(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
         """Handle a member's report; return True if the generation cannot continue, because its source is lost."""
         match message:
             case said.SnapshotTaken():
@@ -134,9 +134,9 @@ class SnapshotBook:
                     )
                 return False
             case said.SnapshotDamaged():
-                return self._damaged(message)
+                return self._on_snapshot_damaged(message)
 
-    def _damaged(self, message: said.SnapshotDamaged) -> bool:
+    def _on_snapshot_damaged(self, message: said.SnapshotDamaged) -> bool:
         key, copy = message.snapshot.key, (message.snapshot.key, message.snapshot.part, message.node)
         if key in self._lost or copy in self._bad:
             return False
@@ -162,7 +162,7 @@ class SnapshotBook:
 
     # ---- decisions ----
 
-    def serving(self, committed: int) -> SnapshotSource | None:
+    def find_newest(self, committed: int) -> SnapshotSource | None:
         """Return the newest complete and usable snapshot of a committed step, or None."""
         found = [held for key, held in self._held().items() if key not in self._lost and self._is_whole(held)]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
@@ -188,7 +188,12 @@ class SnapshotBook:
         if not held.example.everywhere:
             return held.complete
         change = self._transaction.record.change
-        return change is not None and change.kept == held.example.key and self._has_dense(held) and not self._gone(held)
+        return (
+            change is not None
+            and change.kept == held.example.key
+            and self._has_dense(held)
+            and not self._find_lost_experts(held)
+        )
 
     @property
     def lacking(self) -> Sequence[tuple[int, int]]:
@@ -198,12 +203,12 @@ class SnapshotBook:
         """
         change = self._transaction.record.change
         held = self._held().get(change.kept) if change is not None and change.kept is not None else None
-        return self._gone(held) if held is not None and self._has_dense(held) else ()
+        return self._find_lost_experts(held) if held is not None and self._has_dense(held) else ()
 
     def _has_dense(self, held: _Held) -> bool:
         return all(part in held.holders for part in range(held.example.parts - len(self._experts_of(held))))
 
-    def _gone(self, held: _Held) -> Sequence[tuple[int, int]]:
+    def _find_lost_experts(self, held: _Held) -> Sequence[tuple[int, int]]:
         experts, shape = self._experts_of(held), self._transaction.record.expert_shape
         if shape is None or not experts:
             return ()
@@ -225,7 +230,7 @@ class SnapshotBook:
 
     def newest(self, committed: int) -> tuple[int, int] | None:
         """Return the step of the newest usable snapshot, and the smallest number of copies of its parts."""
-        source = self.serving(committed)
+        source = self.find_newest(committed)
         return (source.step, min(map(len, source.parts[: source.dense]))) if source is not None else None
 
     @property
@@ -238,10 +243,10 @@ class SnapshotBook:
             return False
         return any(keeper.node not in transaction.members.nodes for keeper in source.keepers)
 
-    def look(self, committed: int, *, at_once: bool = False) -> None:
+    def update(self, committed: int, *, at_once: bool = False) -> None:
         """Announce complete snapshots and order copies; with many nodes, only at intervals."""
         if self._transaction.record.layouts:
-            self._let_go()
+            self._drop_stale_stash()
         nodes = len(self._transaction.members.nodes)
         wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
         early = not at_once and 0.0 <= self._transaction.now - self._looked < wait_s
@@ -252,9 +257,9 @@ class SnapshotBook:
         self._announce(held, committed)
         if self._changed:
             self._changed = False
-            self._ask(held)
+            self._order_copies(held)
 
-    def _let_go(self) -> None:
+    def _drop_stale_stash(self) -> None:
         """Drop stashed state that is no longer needed, because steps were done since or the layout change was
         cancelled.
 
@@ -287,7 +292,7 @@ class SnapshotBook:
             )
         self._costs = {key: cost for key, cost in self._costs.items() if key > self._told}
 
-    def _ask(self, held: dict[SnapshotKey, _Held]) -> None:
+    def _order_copies(self, held: dict[SnapshotKey, _Held]) -> None:
         """Order copies: each part of the newest snapshots belongs on as many nodes as the fault threshold."""
         keeping = {name: node for name, node in self._transaction.members.nodes.items() if node.snapshots is not None}
         threshold = self._config.spec.recovery.fault_threshold

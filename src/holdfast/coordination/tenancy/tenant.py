@@ -16,15 +16,15 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.ladder import EscalationPolicy
 from holdfast.coordination.failures.seen import node_lost
 from holdfast.coordination.grants import (
-    awaited,
+    apply_shares,
+    describe_state,
+    find_overdue,
     give_back,
-    hear,
-    joined,
-    overdue,
-    report,
+    mark_awaited,
+    mark_connected,
     select_surplus,
     set_roles,
-    stand,
+    set_standing,
     update_roles,
 )
 from holdfast.coordination.inputs import PoolSaid, Shutdown
@@ -136,7 +136,7 @@ class JobPoolClient:
         if held.standing == "suspended":
             transaction.change(plan=None, pending=None, decision=None, passed=())
             held = msgspec.structs.replace(held, anew=not transaction.record.saves)
-        self._write_held(awaited(held, self._list_absent(held), transaction.now))
+        self._write_held(mark_awaited(held, self._list_absent(held), transaction.now))
 
     def on_shares(self, message: PoolSaid) -> None:
         """Handle the pool's message with the job's grants."""
@@ -144,11 +144,11 @@ class JobPoolClient:
         if held is None:
             return
         if held.standing in ("going", "suspended"):
-            held = hear(held, message.shares, self._transaction.now)
+            held = apply_shares(held, message.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
-                held = stand(held, "going")  # Another coordinator than this one has saved the job.
+                held = set_standing(held, "going")  # Another coordinator than this one has saved the job.
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
-                held = stand(held, "stopped")  # It is saved and runs nowhere, so it has ended.
+                held = set_standing(held, "stopped")  # It is saved and runs nowhere, so it has ended.
             elif held.standing == "suspended":
                 # The pool resumed and stopped it before this coordinator heard of either.
                 held = give_back(held, held.grants)
@@ -172,7 +172,7 @@ class JobPoolClient:
         held = self._held
         if held is None:
             return not self._config.submission
-        updated = joined(held, hello.node, hello.grant) if held.standing == "going" else None
+        updated = mark_connected(held, hello.node, hello.grant) if held.standing == "going" else None
         if updated is None:
             return False
         if updated is not held:
@@ -228,7 +228,7 @@ class JobPoolClient:
         if not absent:
             return held
         gone = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
-        gone += [node for node in overdue(held, now, self._config.grant_join_s) if node in absent]
+        gone += [node for node in find_overdue(held, now, self._config.grant_join_s) if node in absent]
         gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
         return give_back(held, gone)
 
@@ -320,7 +320,7 @@ class JobPoolClient:
         transaction = self._transaction
         gone = [name for name in transaction.members.nodes if name not in held.grants]
         gone += [name for name in self._absences.promised if name not in held.grants]
-        self._failures.take(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
+        self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
 
     def _fail_if_stranded(self) -> None:
         """Fail the job because too few nodes of the pool are usable, unless it trains or has usable nodes.
@@ -335,7 +335,7 @@ class JobPoolClient:
         others = f"; and {len(refuses) - len(newest)} more" if len(refuses) > len(newest) else ""
         reasons = "; ".join(f"{node}: {refusal.why}" for node, refusal in newest)
         least = self._config.spec.nodes_to_begin
-        self._ending.failed(f"too few usable nodes in the pool (needs {least}): {reasons}{others}")
+        self._ending.fail_job(f"too few usable nodes in the pool (needs {least}): {reasons}{others}")
 
     # ---- wishes of the pool ----
 
@@ -343,7 +343,7 @@ class JobPoolClient:
         """Follow the pool's wish: end or suspend the job, or leave recalled nodes."""
         if held.wish != "run" and self._current_wish != held.wish:
             self._current_wish = held.wish
-            self._closing.ask(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
+            self._closing.request(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
             return
         to_leave = self._summarize(held).to_leave
         if not to_leave:
@@ -355,7 +355,7 @@ class JobPoolClient:
         if held.wish == "run" and asked and self._transaction.now - self._asked_at >= RETRY_S:
             self._asked_at = self._transaction.now
             for node in asked:
-                self._departures.recalled(node)
+                self._departures.on_recall(node)
 
     def _return_all_nodes(self, held: Held) -> Held:
         """Return the grants of a job that has ended: none, with its standing and reason."""
@@ -365,7 +365,7 @@ class JobPoolClient:
         if self._transaction.record.outcome:
             standing = "failed" if self._transaction.record.outcome == "failed" else "finished"
         # The pool knows the reason if it asked for the end.
-        return stand(held, standing, "" if standing == "finished" or held.wish != "run" else over.why)
+        return set_standing(held, standing, "" if standing == "finished" or held.wish != "run" else over.why)
 
     # ---- reports ----
 
@@ -407,7 +407,7 @@ class JobPoolClient:
         ):
             return
         self._report_inputs = made_of
-        state = report(held, self._refusals, self._transaction.nodes_planned, move_s, pace, costs)
+        state = describe_state(held, self._refusals, self._transaction.nodes_planned, move_s, pace, costs)
         if state != self._reported:
             self._reported = state
-            self._transaction.tell_pool(state)
+            self._transaction.send_to_pool(state)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 
-from holdfast.coordination.grants import give_back, hear, joined, report
+from holdfast.coordination.grants import apply_shares, describe_state, give_back, mark_connected
 from holdfast.coordination.pool.fence import Fence, FenceInstruction, ReapGrant, ReportState
 from holdfast.coordination.pool.inputs import (
     JobConnected,
@@ -133,9 +133,9 @@ class MachineShares:
 
     def _told(self, job: str, shares: JobShares) -> None:
         """A job hears of its nodes: those that are new join, those that it is to give back leave."""
-        held = hear(self._held[job], shares, self._now)
+        held = apply_shares(self._held[job], shares, self._now)
         for node, grant in held.grants.items():
-            held = joined(held, node, grant.number) or held
+            held = mark_connected(held, node, grant.number) or held
         self._write(job, give_back(held, held.to_leave))
 
     def _write(self, job: str, held: Held) -> None:
@@ -145,7 +145,7 @@ class MachineShares:
         if held.grants.keys() != before.grants.keys():
             self._changed.add(job)
         change_s = self._change_s(len(held.grants))
-        self._inputs.append(JobMessage(job, report(held, members=held.grants, move_s=change_s)))
+        self._inputs.append(JobMessage(job, describe_state(held, members=held.grants, move_s=change_s)))
 
     def _do(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
         """A node's processes start and end at once."""
