@@ -47,16 +47,16 @@ STORY = [
 def test_a_change_holds_up_by_what_the_longest_step_around_it_takes_longer_than_the_longer_usual_one(
     figures: ModuleType,
 ) -> None:
-    assert figures.held_up(STORY, 5.0) == ([0.25], [0.75])
-    assert figures.held_up(STORY, 20.0) == ([], [0.75])
+    assert figures.measure_delays(STORY, 5.0) == ([0.25], [0.75])
+    assert figures.measure_delays(STORY, 20.0) == ([], [0.75])
     beside = [step(float(number), 1.0 if number != 32 else 1.5) for number in range(60)]
-    assert figures.held_up(STORY, 5.0, steps_of=beside) == ([0.0], [0.5])
+    assert figures.measure_delays(STORY, 5.0, steps_of=beside) == ([0.0], [0.5])
 
 
 def test_a_world_is_whole_again_only_after_it_was_not(figures: ModuleType) -> None:
-    assert figures.world_again(STORY, 5.0, 2) == 31.0
-    assert figures.world_again(STORY, 31.5, 2) is None
-    assert figures.world_again(STORY[:25], 5.0, 2) is None
+    assert figures.find_world_regained(STORY, 5.0, 2) == 31.0
+    assert figures.find_world_regained(STORY, 31.5, 2) is None
+    assert figures.find_world_regained(STORY[:25], 5.0, 2) is None
 
 
 def test_nothing_measured_is_said_so(figures: ModuleType) -> None:

@@ -23,7 +23,7 @@ def control_plane() -> ModuleType:
 
 
 def test_a_small_job_goes_through_all_scenes(control_plane: ModuleType) -> None:
-    samples = control_plane.measure(2, workers=2, losses=1, processes=1, step_s=0.02)
+    samples = control_plane.measure_job(2, workers=2, losses=1, processes=1, step_s=0.02)
     found = {name: values[0] for name, values in samples.items()}
     assert set(found) == set(control_plane.FIGURES) - {"gloo", "gloo_cpu"}
     assert found["lost_steps"] == 0

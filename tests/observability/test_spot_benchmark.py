@@ -49,7 +49,7 @@ def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
     assert (other.samples, other.steps, other.undone, other.down) == (60, 7, 2, 3.0)
     assert other.idle == 5.5
     assert other.down + other.idle + other.busy == ours.busy
-    parts = spot.shares(ours, other)
+    parts = spot.gain_shares(ours, other)
     assert sum(parts.values()) == pytest.approx(1.0)
     rate = 90 / 21.5
     assert parts["restarts"] == pytest.approx(rate * 3.0 / 30)

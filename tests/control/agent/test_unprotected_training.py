@@ -66,7 +66,7 @@ def run(warm_torch: str, framework: Path) -> RunScript:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (PLAIN, "a step of AdamW before holdfast.init(): each worker would train the whole model by itself; "),
+        (PLAIN, "a step of AdamW before holdfast.init(): each worker would train the whole model alone; "),
         (FIT, "lightning.Trainer.fit() would train the whole model on each node, into one folder: "),
         (INIT + FIT, "lightning.Trainer.fit() would train the whole model on each node, into one folder: "),
     ],

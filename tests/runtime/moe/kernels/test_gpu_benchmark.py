@@ -34,7 +34,7 @@ def test_without_a_gpu_it_says_so(
     with pytest.raises(SystemExit) as ended:
         benchmark.main()
     assert ended.value.code == 2
-    assert "no GPU" in capsys.readouterr().out
+    assert "no usable GPU" in capsys.readouterr().out
 
 
 def test_on_a_cpu_it_runs_to_its_end(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
