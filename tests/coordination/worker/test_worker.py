@@ -422,7 +422,9 @@ ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
 @pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
 def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
-    with pytest.raises(InvalidTransitionError, match=f"{ME}: the boundary {name} is not allowed in generation 0, phase idle"):
+    with pytest.raises(
+        InvalidTransitionError, match=f"{ME}: the boundary {name} is not allowed in generation 0, phase idle"
+    ):
         call(machine)
 
 
