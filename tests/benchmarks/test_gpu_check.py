@@ -380,7 +380,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def processes_below(folder: Path) -> list[str]:
-    """Return the command lines of all processes whose temporary folder is this one or below it."""
+    """Return the command lines of all processes with `TMPDIR` at or below this folder."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -52,7 +52,7 @@ def test_plain_torch_is_so_many_times_a_move_and_a_move_that_costs_nothing_is_no
     assert zygotes.values == pytest.approx((1.0,))
     assert zygotes.is_reached is False
     assert plain_figures(costs, [-0.01])[1].values == pytest.approx((200.0,))
-    # Without moves beside them there is nothing to compare.
+    # Without measured moves there is nothing to compare.
     assert all(figure.is_reached is None for figure in plain_figures(costs, []))
 
 
@@ -61,7 +61,7 @@ def test_parameters_are_compared_by_their_bits_and_with_clipping_by_their_values
     (same,) = same_figures(calm, calm.copy(), 19, clipping=False)
     assert same.values == (0.0,)
     assert same.is_reached is True
-    # (a zero with the other sign is another number, bit for bit)
+    # -0.0 and 0.0 differ in their bits.
     (other,) = same_figures(calm, np.array([0.5, np.nextafter(-1.0, 0), -0.0]), 19, clipping=False)
     assert other.values == (2.0,)
     assert other.is_reached is False

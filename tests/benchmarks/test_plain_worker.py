@@ -34,6 +34,6 @@ def test_a_newcomer_has_the_others_parameters_moments_and_step(tmp_path: Path) -
     assert torch.equal(kept["exp_avg"], taken["exp_avg"])
     assert torch.equal(kept["exp_avg_sq"], taken["exp_avg_sq"])
     assert float(taken["step"]) == 7.0
-    # and what it computes from there is its own
+    # The restored model does not share memory with the old one.
     next(new.model.parameters()).data.zero_()
     assert not torch.equal(next(new.model.parameters()), parameter)

@@ -15,7 +15,7 @@ from stragglers import Parts, figures, share_of_time, table
         ("defer-50", 50, Plan(50)),  # the next checkpoint is where the hundred end
         ("defer-100", 20, Plan(20)),
         ("restart-50", 70, Plan(70, every=50, stop_at=71)),
-        ("restart-50", 20, Plan(20, stop_at=21)),  # there is no checkpoint yet: from the beginning
+        ("restart-50", 20, Plan(20, stop_at=21)),  # without a checkpoint, restart from the beginning
         ("restart-100", 70, Plan(70, stop_at=71)),
         ("save-and-restart", 70, Plan(70, stop_at=72, saves=True)),
         ("per-iteration", 70, Plan(70, every=1, stop_at=71)),

@@ -1,1 +1,1 @@
-"""The helpers beside this file can be imported by all tests below it."""
+"""All tests in this folder can import the helpers next to this file."""

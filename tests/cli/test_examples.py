@@ -50,7 +50,7 @@ def test_a_copied_example_runs(tmp_path: Path) -> None:
 
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     examples("copy", "moe_gpt", "--to", str(tmp_path))
-    examples("copy", "fsdp_gpt", "--to", str(tmp_path))  # (both have dense_gpt.py, which is equal)
+    examples("copy", "fsdp_gpt", "--to", str(tmp_path))  # both examples contain the same dense_gpt.py
     mine = tmp_path / "dense_gpt.py"
     mine.write_text("mine")
     (tmp_path / "fsdp_gpt.py").unlink()

@@ -71,7 +71,7 @@ class Maker:
         self.made: set[type] = set()
 
     def value(self, kind: inspect.Type, field: str) -> Any:
-        """Return a value of a type. `field`: what has this type."""
+        """Return a value of a type. `field`: the name of the field with this type."""
         match kind:
             case inspect.Metadata(type=described):
                 return self.value(described, field)

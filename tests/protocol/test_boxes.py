@@ -109,7 +109,7 @@ def test_pieces_of_any_boxes_are_joined(folder: Callable[[], Path], case: tuple[
     whole, boxes = case
     values = np.arange(np.prod(whole, dtype=int), dtype="<i2").reshape(whole)
     storage, files = LocalStorage(folder()), []
-    for part in range(len(boxes)):  # (a tensor is in each file once)
+    for part in range(len(boxes)):  # one piece a file: a file holds each tensor only once
         box = boxes[part]
         piece = StoredPiece(name="w", code="I16", box=box, whole=whole)
         data = np.ascontiguousarray(values[box.slices_in(Box.of_whole(whole))]).tobytes()
@@ -122,7 +122,7 @@ def test_pieces_of_any_boxes_are_joined(folder: Callable[[], Path], case: tuple[
 
 
 def test_a_dense_jobs_header_is_what_it_has_always_been() -> None:
-    """Earlier versions read it, and later ones those of earlier ones."""
+    """Earlier versions must read this header, and later versions must read earlier headers."""
     pieces = [
         StoredPiece(name="w", code="F32", box=Box((2, 0), (1, 3))),
         StoredPiece(name="s", code="F32", box=Box((), ()), begin=12),

@@ -66,7 +66,7 @@ def test_a_checkpoint_counts_only_with_its_manifest(tmp_path: Path) -> None:
 
 
 def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -> None:
-    """Reproducer fence.py: one that was expelled wakes up, and keeps what it has written of the abandoned lineage."""
+    """Reproducer fence.py: an expelled writer wakes up and seals its checkpoint of the abandoned lineage."""
     abandoned, decided = write(tmp_path, 20, generation=1), write(tmp_path, 20, generation=2)
     seal(tmp_path, decided)
     before = {path: path.read_bytes() for path in (tmp_path / decided.folder).rglob("*") if path.is_file()}
@@ -136,7 +136,7 @@ def test_a_manifest_of_any_kind_is_damaged_at_worst(tmp_path: Path, manifest: st
 
 @pytest.mark.parametrize("name", ["manifest.json", "a.bin"])
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    """A pipe that nobody writes to held the job's start up for ever."""
+    """A pipe without a writer blocked the start of the job forever."""
     checkpoint = kept(tmp_path, 9)
     if name != "manifest.json":
         manifest = checkpoint / "manifest.json"
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_is_half_removed_counts_no_more(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_another_node_removes_meanwhile_is_no_error(tmp_path: Path) -> None:
-    """Two nodes tidy up at a time: each lists what the other is removing."""
+    """Two nodes clean up at the same time: one removes a folder that the other has just listed."""
 
     class Racing(LocalStorage):
         def entries(self, path: str = "") -> list[str]:

@@ -35,7 +35,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 
-#: Options are a contract: whoever changes one changes this, and docs/commands.md.
+#: Options are a contract: a change of one must also change this table and docs/commands.md.
 OPTIONS = {
     "run": {option.name for option in SPEC_OPTIONS}
     | {"--module", "--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--verbose", "--json"}
@@ -156,7 +156,7 @@ def test_every_key_of_a_job_has_an_option() -> None:
     without = {"format", "script", "module", "args", "min_nodes"}
     without |= {"backend", "experiments.watch", "experiments.own_times_every"}
     pools = {"sizes", "weight", "priority", "preemptible", "snooze"}
-    # (of no use to a command that runs one job)
+    # These keys do not apply to a command that runs one job.
     pools |= {"pace.step_s", "pace.micro_batches", "pace.samples", "pace.places"}
     assert {option.key for option in SPEC_OPTIONS} == keys_of(JobSpec).keys() - without - pools
 

@@ -43,7 +43,7 @@ def job_file(tmp_path: Path) -> str:
 
 
 def options(**values: str | bool) -> dict[str, Given]:
-    """Return what the options of `holdfast run` give."""
+    """Return the values that the options of `holdfast run` set."""
     group = SpecGroup()
     names = [parameter.name for parameter in group.parameters()]
     assert set(values) <= set(names)

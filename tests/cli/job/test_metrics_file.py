@@ -44,7 +44,7 @@ EVENTS = (
 
 
 def write(path: Path, seen: list[ReadEvent], *, full_from: int = 99, full_until: int = 99, room: int = 0) -> None:
-    """Write all events; from one of them up to another one there is only `room` for so many bytes."""
+    """Write all events. From event `full_from` until `full_until` the disk has only `room` bytes left."""
     with write_metrics_to(str(path), seen.append) as told:
         for number, event in enumerate(EVENTS):
             if number == full_from:
