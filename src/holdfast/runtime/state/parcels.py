@@ -95,18 +95,18 @@ class Parcels:
     def has_ended(self) -> bool:
         """Whether all parcels for this member are received, or can no longer be received."""
         with self._lock:
-            ended = [receipt.has_ended for receipt in self._receivers.values()]
+            ended = [receiver.has_ended for receiver in self._receivers.values()]
         return self._aborted or (len(ended) == len(self._contents.senders) and all(ended))
 
     @property
     def nbytes(self) -> int:
         """The received bytes."""
-        return sum(receipt.nbytes for receipt in self._receivers.values())
+        return sum(receiver.nbytes for receiver in self._receivers.values())
 
     @property
     def seconds(self) -> float:
         """Seconds that the slowest sender took."""
-        return max((receipt.seconds for receipt in self._receivers.values()), default=0.0)
+        return max((receiver.seconds for receiver in self._receivers.values()), default=0.0)
 
     def start(self) -> None:
         """Start to send; returns at once."""
@@ -151,16 +151,16 @@ class Parcels:
             TransferError: a parcel is missing, or is of another step.
         """
         with self._lock:
-            receipts = dict(self._receivers)
+            receivers = dict(self._receivers)
         for rank in self._contents.senders:
-            if rank not in receipts:
+            if rank not in receivers:
                 raise TransferError("it was broken off")
-            if (step := receipts[rank].result().step) != self._step:
+            if (step := receivers[rank].result().step) != self._step:
                 raise TransferError(f"{self._plan.workers[rank]} has sent experts of step {step}, not of {self._step}")
         self._taken = True
-        for rank, receipt in receipts.items():
-            self._contents.on_received(rank, receipt.tensors)
-            receipt.release_tensors()
+        for rank, receiver in receivers.items():
+            self._contents.on_received(rank, receiver.tensors)
+            receiver.release_tensors()
 
     def _make_sender(self, rank: int, make_wire: Callable[[socket.socket], Wire]) -> StateSender:
         return StateSender(

@@ -283,10 +283,10 @@ class StateInbox:
         if not self._slots[kind].acquire(blocking=False):
             raise TransferError("too many streams at a time")
         try:
-            receipt = self._open_receiver(ticket)
-            if receipt is None:
+            receiver = self._open_receiver(ticket)
+            if receiver is None:
                 raise TransferError(f"the state of generation {generation} comes too late")
-            receipt.receive_stream(connection, wire, stream, claim)
+            receiver.receive_stream(connection, wire, stream, claim)
         finally:
             self._slots[kind].release()
 
