@@ -155,7 +155,8 @@ class CheckpointSaver:
         self._every = every
         self._samples = samples
         self._position = position
-        self._sink, self._send = sink, send
+        self._sink = sink
+        self._send = send
         self._forward_order = forward_order
         self._lock = threading.Lock()
         #: the newest written part that waits for the coordinator's decision
@@ -314,7 +315,8 @@ class CheckpointSaver:
             name: the checkpoint from which the state came, "" for another source.
         """
         with self._lock:
-            self._pending, self._newest = None, parse_name(name) if name else None
+            self._newest = parse_name(name) if name else None
+            self._pending = None
         self._on_idle()
 
     def on_order(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:

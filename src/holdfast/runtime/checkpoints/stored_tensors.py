@@ -85,7 +85,8 @@ class BoxReader:
             parts: the local parts, for tensors that are not complete.
         """
         whole = {name: LocalPart(Box.of_whole(tensor.shape), tuple(tensor.shape)) for name, tensor in tensors.items()}
-        self._tensors, self._parts = tensors, {**whole, **parts}
+        self._tensors = tensors
+        self._parts = {**whole, **parts}
         #: all boxes of each tensor, including unwanted ones
         self._found: dict[str, list[Box]] = {name: [] for name in tensors}
 

@@ -65,7 +65,8 @@ class Fingerprinting:
         if not self._equals_last(values):
             in_place = any(_changes_in_place(*option) for group in groups for option in group.items())
             encoded = b"".join(map(self._encode_group, groups))
-            self._values, self._options = [] if in_place else values, hash_of(encoded)
+            self._values = [] if in_place else values
+            self._options = hash_of(encoded)
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
 
     def _encode_group(self, group: dict[str, Any]) -> bytes:

@@ -87,7 +87,8 @@ class FirstRoundCounter:
         """
         self._count.stop()  # An exception in the script may have left the last round.
         if generation != self._generation:
-            self._generation, self._first_step = generation, step
+            self._generation = generation
+            self._first_step = step
         self._due = asked and step == self._first_step + 1
 
     def start_round(self) -> None:

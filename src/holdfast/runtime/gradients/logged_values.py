@@ -81,7 +81,8 @@ class LoggedValues(NoteSource):
         _check_size(dict.fromkeys((*self._outside, *here), 0.0))
 
     def on_attempt_start(self) -> None:
-        self._inside, self._outside = None, {}
+        self._inside = None
+        self._outside = {}
 
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
         self._inside = {}

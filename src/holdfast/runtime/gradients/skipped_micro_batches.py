@@ -38,7 +38,9 @@ class SkippedMicroBatches(NoteSource):
         self._record_decision(self._micro_batch, self._reason)
 
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
-        self._step, self._micro_batch, self._reason = step, micro_batch, ""
+        self._step = step
+        self._micro_batch = micro_batch
+        self._reason = ""
 
     def make_note(self) -> bytes:
         note, self._reason = self._reason.encode(), ""

@@ -31,7 +31,8 @@ class StepGuard:
         Raises:
             BadInputError: a scheduler drives one of them and is not in `extra`.
         """
-        self._optimizers, self._extra = optimizers, extra
+        self._optimizers = optimizers
+        self._extra = extra
         self._stepping = False
         self._check_schedulers()
         self._scheduled = self._scheduler_marks()

@@ -60,7 +60,10 @@ class Update:
         self.name = name
         self.max_norm = max_norm
         self._optimizer = optimizer
-        self._state, self._only, self._position, self._guard = state, only, position, guard
+        self._state = state
+        self._only = only
+        self._position = position
+        self._guard = guard
         experts = expert_parameters(state.model)
         self._experts = [(weight, weight.requires_grad) for weight in experts]
         self._dense = dense_parameters(state.model)

@@ -60,7 +60,8 @@ class ReceiveBuffer:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         """Start without memory."""
-        self._dtype, self._device = dtype, device
+        self._dtype = dtype
+        self._device = device
         self._numel = 0
         self.allocate()
 

@@ -39,7 +39,9 @@ class SnapshotReader:
         self._position = position
         #: bytes read so far
         self.nbytes = 0
-        self._state, self._experts, self._wanted = state, experts, wanted
+        self._state = state
+        self._experts = experts
+        self._wanted = wanted
         self._encoded = b""
         self._manifest: Manifest | None = None
         self._tensors: list[torch.Tensor] = []
@@ -119,7 +121,8 @@ class SnapshotReader:
             self._manifest = msgspec.msgpack.decode(manifest.state, type=Manifest)
             self._tensors = self._state.prepare(self._manifest)
             self._allocate_rows(manifest.specs)
-            self._encoded, self._flat = manifest.state, FlatState(self._tensors)
+            self._encoded = manifest.state
+            self._flat = FlatState(self._tensors)
         elif manifest.state != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
         else:
@@ -196,7 +199,9 @@ class PartBody:
         scratch: memoryview,
         before: int = 0,
     ) -> None:
-        self._flat, self._start, self._scratch = flat, dense[0], scratch
+        self._flat = flat
+        self._start = dense[0]
+        self._scratch = scratch
         self._dense = dense[1] - dense[0]
         #: the rows that are needed
         self.wanted_rows = [row for row in rows if not isinstance(row, int)]

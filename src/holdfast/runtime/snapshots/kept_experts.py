@@ -54,7 +54,8 @@ class StashedExpertReader:
         Args:
             wanted: the experts of each layer.
         """
-        self._experts, self._wanted = experts, wanted
+        self._experts = experts
+        self._wanted = wanted
         #: bytes read so far
         self.nbytes = 0
         self._lacking = {(layer, expert) for layer, these in enumerate(wanted) for expert in these}

@@ -73,7 +73,8 @@ class StashReader:
         Args:
             position: the part of a replica on this worker.
         """
-        self._state, self._position = state, position
+        self._state = state
+        self._position = position
         #: bytes read so far
         self.nbytes = 0
         self._encoded = b""
@@ -121,7 +122,8 @@ class StashReader:
             names = stored_names(manifest)
             wanted = {names[number]: part for number, part in parts.items()}
             self._filling = BoxReader(dict(zip(names, self._tensors, strict=True)), wanted)
-            self._manifest, self._encoded = manifest, encoded
+            self._manifest = manifest
+            self._encoded = encoded
         elif encoded != self._encoded:
             raise DamagedPartError("it belongs to another state than the other parts")
         return self._filling

@@ -56,7 +56,10 @@ class SnapshotRestorer:
         self._position = position
         #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
-        self._folder, self._job, self._node, self._report_damage = folder, job, node_of(worker), report_damage
+        self._folder = folder
+        self._job = job
+        self._node = node_of(worker)
+        self._report_damage = report_damage
 
     def restore(
         self,

@@ -47,8 +47,13 @@ class Snapshots:
             send: sends a message to the coordinator; thread-safe.
             position: the part of a replica on this worker.
         """
-        self._folder, self._job, self._worker, self._send = folder, job, worker, send
-        self._state, self._experts, self._position = state, experts, position
+        self._folder = folder
+        self._job = job
+        self._worker = worker
+        self._send = send
+        self._state = state
+        self._experts = experts
+        self._position = position
         #: bytes of the last restored state that came from other nodes
         self.moved_bytes = 0
         self._taker = SnapshotTaker(folder=folder, job=job, worker=worker, every=every, send=send, position=position)

@@ -72,7 +72,11 @@ class SnapshotTaker:
             position: the part of a replica on this worker.
         """
         self._position = position
-        self._folder, self._job, self._worker, self._every, self._send = folder, job, worker, every, send
+        self._folder = folder
+        self._job = job
+        self._worker = worker
+        self._every = every
+        self._send = send
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-snapshot")
         self._latest: _Copy | None = None
         self._writing: Future[None] | None = None

@@ -122,7 +122,8 @@ class StateReceiver:
     def release_tensors(self) -> None:
         """Drop the references to the tensors, because this object may exist for a long time."""
         with self._changed:
-            self.tensors, self._flat = [], None
+            self.tensors = []
+            self._flat = None
 
     def abort(self) -> None:
         """Stop at once; the received bytes are void. Any thread; never blocks."""
@@ -195,7 +196,8 @@ class StateReceiver:
         with self._changed:
             self._active -= 1
             if error and not self._error:
-                self._error, self._failed_stream = error, stream
+                self._error = error
+                self._failed_stream = stream
             elif not self._error and self._flat is not None:
                 if self._done + 1 == self.ticket.streams:
                     self._flat.copy_staged()

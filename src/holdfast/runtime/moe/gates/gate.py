@@ -75,11 +75,15 @@ class TopKGate(nn.Module):
             BadInputError: a number is invalid or out of range, or the groups do not divide the experts.
         """
         super().__init__()
-        self.experts, self.top_k, self.score = experts, top_k, score
+        self.experts = experts
+        self.top_k = top_k
+        self.score = score
         self.scale = scale
-        self.groups, self.group_best = groups, group_best
+        self.groups = groups
+        self.group_best = group_best
         self.groups_kept = groups if groups_kept is None else groups_kept
-        self.aux_loss, self.z_loss = aux_loss, z_loss
+        self.aux_loss = aux_loss
+        self.z_loss = z_loss
         self._check(bias_rate)
         self.normalise = top_k > 1 if normalise is None else normalise
         self.bias: torch.Tensor | None

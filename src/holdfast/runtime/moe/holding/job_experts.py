@@ -174,7 +174,8 @@ class JobExperts:
         self.choices = RoutingChoices(self.layers, self.state)
 
     def _bind_layers(self, comm: Communicator, placement: Placement) -> None:
-        self._comm, self._placement = comm, placement
+        self._comm = comm
+        self._placement = placement
         self.state = bind_layers(self.layers, comm, placement)
         self.state.seed = self._seed
 
@@ -284,7 +285,9 @@ class JobExperts:
         on_void = self.state.on_void
         self._bind_layers(self._comm, next_placement.placement)
         self.state.on_void = on_void
-        self.migration, self._next_placement, self._rebind = None, None, True
+        self.migration = None
+        self._next_placement = None
+        self._rebind = True
 
     def _add_step_loads(self) -> None:
         """Add the loads of the step that has passed; abandoned attempts do not count."""

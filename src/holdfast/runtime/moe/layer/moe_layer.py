@@ -86,7 +86,8 @@ class MoE(ExpertLayer):
         gate = TopKGate(experts, top_k, aux_loss=aux_loss) if gate is None else gate
         balancing = getattr(gate, "balancing", None)
         super().__init__(stack, dispatch=dispatch, capacity_factor=capacity_factor, balancing=balancing)
-        self.top_k, self.routing = top_k, routing
+        self.top_k = top_k
+        self.routing = routing
         generator = torch.Generator().manual_seed((seed * 1_000_003 + layer) % (1 << 63))
         self.router = Router(dim, experts, jitter=jitter, generator=generator)
         self.gate = gate

@@ -59,7 +59,10 @@ class StepState:
 
     def start_micro_batch(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
         """Start a micro-batch, or a part of one, that is computed or served."""
-        self.step, self.micro_batch, self.part, self.parts = step, micro_batch, part, parts
+        self.step = step
+        self.micro_batch = micro_batch
+        self.part = part
+        self.parts = parts
         self.next_layer = self.exchanges = 0
         self.output = None
         self.micro_batch_choices.clear()

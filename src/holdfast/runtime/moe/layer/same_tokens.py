@@ -49,7 +49,8 @@ class TokenSplit:
         All its ranks must make the same calls in the same order.
         """
         self._group = group
-        self._rank, self._places = group.rank(), group.size()
+        self._rank = group.rank()
+        self._places = group.size()
         self._checked = False
 
     def check_same_tokens(self, tokens_TD: torch.Tensor) -> None:
