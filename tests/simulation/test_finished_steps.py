@@ -42,7 +42,7 @@ def computed(plan: FaultPlan) -> tuple[list[tuple[str, int, int]], list[ev.AnyEv
     begun: list[tuple[str, int, int]] = []
 
     class Counting(WorkerMachine):
-        def computing(self, micro_batch: int) -> bool:
+        def begin_micro_batch(self, micro_batch: int) -> bool:
             here = super().begin_micro_batch(micro_batch)
             if here:
                 begun.append((self.worker, self.step, micro_batch))
