@@ -160,7 +160,7 @@ class LeavesJobsAlone(Pool):
 class StartsAtOnce(Fence):
     """What belongs to the next grant is started beside what is being ended."""
 
-    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
+    def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
         out = super().on_grant(grant)
         if any(isinstance(one, ReapGrant) for one in out) and grant.grant:
             self.runs = grant.grant
@@ -171,7 +171,7 @@ class StartsAtOnce(Fence):
 class StartsTwice(Fence):
     """What is over here is started again, if the pool has not heard."""
 
-    def reaped(self, grant: int) -> list[FenceInstruction]:
+    def on_reaped(self, grant: int) -> list[FenceInstruction]:
         out = super().on_reaped(grant)
         if self._newest.grant == grant:
             self.runs = grant
@@ -182,7 +182,7 @@ class StartsTwice(Fence):
 class NeverReaps(Fence):
     """A node that is nobody's keeps what it has."""
 
-    def told(self, grant: NodeGrant) -> list[FenceInstruction]:
+    def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
         return super().on_grant(grant) if grant.grant else []
 
 
