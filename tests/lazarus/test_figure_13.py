@@ -35,7 +35,7 @@ def test_shallowsims_examples_come_out(numbers: Path, gpu: str) -> None:
 
 
 def test_preemptions_are_as_likely_as_asked() -> None:
-    window = figure_13.preempted(8, 0.1, 1)
+    window = figure_13.preemptions(8, 0.1, 1)
     assert window.seconds == 3600.0 * figure_13.MOST_HOURS
     gone = [batch.seconds for batch in window.batches if not batch.events[0].add]
     there = 8 * figure_13.MOST_HOURS * 0.5 / 0.6  # half of those away come back in an hour
@@ -53,14 +53,14 @@ def test_imbalance_makes_steps_longer_and_replicas_make_up_for_it(numbers: Path)
 
 def test_a_small_cluster_lives_through_its_preemptions(numbers: Path) -> None:
     pace = figure_13.Pace(times=PerfModel.read(numbers).layer(4096, tp=8, dp=8))
-    players = figure_13.competitors(pace, figure_13.zipf(0.5)[:2])
+    players = figure_13.compared_policies(pace, figure_13.zipf(0.5)[:2])
     options = Namespace(trials=2, restart_s=180.0)
-    taken = {name: figure_13.hours(policy, 20, 0.05, options) for name, policy in players.items()}
+    taken = {name: figure_13.hours_taken(policy, 20, 0.05, options) for name, policy in players.items()}
     assert (taken["holdfast"] < taken["DS(FT)"]).all()
     assert (taken["holdfast"] < taken["DS"]).all()
     options.trials = 1
     ours = players["holdfast"]
-    undisturbed = figure_13.hours(ours, 20, 1e-9, options)
+    undisturbed = figure_13.hours_taken(ours, 20, 1e-9, options)
     expected = figure_13.SAMPLES / (20 * figure_13.SEQUENCES) * ours.step_s(20) / 3600
     assert undisturbed[0] == pytest.approx(expected, rel=0.01)
 
@@ -68,8 +68,8 @@ def test_a_small_cluster_lives_through_its_preemptions(numbers: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--trials", "1"), "--trials: 1 is no whole number of at least 2"),
-        (("--zipf", "nan"), "--zipf: nan is no finite number of 0 or more"),
+        (("--trials", "1"), "--trials: 1 is not an integer of at least 2"),
+        (("--zipf", "nan"), "--zipf: nan is not a finite number of 0 or more"),
         (("--zipf", "-1"), "--zipf: -1 is no"),
         (("--restart-s", "-1"), "--restart-s: -1 is no"),
     ],

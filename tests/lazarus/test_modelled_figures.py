@@ -24,7 +24,7 @@ def test_the_printed_rates_come_out_of_the_constants_that_are_made_of_them(recor
         (testbed.elastic("Lazarus"), PRINTED_LAZARUS),
         (testbed.static("DS", live=False), PRINTED_DS),
     ):
-        formation = policy.begin(tuple(map(str, range(10))), 100)
+        formation = policy.form(tuple(map(str, range(10))), 100)
         assert formation is not None
         seconds = 0.0
         for step in steps:
@@ -75,11 +75,11 @@ def test_data_that_is_not_there_is_said(script: object, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("script", "words", "told"),
     [
-        (figures_6_7, ("--orders", "0"), "--orders: 0 is no whole number of at least 1"),
-        (figures_6_7, ("--restart-s", "nan"), "--restart-s: nan is no finite number of 0 or more"),
+        (figures_6_7, ("--orders", "0"), "--orders: 0 is not an integer of at least 1"),
+        (figures_6_7, ("--restart-s", "nan"), "--restart-s: nan is not a finite number of 0 or more"),
         (figures_6_7, ("--restart-s", "inf"), "--restart-s: inf is no"),
-        (figures_12_14, ("--orders", "few"), "--orders: few is no whole number"),
-        (figures_measured, ("--seconds-per-token", "-1"), "--seconds-per-token: -1 is no finite number above 0"),
+        (figures_12_14, ("--orders", "few"), "--orders: few is not an integer"),
+        (figures_measured, ("--seconds-per-token", "-1"), "--seconds-per-token: -1 is not a finite number above 0"),
         (figure_10a, ("--seconds-per-token", "0"), "--seconds-per-token: 0 is no"),
         (figure_10a, ("--seconds-per-token", "soon"), "--seconds-per-token: soon is no"),
         (figure_10a, ("--tokens", "0"), "--tokens: 0 is no"),
@@ -98,7 +98,7 @@ def test_options_that_cannot_be_are_refused(
 def test_a_measured_jobs_time_is_told_from_its_first_step_on() -> None:
     events = [joined("a"), made("generation_started", world_size=1)]
     events += [made("step_committed", 5.0 + step, step=step, samples=10, world_size=1, step_s=1.0) for step in range(9)]
-    shares = figures_measured.spent(events)
+    shares = figures_measured.time_shares(events)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["effective"] == pytest.approx(1.0)
     seconds, samples = figures_measured.progress(events, 60.0)

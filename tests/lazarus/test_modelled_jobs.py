@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from figures_6_7 import failures, shuffled
+from figures_6_7 import failure_window, shuffled_nodes
 from figures_12_14 import idle_first
 from modelled_job import CAUSES, Costs, Formation, ModelledJob, rates
-from policies import Static, ep_size_of, padded, remote_share, unpadded
+from policies import Static, chunk_load, ep_size_of, padded_load, remote_share
 
 from holdfast.planning.availability import Batch, NodeEvent, Window
 
@@ -23,7 +23,7 @@ class Second:
     def step_s(self, step: int) -> float:
         return 1.0
 
-    def same_pace(self, step: int) -> int:
+    def steps_at_same_pace(self, step: int) -> int:
         return 1000
 
 
@@ -110,9 +110,9 @@ def test_rates_are_means_and_never_below_nothing() -> None:
 
 def test_chunks_stay_covered_and_idle_nodes_idle() -> None:
     policy = static(live=True)
-    before = policy.begin(NODES, 0)
+    before = policy.form(NODES, 0)
     assert before is not None
-    after = policy.lose(before, ("b", "c", "d"), 0)
+    after = policy.shrink(before, ("b", "c", "d"), 0)
     assert after is not None
     assert len(after.nodes) == 2
     assert set(after.chunks.values()) == {0, 1}
@@ -121,8 +121,8 @@ def test_chunks_stay_covered_and_idle_nodes_idle() -> None:
     assert sorted(grown.chunks.values()) == [0, 0, 1, 1]
     assert policy.grow(grown, ("b", "c", "d", "e"), 0) is grown
     last = Formation(nodes=("a", "b"), samples=2, step_s=Second().step_s, chunks={"a": 0, "b": 1})
-    assert policy.lose(last, ("b", "c", "d"), 0) is None
-    assert static(live=False).lose(before, ("b", "c", "d"), 0) is None
+    assert policy.shrink(last, ("b", "c", "d"), 0) is None
+    assert static(live=False).shrink(before, ("b", "c", "d"), 0) is None
 
 
 def test_ep_sizes_are_the_papers() -> None:
@@ -131,8 +131,8 @@ def test_ep_sizes_are_the_papers() -> None:
 
 def test_how_busy_chunks_are() -> None:
     shares = np.array([[0.4, 0.2, 0.2, 0.2], [0.25] * 4])
-    assert unpadded(shares, 2) == pytest.approx([1.2, 1.0])
-    assert padded(shares, 2) == pytest.approx([1.6, 1.0])
+    assert chunk_load(shares, 2) == pytest.approx([1.2, 1.0])
+    assert padded_load(shares, 2) == pytest.approx([1.6, 1.0])
 
 
 def test_tokens_stay_where_their_expert_is_as_far_as_it_has_room() -> None:
@@ -143,11 +143,11 @@ def test_tokens_stay_where_their_expert_is_as_far_as_it_has_room() -> None:
 
 
 def test_half_of_the_nodes_fail_and_idle_ones_first_where_asked() -> None:
-    order = shuffled(16, 3)
-    trace = failures(order, 300.0, 2700.0)
+    order = shuffled_nodes(16, 3)
+    trace = failure_window(order, 300.0, 2700.0)
     assert [event.node for batch in trace.batches for event in batch.events] == order[:8]
     policy = Static(name="t", pace=Second(), ep_size=4, live=True)
-    gone = failures(idle_first(policy, order), 300.0, 2700.0)
+    gone = failure_window(idle_first(policy, order), 300.0, 2700.0)
     lived = ModelledJob(policy, COSTS, gone).run()
     assert lived.reconfigurations == 2
     assert lived.restarts == 0

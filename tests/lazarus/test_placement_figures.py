@@ -11,7 +11,7 @@ import figures_4_5
 import numpy as np
 import pytest
 import table_2
-from setting import MODELS, NODES, Recording, planned
+from setting import MODELS, NODES, Recording, make_testbed_plan
 
 from holdfast.planning import PlacementProblem, recovery_curve, strategy_named
 
@@ -20,31 +20,33 @@ def test_the_share_of_two_experts_is_looked_for_from_an_iteration_on() -> None:
     tokens = np.array([[[5, 5, 0]], [[6, 2, 2]], [[4, 3, 3]]])
     shares = figure_2.shares_of(tokens)
     iterations = np.array([1, 11, 21])
-    assert figure_2.peak(shares, iterations, 0, 0) == figure_2.Peak(share=1.0, iteration=1)
-    assert figure_2.peak(shares, iterations, 0, 2) == figure_2.Peak(share=0.8, iteration=11)
+    assert figure_2.find_peak(shares, iterations, 0, 0) == figure_2.Peak(share=1.0, iteration=1)
+    assert figure_2.find_peak(shares, iterations, 0, 2) == figure_2.Peak(share=0.8, iteration=11)
 
 
 @pytest.mark.parametrize("case", figures_4_5.PRINTED, ids=lambda case: case.name)
 def test_the_printed_placements_survive_what_the_paper_says(case: figures_4_5.Case) -> None:
-    pairs = figures_4_5.survived(case.counts)
+    pairs = figures_4_5.surviving_sets(case.counts)
     assert len(pairs) == (4 if case.paper is None else case.paper)
     if case.name == "plan A":
         assert pairs == [(1, 2), (1, 3), (1, 4), (2, 4), (2, 5)]
     cases = [one for one in figures_4_5.PRINTED if one.figure == case.figure]
     assert {tuple(one.counts.sum(axis=1)) for one in cases} == {tuple(case.counts.sum(axis=1))}
-    assert len(figures_4_5.survived(figures_4_5.by_best(case).counts)) == figures_4_5.best_of_all(case)
+    assert len(figures_4_5.surviving_sets(figures_4_5.place_by_best(case).counts)) == figures_4_5.count_best_survivals(
+        case
+    )
 
 
 def test_a_hot_expert_gets_so_many_times_its_even_share() -> None:
     for ratio in (1, 2, 4):
-        tokens = figure_8.hot_expert(ratio)[0]
+        tokens = figure_8.hot_expert_loads(ratio)[0]
         assert tokens[0] * 8 == ratio * tokens.sum()
         assert len(set(tokens[1:])) == 1
 
 
 def test_survival_by_number_of_lost_nodes_is_what_enumeration_says(recorded: Path) -> None:
-    loads = Recording(recorded, MODELS["L"]).at(200)
-    counts = figure_8.by_number(planned(loads, NODES, "spread").replicas)
+    loads = Recording(recorded, MODELS["L"]).tokens_at(200)
+    counts = figure_8.spread_by_number(make_testbed_plan(loads, NODES, "spread").replicas)
     alive = [counts[:, :, left].any(axis=2).all() for left in combinations(range(NODES), NODES - figure_8.PAPER_LOST)]
     assert figure_8.survival(counts)[figure_8.PAPER_LOST] == pytest.approx(np.mean(alive))
     # What the paper prints for spread.
@@ -55,14 +57,14 @@ def test_layers_with_nodes_of_their_own_are_lost_sooner() -> None:
     replicas = np.tile([2, 2, 2], (3, 1))
     problem = PlacementProblem(replicas=replicas, slots=np.full(3, 2), fault_threshold=1)
     counts = strategy_named("mro").place(problem)
-    assert (figure_8.unaligned(counts) <= recovery_curve(counts).probability + 1e-12).all()
+    assert (figure_8.mean_unaligned_survival(counts) <= recovery_curve(counts).probability + 1e-12).all()
 
 
 def test_what_is_kept_moves_only_what_is_missing() -> None:
     loads = np.array([[900, 300, 200, 100, 100, 100, 50, 50]])
-    before = planned(loads, NODES, "best").counts
+    before = make_testbed_plan(loads, NODES, "best").counts
     left = (0, 1, 2, 4, 5, 6, 7, 8)
-    after = table_2.kept(before[:, :, left], loads)
+    after = table_2.repair_placement(before[:, :, left], loads)
     assert (after.sum(axis=1) == 6).all()
     assert (after > 0).sum(axis=2).min() >= 2
     assert ((after > 0) & (before[:, :, left] == 0)).sum() <= 2

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from evaluation import GPUS, PAPERS_RATIOS
 from figure_8_redone import MICRO_BATCHES, STAGES, disturbed, undisturbed
-from figure_11 import COMPARED, FITTED, Totals, fitted, totals_of
-from figures_9_10 import apportioned, case_of
-from tables_2_3 import DETECTED, TABLE_2, detected, plans
+from figure_11 import COMPARED, FITTED, Totals, fit_efficiencies, simulate_totals
+from figures_9_10 import apportion, case_of
+from tables_2_3 import DETECTED, TABLE_2, plan_rows, read_detected
 
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3
@@ -22,12 +22,12 @@ SEEDS = 10
 @pytest.fixture(scope="module")
 def totals() -> tuple[Totals, Totals]:
     systems = [SYSTEMS[name] for name in COMPARED]
-    return totals_of(TRACE_A, SEEDS, systems), totals_of(TRACE_B, SEEDS, systems)
+    return simulate_totals(TRACE_A, SEEDS, systems), simulate_totals(TRACE_B, SEEDS, systems)
 
 
 def test_the_fit_meets_trace_a_and_predicts_trace_b_within_a_tenth(totals: tuple[Totals, Totals]) -> None:
     on_a, on_b = totals
-    efficiencies = fitted(on_a)
+    efficiencies = fit_efficiencies(on_a)
     for name in FITTED:
         assert 0.1 < efficiencies[name] < 0.5
         assert on_a.ratio(name, efficiencies[name]).mean() == pytest.approx(PAPERS_RATIOS["trace a"][name])
@@ -46,14 +46,14 @@ def test_no_baselines_plan_is_better_than_ours_on_table_3() -> None:
         wafs, ways = case_of(case)
         assert wafs["holdfast"] == max(wafs.values())
         assert all(sum(way) <= GPUS for way in ways.values())
-    for row in plans():
+    for row in plan_rows():
         shares = [float(cell) for cell in row[4:]]
         assert shares[0] == 1.0 >= max(shares)
 
 
 def test_shares_in_proportion_use_every_gpu() -> None:
-    assert apportioned([1.0] * 6, 128) == [22, 22, 21, 21, 21, 21]
-    assert apportioned([1.0, 3.0], 4) == [1, 3]
+    assert apportion([1.0] * 6, 128) == [22, 22, 21, 21, 21, 21]
+    assert apportion([1.0, 3.0], 4) == [1, 3]
 
 
 def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path
     printed.write_text(
         "".join(f"{case:16s} {'5.6 s':>11s} {'5.7 s':>8s} {0.1:8.3f}  0.01 (0..1)\n" for *_, case in TABLE_2)
     )
-    assert {detected(printed)[case] for *_, case in TABLE_2} == {"0.01 (0..1)"}
+    assert {read_detected(printed)[case] for *_, case in TABLE_2} == {"0.01 (0..1)"}
     printed.write_text("nothing\n")
     with pytest.raises(BadInputError, match="has no line of 'lost node'"):
-        detected(printed)
-    assert detected(DETECTED)["step"].startswith("median step")
+        read_detected(printed)
+    assert read_detected(DETECTED)["step"].startswith("median step")
 
 
 def test_figure_8s_micro_batches_are_all_computed_once_whoever_is_lost() -> None:
