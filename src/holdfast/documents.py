@@ -56,7 +56,7 @@ class Given:
 
     value: object
     name: str
-    #: whether it comes from the command line, where numbers are text, too
+    #: whether it comes from the command line, which passes numbers as text
     text: bool = False
     #: folder to which a relative path belongs
     folder: str = ""

@@ -39,7 +39,7 @@ _WORKER_DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of workers: the environment of the job without secrets, with defaults for missing values.
 
-    As with torchrun, a worker has one thread. NCCL's watchdog must not end a worker whose communicator is aborted.
+    As with torchrun, a worker has one thread. NCCL's watchdog must not end a worker after its communicator is aborted.
     """
     kept = {name: value for name, value in environment.items() if name not in _NOT_FOR_WORKERS}
     return {**_WORKER_DEFAULTS, **kept}

@@ -1,7 +1,7 @@
-"""What can be said of a regular expression without a text: how long a search may take, and how it must begin.
+"""Properties of a regular expression that hold for all texts: how long a search may take, and how a match can begin.
 
-Python's `re` goes back and tries again: `(a+)+$` takes twice as long for each letter more, `.*a.*b.*c` a thousand times
-as long for ten times as many. Nobody can stop it meanwhile.
+Python's `re` backtracks: `(a+)+$` takes twice as long for each further letter, `.*a.*b.*c` a thousand times as long for
+ten times as many. A running search cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from math import inf
 from typing import Any
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # (re._parser by its old name)
+    warnings.simplefilter("ignore", DeprecationWarning)  # `sre_parse` is the old name of `re._parser`.
     import sre_parse
 
-#: so many ways to divide a text between the repeats of a pattern are gone through in a second or two
+#: ways to divide a text between the repeats of a pattern that a search tries in one or two seconds
 _WAYS = 3e8
-#: what may be so long may be as long as the text
+#: a repeat with a maximum from here on is treated as unbounded
 _LONG = 16
-#: in so many ways more, at most, may one text be taken by what is shorter
+#: largest accepted number of ways in which short repeats and alternatives match one text
 _CHOICES = 1e5
-#: of the ways in which a pattern may begin, so many are looked at
+#: number of beginnings of a pattern that are examined
 _BEGINNINGS = 64
 _CHARACTERS = [*map(chr, range(128)), "\u00e9"]
 
@@ -33,7 +33,7 @@ _Node = tuple[Any, Any]
 
 @lru_cache(maxsize=1024)
 def too_slow(pattern: str) -> str:
-    """Return why a search may take for ever, "" where it does not."""
+    """Return why a search may never end, or "" if it ends soon."""
     ways = _ways(_tree(pattern))
     if ways == inf:
         return "it repeats what may itself be repeated, or be one thing or another: a search may take for ever"
@@ -44,7 +44,7 @@ def too_slow(pattern: str) -> str:
 
 @lru_cache(maxsize=1024)
 def length_for(pattern: str, most: int) -> int:
-    """Return how much of a text to look at, `most` characters at most: a search takes a second or two then."""
+    """Return how many characters of a text, at most `most`, can be searched in one or two seconds."""
     free = _free(_tree(pattern))
     ways, factorial = _WAYS, 1
     for number in range(2, free + 2):
@@ -53,7 +53,7 @@ def length_for(pattern: str, most: int) -> int:
 
 
 def may_begin(pattern: str, beginnings: Sequence[str]) -> bool:
-    """Tell whether a pattern may be found in a text that has one of these beginnings, in lower case, and any end."""
+    """Whether a pattern may match in a text with one of these beginnings (in lower case) and any end."""
     compiled = re.compile(pattern, re.IGNORECASE)
     if compiled.flags & re.MULTILINE:
         return True
@@ -74,7 +74,7 @@ def _name(node: _Node) -> str:
 
 
 def _bodies(node: _Node) -> list[list[_Node]]:
-    """Return the patterns that are within one."""
+    """Return the patterns inside a node."""
     name, value = _name(node), node[1]
     if name in (*_REPEATS, "POSSESSIVE_REPEAT"):
         return [list(value[2])]
@@ -92,7 +92,7 @@ def _bodies(node: _Node) -> list[list[_Node]]:
 
 
 def _ways(nodes: list[_Node]) -> float:
-    """Return in how many ways short repeats may take a text; inf: there are the more, the longer the text is."""
+    """Return in how many ways short repeats can match a text, or inf if the number grows with the text."""
     ways = 1.0
     for node in nodes:
         inside = max(map(_ways, _bodies(node)), default=1.0)
@@ -114,7 +114,7 @@ def _inner_free(node: _Node) -> bool:
 
 
 def _choices(bodies: list[list[_Node]]) -> int:
-    """Return how many alternatives may have to be tried in vain: where each begins with a letter of its own, one."""
+    """Return how many alternatives may be tried without success: 1 if each begins with a different letter."""
     letters = {body[0][1] for body in bodies if body and _name(body[0]) == "LITERAL"}
     return 1 if len(letters) == len(bodies) else len(bodies)
 
@@ -127,12 +127,12 @@ def _flat(nodes: list[_Node]) -> Iterator[_Node]:
 
 
 def _inline(nodes: list[_Node]) -> list[_Node]:
-    """Return a sequence without the brackets of its groups."""
+    """Return a sequence with its groups replaced by their contents."""
     return [one for node in nodes for one in (_inline(_bodies(node)[0]) if _name(node) == "SUBPATTERN" else [node])]
 
 
 def _free(nodes: list[_Node]) -> int:
-    """Return how many long repeats may give up some of what they have taken to what follows."""
+    """Return how many long repeats can leave part of their match to the next node."""
     line, free = _inline(nodes), 0
     for place, node in enumerate(line):
         name = _name(node)
@@ -146,13 +146,13 @@ def _free(nodes: list[_Node]) -> int:
 
 
 def _overlap(body: list[_Node], follows: _Node) -> bool:
-    """Tell whether what is repeated may also be what follows."""
+    """Whether the repeated pattern and the next node can match the same character."""
     mine, theirs = (_letters(body[0]) if len(body) == 1 else None), _letters(follows)
     return mine is None or theirs is None or bool(mine & theirs)
 
 
 def _letters(node: _Node) -> set[str] | None:
-    """Return which of some characters one node takes; None: not known."""
+    """Return which of `_CHARACTERS` a node matches, or None if unknown."""
     name, value = _name(node), node[1]
     if name == "ANY":
         return set(_CHARACTERS)
@@ -184,7 +184,10 @@ def _category(name: str) -> set[str] | None:
 
 
 def _openings(nodes: list[_Node]) -> Iterator[tuple[bool, str, bool]]:
-    """Yield how a text that fits may begin: only there or anywhere, with what, and whether that is all of it."""
+    """Yield the beginnings of matching texts.
+
+    Each is (whether a match must start at the beginning of the text, its first letters, whether it has no others).
+    """
     ways = [(False, "", _inline(nodes))]
     for _ in range(_BEGINNINGS):
         if not ways:

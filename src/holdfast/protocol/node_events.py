@@ -72,7 +72,7 @@ class StandbyFailed(Event, frozen=True, kw_only=True, tag_field="event", tag="st
     why: str
     #: how often it was ordered to warm up
     tries: int
-    #: whether it will be ordered once more
+    #: whether it will be ordered again
     again: bool
 
 

@@ -226,8 +226,8 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     passed: tuple[Passed, ...] = ()
     #: position of the job before the events in `outbox`
     position: Position = Position()
-    #: Events of the transition that wrote this record. After a crash, the next coordinator appends those that the
-    #: journal lacks.
+    #: Events of the transition that wrote this record. After a crash, the next coordinator appends the events that
+    #: the journal lacks.
     outbox: tuple[AnyEvent, ...] = ()
     #: newest exceptions of the script, oldest first
     raised: tuple[RaisedBefore, ...] = ()

@@ -1,4 +1,4 @@
-"""What of torchtitan's configuration a job goes by, what it cannot, and how a model is tried out on a CPU."""
+"""How a job uses torchtitan's configuration: its layout, a check for unsupported settings, and a trial mode for CPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from holdfast import BadInputError, Layout
 from holdfast.integrations.torchtitan.package import module
 
-#: by torchtitan's own names: what must be 1, and what to do
+#: settings of torchtitan that must be 1, and the remedy
 _ONE = {
     "data_parallel_replicate_degree": "there are as many replicas as nodes have room for, which holdfast keeps equal",
     "pipeline_parallel_degree": "pipeline stages cannot be trained yet; spread the model by shards and tensors",
@@ -17,13 +17,13 @@ _ONE = {
 
 
 def layout_of(config: Any) -> Layout:
-    """Return how the places of a node share one replica: for `holdfast.init(layout=...)`.
+    """Return how the workers of a node share one replica, for `holdfast.init(layout=...)`.
 
     Args:
-        config: a `Trainer.Config`: its data_parallel_shard_degree and tensor_parallel_degree count.
+        config: a `Trainer.Config`. Its data_parallel_shard_degree and tensor_parallel_degree are used.
 
     Raises:
-        BadInputError: it is spread in a way that a job does not know, or does not say how.
+        BadInputError: another kind of parallelism is set, or the number of shards is not given.
     """
     parallelism = config.parallelism
     for name, instead in _ONE.items():
@@ -39,10 +39,10 @@ def layout_of(config: Any) -> Layout:
 
 
 def check_config(config: Any) -> None:
-    """Look for what torchtitan would do and a job does, or nobody can.
+    """Check that the config asks for nothing that the job does itself or cannot do.
 
     Raises:
-        BadInputError: there is something.
+        BadInputError: a setting must be changed. The message names it and the remedy.
     """
     if config.model_spec is None:
         raise BadInputError("config.model_spec is None: take a config of torchtitan's registries, or set one")
@@ -76,10 +76,10 @@ def check_config(config: Any) -> None:
 
 
 def trial_on_cpu(config: Any) -> Any:
-    """Change a config so that its model can be trained on a CPU, for trials; return it.
+    """Change a config so that its model can be trained on a CPU, for trials. Return it.
 
-    torch has no backward pass of FlexAttention on CPUs, and varlen attention none at all: attention is
-    `scaled_dot_product_attention` over the whole window, also across the documents in it. All is float32.
+    torch has no backward pass of FlexAttention on CPUs, and no varlen attention at all. Both are replaced by
+    `scaled_dot_product_attention` over the full window, also across the documents in it. All computation is in float32.
     """
     attention = module("models.common.attention")
     plain = attention.ScaledDotProductAttention.Config

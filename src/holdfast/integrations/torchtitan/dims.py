@@ -1,4 +1,7 @@
-"""torchtitan's parallel dimensions on the places of a job's unit: it sees one replica, and never a default group."""
+"""torchtitan's parallel dimensions for a job's replica group.
+
+torchtitan sees one replica, and no default process group.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from holdfast import Job
 from holdfast.integrations.torchtitan.package import module
 
 _ParallelDims: Any = module("distributed").ParallelDims
-#: of torchtitan's ways to say how a tensor is spread, the one that has a mesh of its own for FSDP2
+#: the SPMD backend of torchtitan with a separate mesh for FSDP2
 _PARTIAL = "partial_dtensor"
 
 
 class JobParallelDims(_ParallelDims):
-    """`ParallelDims` whose meshes are the job's: data-parallel replicas are holdfast's, shard and tensor the node's."""
+    """torchtitan's `ParallelDims` with the job's meshes.
+
+    holdfast manages the data-parallel replicas. Shards and tensor parallelism stay within a node.
+    """
 
     def __init__(self, job: Job, spmd_backend: str) -> None:
-        """Take the sizes of the job's mesh.
+        """Use the sizes of the job's mesh.
 
         Args:
             spmd_backend: torchtitan's `parallelism.spmd_backend`.
@@ -39,10 +45,10 @@ class JobParallelDims(_ParallelDims):
         )
 
     def build_mesh(self) -> Any:
-        """Name the places as torchtitan does; where it would make groups, and fake ones, the job's are taken."""
+        """Return the job's meshes under torchtitan's names, in place of torchtitan's own process groups."""
         named = self._job.mesh_as
         loading = named(pp="", batch="shard", cp="", tp="tensor")
-        # (as without expert parallelism these are asked for nothing but whether they are there)
+        # Without expert parallelism, torchtitan only checks that these exist.
         sparse = named(pp="", dp_replicate="", efsdp="", ep="")
         if self.spmd_backend == _PARTIAL:
             axes = ("dp_replicate", "fsdp", "tp")

@@ -1,4 +1,4 @@
-"""torchtitan's metrics of a job: said by the worker with rank 0, whoever that is at the time."""
+"""torchtitan's metrics for a job. The worker that has rank 0 at the time logs them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _MetricsProcessor: Any = _metrics.MetricsProcessor
 
 
 class _NoMemory:
-    """Stands where torchtitan asks a GPU how much memory has been used."""
+    """Replaces torchtitan's monitor of GPU memory. Reports zeros."""
 
     def get_peak_stats(self) -> Any:
         return _metrics.DeviceMemStats(0.0, 0.0, 0.0, 0.0, 0, 0)
 
     def reset_peak_stats(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
 
 class CpuMetrics(_MetricsProcessor):
-    """torchtitan's `MetricsProcessor` on a machine without a GPU: it says no memory, and no share of a peak."""
+    """torchtitan's `MetricsProcessor` for machines without a GPU: logs neither memory nor the share of peak FLOP/s."""
 
     def __init__(
         self, config: Any, *, parallel_dims: Any, dump_folder: str, pp_schedule: str, config_dict: Any
     ) -> None:
-        """Do what torchtitan's does, but for the GPU."""
+        """Initialize as torchtitan does, except for the GPU."""
         self.logger = self._build_metric_logger(
             config=config,
             parallel_dims=parallel_dims,
@@ -42,7 +42,7 @@ class CpuMetrics(_MetricsProcessor):
         self.device_memory_monitor = _NoMemory()
         self.color = _tools.NoColor() if config.disable_color_printing else _tools.Color()
         self.gpu_peak_flops = float("inf")
-        self.has_quantization = True  # (then a share of the peak is not said)
+        self.has_quantization = True  # torchtitan then does not log the share of peak FLOP/s.
         self.ntokens_since_last_log = 0
         self.data_loading_times: list[float] = []
         self.time_last_log = time.perf_counter()
@@ -51,21 +51,26 @@ class CpuMetrics(_MetricsProcessor):
 
 
 class StepLine(NamedTuple):
-    """What a step has come to, over all workers; `largest`: the greatest loss of a part of a micro-batch."""
+    """The results of a step, over all workers."""
 
+    #: number of the step
     number: int
     loss: float
+    #: largest loss of a part of a micro-batch
     largest: float
+    #: norm of the gradients
     norm: float
+    #: tokens of all steps so far
     tokens: int
+    #: torchtitan's metrics of the learning rate schedule
     rates: dict[str, float]
 
 
 class JobMetrics:
-    """When and by whom something is said; the processor is made by whoever says something first."""
+    """Decides when this worker logs a step. torchtitan's processor is created at the first step that it logs."""
 
     def __init__(self, config: Any, parallel_dims: Any, device: torch.device, flops_per_token: int) -> None:
-        """Say nothing yet."""
+        """Start counting. Nothing is logged yet."""
         self._config, self._dims, self._device = config, parallel_dims, device
         self._flops = flops_per_token
         self._processor: Any = None
@@ -73,16 +78,16 @@ class JobMetrics:
         self._since = time.perf_counter()
 
     def wanted(self, step: int) -> bool:
-        """Tell whether torchtitan would say something of a step: the same on all workers."""
+        """Whether torchtitan would log a step. The same on all workers."""
         return step == 1 or step % self._config.metrics.log_freq == 0
 
     def loaded(self, tokens: int, seconds: float) -> None:
-        """A micro-batch is there, for which was waited so long."""
+        """Count a loaded micro-batch of this many tokens, after a wait of `seconds`."""
         self._tokens += tokens
         self._waits.append(seconds)
 
     def say(self, line: StepLine, *, rank: int, trainer: Any) -> None:
-        """Say what a step has come to, if this worker is the one that says it; each counts from here on anew."""
+        """Log the results of a step if this worker has rank 0. Reset the counts on every worker."""
         if rank == 0:
             if self._processor is None:
                 self._processor = self._made(trainer)
@@ -94,7 +99,7 @@ class JobMetrics:
         self._tokens, self._waits, self._since = 0, [], time.perf_counter()
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write metrics that are not yet written."""
         if self._processor is not None:
             self._processor.close()
 

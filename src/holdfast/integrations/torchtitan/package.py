@@ -1,4 +1,4 @@
-"""torchtitan's own modules, imported by name: it is optional, and where it is missing that is said with what to do."""
+"""Imports torchtitan's modules by name. torchtitan is optional: if it is missing, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import BadInputError
 
-#: the only one that this was written for and tested with: much of what is used here has no promise behind it
+#: the only supported version: the integration uses much of torchtitan that is not a stable interface
 VERSION = "0.3"
 _INSTALL = "pip install 'holdfast[torchtitan]'"
 
@@ -20,7 +20,7 @@ def module(name: str) -> Any:
         name: within the package, as in "models.llama3".
 
     Raises:
-        BadInputError: torchtitan is not there, or of another version, or lacks something that it needs.
+        BadInputError: torchtitan is not installed, has another version, or one of its dependencies is missing.
     """
     try:
         found = version("torchtitan")

@@ -1,4 +1,4 @@
-"""Samples in the shape of torchtitan's: windows of tokens by number, or its own data loaders as streams."""
+"""Samples in torchtitan's format: windows of tokens by index, or torchtitan's own data loaders as streams."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from torch.utils.data import Dataset
 
 from holdfast import BadInputError
 
-#: what torchtitan's data loaders return: what goes into the model, by name, and which tokens are to come out
+#: a sample of torchtitan's data loaders: inputs of the model by name, and labels
 TokenSample = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 class TokenWindows(Dataset[TokenSample]):
-    """A text as windows, sample i from token i * length on: which samples a step has depends on the seed alone."""
+    """A text as windows of tokens. Sample i starts at token i * length.
+
+    The samples of a step depend on the seed alone.
+    """
 
     def __init__(self, tokens: Sequence[int] | torch.Tensor, length: int) -> None:
-        """Cut it.
+        """Divide a text into windows.
 
         Args:
-            tokens: of the whole text, one dimension.
-            length: of a window: `training.seq_len`.
+            tokens: the tokens of the text, one dimension.
+            length: tokens of a window, `training.seq_len`.
 
         Raises:
-            BadInputError: it is too short for one window and the token after it.
+            BadInputError: the text is shorter than one window and the token after it, or has more dimensions.
         """
         self._tokens = torch.as_tensor(tokens)
         self._length = length
@@ -46,20 +49,20 @@ class TokenWindows(Dataset[TokenSample]):
 
 
 class LoaderStreams:
-    """A data loader of torchtitan's as streams: one for each micro-batch of a step, each with its own share."""
+    """A data loader of torchtitan as streams: one for each micro-batch of a step, each with its own share."""
 
     def __init__(self, build: Callable[[int, int], Any]) -> None:
-        """Build none yet.
+        """Store the builder. No loader is built yet.
 
         Args:
-            build: given which of how many data-parallel ranks it is for, returns a `BaseDataLoader`.
+            build: called with a data-parallel rank and the number of ranks; returns a `BaseDataLoader`.
         """
         self._build = build
 
     def open(self, micro_batch: int, micro_batches: int) -> Iterator[Any]:
         """Return one pass through a micro-batch's stream.
 
-        Not with the loader's own state: torchtitan pickles that, and what another worker says is never unpickled here.
-        Where another worker goes on with a stream it is gone through again up to there.
+        The loader's own state is not used: torchtitan pickles it, and data of other workers is never unpickled here. A
+        worker that continues another worker's stream therefore reads it again up to that point.
         """
         return iter(cast(Iterator[Any], self._build(micro_batch, micro_batches)))

@@ -1,4 +1,4 @@
-"""torchtitan's trainer whose loop is a job's: its model, loss, optimizer and schedule, on replicas that come and go."""
+"""torchtitan's trainer with a job's loop: its model, loss, optimizer and schedule, on replicas that join and leave."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ _losses: Any = module("components.loss")
 _distributed: Any = module("distributed.utils")
 _tools: Any = module("tools.utils")
 _Trainer: Any = module("trainer").Trainer
-#: in the metrics of a step: its greatest loss, and how many labels were to be ignored
+#: metrics of a step: its largest loss, and its number of ignored labels
 _LARGEST, _IGNORED = "torchtitan/max_loss", "torchtitan/ignored_tokens"
 
 
 class ElasticTrainer(_Trainer):
-    """A `Trainer` of torchtitan under a job: processes, groups, data, clipping and checkpoints are holdfast's."""
+    """A torchtitan `Trainer` for a job. holdfast manages processes, groups, data, clipping and checkpoints."""
 
     def __init__(self, config: Any, job: Job) -> None:
-        """Make the model, spread as the job's layout says, its loss, its optimizer and its schedule.
+        """Make the model in the job's layout, its loss, its optimizer and its schedule.
 
         Args:
-            config: a `Trainer.Config`; this keeps a copy of it.
-            job: of `holdfast.init(layout=layout_of(config))`.
+            config: a `Trainer.Config`. The trainer keeps a copy.
+            job: the result of `holdfast.init(layout=layout_of(config))`.
 
         Raises:
-            BadInputError: the config wants something that a job does not do, or does by itself.
+            BadInputError: the config sets something that a job cannot do or does itself.
         """
-        # (not torchtitan's __init__: that wants a GPU, a launcher's environment, and a process group of its own)
+        # torchtitan's __init__ is not called: it needs a GPU, a launcher's environment, and its own process group.
         self.layout = layout_of(config)
         check_config(config)
         self.config = config = copy.deepcopy(config)
         self.job, self.device = job, job.device
         self._check_mesh()
-        torch.autograd.set_multithreading_enabled(False)  # (torchtitan keeps its meshes in the thread that computes)
+        # torchtitan keeps its meshes in the computing thread.
+        torch.autograd.set_multithreading_enabled(False)
         self.parallel_dims = JobParallelDims(job, config.parallelism.spmd_backend)
         _distributed.set_spmd_backend(config.parallelism.spmd_backend)
         self._seed()
@@ -71,10 +72,10 @@ class ElasticTrainer(_Trainer):
         self._protected = False
         self._at_hand: Step | None = None
 
-    # ---- what is trained ----
+    # ---- the model ----
 
     def _check_mesh(self) -> None:
-        """Look whether the job has the config's layout; alone, all sizes count as 1."""
+        """Check that the job has the config's layout. In a script that runs alone, all sizes may be 1."""
         shard, tensor = self.job.mesh.shape
         if (shard, tensor) not in ((self.layout.shard, self.layout.tensor), (1, 1)):
             raise BadInputError(
@@ -88,7 +89,7 @@ class ElasticTrainer(_Trainer):
             )
 
     def _seed(self) -> None:
-        """Seed as torchtitan does, all places and replicas alike."""
+        """Seed as torchtitan does, with the same seed on all workers."""
         debug = self.config.debug
         debug.seed = 0 if debug.seed is None else debug.seed
         if self.device.type != "cpu":
@@ -96,7 +97,7 @@ class ElasticTrainer(_Trainer):
         torch.manual_seed(debug.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
 
     def _loss(self) -> Any:
-        """Build the loss; one in chunks calls backward() itself, which a job has to see: the loss in it, then."""
+        """Build the loss. A chunked loss calls backward() itself, which the job must do, so its inner loss is used."""
         config = self.config.loss
         if isinstance(config, _losses.ChunkedLossWrapper.Config):
             logger.info(
@@ -106,10 +107,10 @@ class ElasticTrainer(_Trainer):
         return config.build(compile_config=self.config.compile)
 
     def _model(self) -> tuple[Any, int]:
-        """Build the model, spread it, and give it its first weights; return it and its FLOP per token.
+        """Build the model, shard it, and initialize its weights. Return it and its FLOP per token.
 
-        On a GPU it is spread before it has weights, as torchtitan does; DTensor then draws the same random numbers
-        however it is spread. On CPUs it does not, so there the whole model is made first.
+        On a GPU it is sharded before it has weights, as torchtitan does: DTensor then draws the same random numbers for
+        every layout. On CPUs DTensor does not, so there the full model is made first.
         """
         config = self.config
         on_cpu = self.device.type == "cpu"
@@ -127,7 +128,7 @@ class ElasticTrainer(_Trainer):
         return model, flops
 
     def _spread(self, model: Any) -> Any:
-        """Let torchtitan spread a model over the job's mesh, recompute in it, and compile it, as the config says."""
+        """Apply torchtitan's sharding, activation checkpointing and compilation to the model, as the config sets."""
         config = self.config
         try:
             return config.model_spec.parallelize_fn(
@@ -140,8 +141,8 @@ class ElasticTrainer(_Trainer):
                 dump_folder=config.dump_folder,
             )
         except ValueError as error:
-            # (torch 2.13's fully_shard() wants DTensors where a mesh has more than dimensions of shards; torchtitan's
-            # newest backend gives it plain tensors with annotations, which later ones take)
+            # torch 2.13's fully_shard() needs DTensors if a mesh has other dimensions than shards. torchtitan's newest
+            # backend gives it plain tensors with annotations, which later versions of torch accept.
             if config.parallelism.spmd_backend != "spmd_types" or "must be DTensors" not in str(error):
                 raise
             raise BadInputError(
@@ -159,12 +160,12 @@ class ElasticTrainer(_Trainer):
     # ---- the loop ----
 
     def protect(self, data: Any = None, **options: Any) -> None:
-        """Join the job; `train` does so by itself where this was not called.
+        """Join the job. `train` calls this if the script has not.
 
         Args:
-            data: a data set of (inputs by name, labels), as `TokenWindows`, or whatever else `job.protect` takes. None:
-                the config's data loader, which is asked for as many data-parallel ranks as a step has micro-batches.
-            options: more of `job.protect`, such as `num_workers`.
+            data: a data set of (inputs by name, labels), such as `TokenWindows`, or anything else that `job.protect`
+                accepts. None: the config's data loader, with as many data-parallel ranks as a step has micro-batches.
+            options: further options of `job.protect`, such as `num_workers`.
         """
         training = self.config.training
         self.job.protect(
@@ -184,7 +185,7 @@ class ElasticTrainer(_Trainer):
         """Train until `training.steps` steps are applied.
 
         Args:
-            data: as of `protect`.
+            data: see `protect`.
         """
         if not self._protected:
             self.protect(data)
@@ -192,7 +193,7 @@ class ElasticTrainer(_Trainer):
             self.train_step(step)
 
     def train_step(self, step: Step) -> bool:
-        """Do one attempt at one step; return whether it was applied."""
+        """Run one attempt at one step. Return whether it was applied."""
         self.step, self._at_hand = step.number, step
         rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.wanted(step.number)
         for inputs, labels in self._timed(step.micro_batches()):
@@ -209,14 +210,14 @@ class ElasticTrainer(_Trainer):
         return applied
 
     def close(self) -> None:
-        """Write what torchtitan's metrics have not written yet."""
+        """Write torchtitan's metrics that are not yet written."""
         self.metrics.close()
 
     def _forward_backward(self, inputs: Any, labels: Any, tokens: Any, more: dict[str, Any]) -> torch.Tensor:
-        """Stand where torchtitan calls loss.backward(): the gradients are the step's.
+        """Replace torchtitan's call of loss.backward(), so that the step gets the gradients.
 
-        The loss is divided by all tokens of the part, those to be ignored among them: so each token that counts does so
-        alike, whichever micro-batch it is in, as with torchtitan's sum over the global batch.
+        The loss is divided by all tokens of the part, including ignored ones. Each counted token then has the same
+        weight in every micro-batch, as in torchtitan's sum over the global batch.
         """
         assert self._at_hand is not None
         with self.train_context():
@@ -242,7 +243,7 @@ class ElasticTrainer(_Trainer):
 
     @property
     def _micro_batch(self) -> int:
-        """Of a unit: what torchtitan calls local is of one place along `shard`."""
+        """Size of a replica group's micro-batch. torchtitan's local batch size is that of one worker along `shard`."""
         return self.config.training.local_batch_size * self.layout.shard
 
     def _streams(self) -> LoaderStreams:
@@ -262,7 +263,7 @@ class ElasticTrainer(_Trainer):
         return LoaderStreams(build)
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield micro-batches, and note for how long each was waited."""
+        """Yield micro-batches, and record how long each was waited for."""
         while True:
             before = time.perf_counter()
             batch = next(batches, None)

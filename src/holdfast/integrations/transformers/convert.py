@@ -1,7 +1,7 @@
-"""Models made elastic and plain again, in place: their routers, shared experts and names stay what they were.
+"""Conversion of models to elastic experts and back, in place. Routers, shared experts and names do not change.
 
-Only what computes the routed experts is exchanged. The parameters stay the same objects, so that an optimizer may be
-made before or after, and one's saved state fits the other.
+Only the modules of the routed experts are replaced. The parameters stay the same objects. An optimizer can therefore be
+made before or after the conversion, and its saved state fits both.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _LOOKS_LIKE_EXPERTS = re.compile("expert|moe|mixture", re.IGNORECASE)
 
 
 class _Converted(ElasticExperts):
-    """Elastic experts that know the module in whose place they are."""
+    """Elastic experts that keep the module that they replace."""
 
     def __init__(self, original: nn.Module, name: str, *, dispatch: str, balancing: BalancingBias | None) -> None:
         super().__init__(stack_of(original, name), dispatch=dispatch, balancing=balancing)
-        #: (in a tuple: its parameters are not registered a second time)
+        #: in a tuple, so that its parameters are not registered a second time
         self._original = (original,)
 
     def check_whole(self, name: str) -> None:
-        """Make sure that all experts are here.
+        """Check that all experts are on this worker.
 
         Raises:
-            BadInputError: some live elsewhere.
+            BadInputError: some are on other workers only.
         """
         missing = sorted(set(range(self.experts.experts)) - set(self.experts.hosted))
         if missing:
@@ -43,7 +43,7 @@ class _Converted(ElasticExperts):
             )
 
     def restored(self) -> nn.Module:
-        """Return that module with the weights as they are now; this one is of no use any more."""
+        """Return the original module with the current weights. This module must no longer be used."""
         stack, (original,) = self.experts, self._original
         rows = [stack.row(expert) for expert in range(stack.experts)]
         if rows != list(range(stack.rows)):
@@ -53,23 +53,24 @@ class _Converted(ElasticExperts):
 
 
 def elastic_experts(model: Model, *, dispatch: str = "interval", bias_rate: float = 0.0) -> Model:
-    """Let the experts of a model live on any nodes of a job, in several copies; everything else stays as it is.
+    """Replace the experts of a model by elastic experts, which can live on any nodes of a job, in several copies.
 
-    Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3, OLMoE and gpt-oss, made from a config or loaded from disk. All
-    workers must make the same: load the same weights, or call `torch.manual_seed` before making the model.
+    Supported are Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3, OLMoE and gpt-oss, made from a config or loaded
+    from disk. All workers must make the same model: load the same weights, or call `torch.manual_seed` before making
+    it.
 
     Args:
-        model: is changed.
-        dispatch: how tokens are shared among an expert's replicas (see `holdfast.MoE`).
-        bias_rate: by how much the bias of DeepSeek-V3's gates moves at each step to balance the experts without a loss
+        model: changed in place.
+        dispatch: how tokens are distributed among an expert's replicas (see `holdfast.MoE`).
+        bias_rate: by how much the bias of DeepSeek-V3's gates moves at each step, to balance the experts without a loss
             (transformers itself never moves it); 0: not at all.
 
     Returns:
         The model.
 
     Raises:
-        BadInputError: the model has no experts, or some that are not known, or of weights that do not match; or a
-            bias_rate and no bias.
+        BadInputError: the model has no experts, experts of an unknown class, or weights that do not match; or
+            bias_rate is set and a gate has no bias.
     """
     names = [name for name, module in _modules(model) if type(module).__name__ in FORMS]
     strange = _strange(model)
@@ -85,16 +86,16 @@ def elastic_experts(model: Model, *, dispatch: str = "interval", bias_rate: floa
 
 
 def plain_experts(model: Model) -> Model:
-    """Make an elastic model what it was, for `save_pretrained` and for whoever knows nothing of holdfast.
+    """Convert an elastic model back, for `save_pretrained` and for programs that do not know holdfast.
 
     Args:
-        model: is changed. All of its experts must live here, as they do alone.
+        model: changed in place. All of its experts must be on this worker, as in a script that runs alone.
 
     Returns:
         The model.
 
     Raises:
-        BadInputError: it has no elastic experts, or some live on other workers.
+        BadInputError: it has no elastic experts, or some are on other workers only.
     """
     found = [(name, module) for name, module in _modules(model) if isinstance(module, _Converted)]
     if not found:
@@ -122,7 +123,7 @@ def _balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None
 
 
 def _strange(model: nn.Module) -> list[str]:
-    """Return modules that hold experts in a way that is not known, each with its class."""
+    """Return modules that seem to hold experts but are of an unknown class, each with its class."""
     return [
         f"{name} is a {type(module).__name__}"
         for name, module in _modules(model)
@@ -145,7 +146,10 @@ def _unknown(model: nn.Module, strange: list[str]) -> str:
 
 
 def _own_name(module: nn.Module) -> str:
-    """Return a class's name without its family's: Qwen2MoeAttention, of a known family, holds no experts."""
+    """Return a class name without the name of its family.
+
+    Qwen2MoeAttention, of a known family, holds no experts.
+    """
     name = type(module).__name__
     families = (form.removesuffix("Experts") for form in FORMS)
     return name.removeprefix(next((family for family in families if name.startswith(family)), ""))

@@ -1,6 +1,6 @@
-"""Which modules of transformers hold a layer's experts, and how their weights lie.
+"""The modules of transformers that hold a layer's experts, and the storage of their weights.
 
-E experts, D model dimension, H hidden size; each has a gate and an up projection, stored as one, and a down projection.
+E experts, D model dimension, H hidden size. Each has a gate and an up projection, stored as one, and a down projection.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from holdfast import BadInputError, StackedExperts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """How the experts of one class are stored: parameters by what they are in `StackedExperts`."""
+    """How a class stores its experts."""
 
+    #: names of its parameters, by their names in `StackedExperts`
     parameters: Mapping[str, str]
-    #: The matrices lie as in nn.Linear.
+    #: whether the matrices are stored as in nn.Linear
     outputs_first: bool
 
 
@@ -29,7 +30,7 @@ _BIASED = Form(
     outputs_first=False,
 )
 
-#: By class; all of them have been tested, forward, backward and there and back.
+#: Storage by class. Each is tested: forward, backward, and conversion in both directions.
 FORMS: Mapping[str, Form] = {
     "MixtralExperts": _LINEAR,
     "Qwen2MoeExperts": _LINEAR,
@@ -42,14 +43,14 @@ FORMS: Mapping[str, Form] = {
 
 
 def stack_of(experts: nn.Module, name: str) -> StackedExperts:
-    """Return the same parameters as a stack; what lies between the projections stays the module's own.
+    """Return the same parameters as a stack. The module keeps its activation between the projections.
 
     Args:
-        experts: of a class in `FORMS`.
-        name: of the module, for messages.
+        experts: a module of a class in `FORMS`.
+        name: the module's name, for messages.
 
     Raises:
-        BadInputError: the weights are not there, are not those of so many experts, or do not fit each other.
+        BadInputError: weights are missing, not loaded, of another number of experts, or do not fit each other.
     """
     kind, module = type(experts).__name__, _untyped(experts)
     form = FORMS[kind]

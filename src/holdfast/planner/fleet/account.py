@@ -1,11 +1,11 @@
-"""Where a job's time goes, in one replication."""
+"""Account of a job's time in one replication."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-#: what takes time beside a recovery's parts, with the words for people
+#: losses other than the parts of a recovery, with the words that users see
 OTHER_LOSSES = {
     "rollback": "loading a checkpoint, redoing steps",
     "restart": "restarting all workers",
@@ -18,19 +18,21 @@ OTHER_LOSSES = {
 
 @dataclass(slots=True)
 class Account:
-    """Seconds of one job: trained, useful (as those of the full job), and lost, by what for.
+    """Seconds of one job: trained, useful, and lost, by cause."""
 
-    `useful` and `fewer` share what is trained; everything else that is lost stands beside it.
-    """
-
+    #: seconds in which the job trained, at any speed
     trained: float = 0.0
+    #: the same, as seconds of the full job: `trained` less `lost["fewer"]`
     useful: float = 0.0
+    #: by cause; all but "fewer" are not part of `trained`
     lost: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    #: failures that struck the job while it could run
     failures: int = 0
+    #: how often it went back to a checkpoint
     rollbacks: int = 0
 
     def train(self, seconds: float, speed: float) -> None:
-        """Train for a time, at a share of the full job's speed."""
+        """Count `seconds` of training at a share of the full job's speed."""
         self.trained += seconds
         self.useful += speed * seconds
         self.lost["fewer"] += (1.0 - speed) * seconds

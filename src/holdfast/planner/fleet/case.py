@@ -1,6 +1,6 @@
-"""What a forecast is made of: a cluster, how it fails, its job, and how long the parts of a recovery take.
+"""The input of a forecast: a cluster, how it fails, its job, and how long the parts of a recovery take.
 
-What is declared here is a key of `holdfast simulate --set`. Every default has a source, which stands beside it.
+Each field is a key of `holdfast simulate --set`. The source of each default stands next to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from holdfast.documents import keys_of
 from holdfast.errors import BadInputError
 
-#: for the reader: text that is a number with a unit
+#: units of keys, for which the reader of documents also accepts text such as "3 min"
 HOURS, SECONDS = "hours", "seconds"
 MOST_NODES = 100_000
 MOST_HOURS = 1e9
@@ -21,7 +21,7 @@ MOST_BYTES = 1e16
 
 
 def _said(description: str, source: str, unit: str = "") -> dict[str, Any]:
-    """Return what is said of a key, and where its default comes from."""
+    """Return the description of a key, and the source of its default, for msgspec's `Meta`."""
     return {"description": description, "extra": {"source": source, **({"unit": unit} if unit else {})}}
 
 
@@ -42,7 +42,7 @@ def _shape(description: str) -> Meta:
 
 
 class JobCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job computes, and where its state lives."""
+    """The job's computation, and how its state is distributed."""
 
     step_s: Annotated[
         float, _positive("A step of the full job.", "stated: of the order of large jobs", MOST_SECONDS, SECONDS)
@@ -68,7 +68,7 @@ class JobCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CheckpointCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the job's state is saved, and what going back costs."""
+    """When the job's state is saved, and the cost of a rollback."""
 
     period_s: Annotated[
         float,
@@ -84,7 +84,7 @@ class CheckpointCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long the parts of a live recovery take. n: members of the job; w: their workers."""
+    """Durations of the parts of a live recovery, with n members of the job and w workers of these."""
 
     silent_share: Annotated[
         float, Meta(ge=0, le=1, **_said("Failures that only the lease shows, of all.", "stated: the worst case, all"))
@@ -154,7 +154,7 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RestartCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a restart of all workers from the newest checkpoint takes, for comparison."""
+    """Duration of a restart of all workers from the newest checkpoint, for comparison."""
 
     detect_s: Annotated[float, _seconds("Until a failure is seen.", "stated: as by a lease of 3 s")] = 2.8
     restart_s: Annotated[
@@ -167,7 +167,7 @@ class RestartCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster, a job on it, and what its failures cost."""
+    """A cluster, a job on it, and the cost of its failures."""
 
     nodes: Annotated[int, _count(1, "Nodes of the full job.", "stated")] = 1024
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, **_said("Workers on each node.", "stated"))] = 8
@@ -216,21 +216,21 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def failures_per_hour(self) -> float:
-        """How often nodes or racks of the full job fail, while all are up."""
+        """Rate of failures of the full job's nodes and racks while all are up."""
         racks = self.nodes / self.rack_nodes / self.mtbf_rack_hours if self.mtbf_rack_hours else 0.0
         return self.nodes / self.mtbf_hours + racks
 
     def step_on(self, nodes: int) -> float:
-        """Return how long a step takes on fewer nodes, in seconds: as many rounds as the worker with most has."""
+        """Return the seconds of a step on fewer nodes: as many rounds as the worker with most micro-batches has."""
         rounds = -(-self.nodes * self.job.rounds // nodes)
         return self.job.step_s * rounds / self.job.rounds
 
 
 def checked(case: FleetCase) -> FleetCase:
-    """Return the case, whose values fit together.
+    """Return the case after checking that its values fit together.
 
     Raises:
-        BadInputError: two of them do not: which, with what values, and the rule.
+        BadInputError: two values contradict each other. The message names both, and the rule.
     """
     if case.min_nodes > case.nodes:
         raise BadInputError(f"min_nodes is {case.min_nodes}: it must be at most nodes, {case.nodes}")
@@ -252,5 +252,5 @@ def checked(case: FleetCase) -> FleetCase:
 
 
 def sources() -> dict[str, str]:
-    """Return where the default of each key comes from."""
+    """Return the source of each key's default."""
     return {name: str(key.extra["source"]) for name, key in keys_of(FleetCase).items()}

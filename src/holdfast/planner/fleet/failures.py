@@ -1,4 +1,4 @@
-"""When nodes are there and when they are not: the outages of `reliability`'s fleet, in order, one replication each."""
+"""Nodes that fail and return: the outages of the fleet of `reliability`, in order, one replication after the other."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from holdfast.planning.special import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Nodes that fail, or are back, at one moment, in seconds. mark: even in 0..1, whether a failure hits members."""
+    """Nodes that fail or return at one moment."""
 
+    #: seconds from the start of the course
     time: float
     nodes: tuple[int, ...]
     fails: bool
+    #: a random number, uniform in 0..1, that decides whether a failure hits members
     mark: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """One replication: which nodes are away at its begin, and what changes, over so many seconds."""
+    """One replication: the nodes that are away at its start, and the changes after that."""
 
+    #: length of the course
     seconds: float
+    #: nodes that are away at second 0
     away: frozenset[int]
     changes: tuple[Change, ...]
 
 
 def fleet_of(case: FleetCase) -> Fleet:
-    """Return the nodes and standbys of a case as blocks of one tray each; the last rack may have room left."""
+    """Return the nodes and standbys of a case as blocks of one tray each. The last rack may not be full."""
     racks = math.ceil(case.all_nodes / case.rack_nodes)
     blocks = racks * case.rack_nodes
     return Fleet(
@@ -76,7 +80,7 @@ def _shaped(shape: float, mean: float) -> Distribution:
 
 
 def _course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: float, hours: float) -> Course:
-    """Make a course of some outages, from the end of the warm-up on."""
+    """Make a course from some outages. It starts at the end of the warm-up."""
     block, mark = history.outage_block[index], history.outage_mark[index]
     start, end = (as_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
     seconds = hours * SECONDS_PER_HOUR
@@ -89,12 +93,12 @@ def _course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: flo
 
 
 def as_seconds(hours: FloatArray) -> FloatArray:
-    """Return hours in seconds."""
+    """Convert hours to seconds."""
     return hours * SECONDS_PER_HOUR
 
 
 def _changes(block: IntArray, time: FloatArray, mark: FloatArray, until: float, *, fails: bool) -> Iterator[Change]:
-    """Yield what changes from 0 on; what happens at one moment (a rack's failure, and its repair) together."""
+    """Yield the changes from second 0 on. Nodes of one rack that fail or return at the same moment are one change."""
     inside = np.nonzero((time >= 0) & (time < until))[0]
     inside = inside[np.argsort(time[inside], kind="stable")]
     rows = zip(time[inside].tolist(), block[inside].tolist(), mark[inside].tolist(), strict=True)

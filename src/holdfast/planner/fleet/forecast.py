@@ -1,4 +1,4 @@
-"""What failures cost a job over months, with the error of the simulation: live recovery beside restarts."""
+"""The cost of failures for a job over months, with the simulation's error: live recovery compared with restarts."""
 
 from __future__ import annotations
 
@@ -17,42 +17,47 @@ from holdfast.planner.reliability.monte_carlo.estimate import Estimate, Simulati
 from holdfast.planner.reliability.sparing.recovery import SECONDS_PER_HOUR
 from holdfast.planning.checkpointing import FailureClock, best_period
 
-#: between checkpoints that hardly anybody goes back to
+#: seconds between checkpoints of a live job, which rarely needs them
 HOURLY_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """One way to recover. ettr: training / all time; goodput: useful / the undisturbed full job's.
+    """The result for one way to recover."""
 
-    lost: shares of all time by what for. per_failure: seconds of each part of a recovery. failures, rollbacks: per day.
-    """
-
+    #: training time over all time
     ettr: Estimate
+    #: useful time over the useful time of the full job without failures
     goodput: Estimate
+    #: shares of all time, by cause
     lost: dict[str, Estimate]
+    #: seconds of each part of a recovery
     per_failure: dict[str, Estimate]
+    #: per day
     failures: Estimate
+    #: per day
     rollbacks: Estimate
 
     @property
     def dominant(self) -> str:
-        """The part of a recovery that takes most."""
+        """The longest part of a recovery."""
         return max(self.per_failure, key=lambda part: self.per_failure[part].mean)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecasts:
-    """The same failures, lived through in two ways; seconds between the checkpoints of each."""
+    """The same failures under live recovery and under restarts."""
 
     live: Forecast
     restarts: Forecast
+    #: seconds between checkpoints
     live_period_s: float
+    #: seconds between checkpoints
     restarts_period_s: float
 
 
 def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
-    """Simulate a case.
+    """Simulate a case with live recovery and with restarts.
 
     Raises:
         BadInputError: there are too many failures to simulate.
@@ -72,7 +77,7 @@ def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
 
 
 def restarts_period_s(case: FleetCase) -> float:
-    """Return the time between checkpoints of a job that restarts: what the case says, else what wastes least."""
+    """Return the seconds between checkpoints of a job that restarts: the case's value, or else the optimum."""
     if case.checkpoint.period_s:
         return case.checkpoint.period_s
     rate = case.failures_per_hour / SECONDS_PER_HOUR
@@ -104,7 +109,7 @@ def _summed_up(accounts: Sequence[Account], seconds: float, parts: Sequence[str]
 
 
 def _per_failure(accounts: Sequence[Account], part: str) -> Estimate:
-    """Return a mean over all failures: the ratio of two means, its error by linearising it."""
+    """Return a mean over all failures: the ratio of two means. Its error follows from linearising the ratio."""
     lost = np.array([account.lost[part] for account in accounts])
     failures = np.array([account.failures for account in accounts], dtype=np.float64)
     if not failures.any():

@@ -1,8 +1,8 @@
-"""A job that recovers live: it stops for a recovery's parts and goes on with the nodes that are left.
+"""A job that recovers live: it stops for the parts of a recovery, then continues with the remaining nodes.
 
-Copies of the state are on other racks first: of G = nodes / copies parts, node b holds part b mod G. A loss is made
-good within its recovery (what moves comes before the next step), so that state is lost only where all holders of a part
-fail before that has ended: then the job goes back to its newest checkpoint.
+Copies of each part of the state are on different racks first: with G = nodes / copies parts, node b holds part b mod G.
+A recovery restores lost copies before the next step. State is therefore lost only if all holders of a part fail before
+the recovery ends. The job then goes back to its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from holdfast.planner.fleet.failures import Change, Course
 from holdfast.planner.fleet.membership import Nodes
 from holdfast.planner.fleet.recovery import PARTS, Moment, computed_s, recovery_parts
 
-#: what has to be done whatever else strikes meanwhile
+#: stops that must still be completed if another failure interrupts them
 _OWED = ("redo", "rollback")
 
 
 class LiveJob:
-    """One course of such a job."""
+    """Simulates one course of a job that recovers live."""
 
     def __init__(self, case: FleetCase, course: Course, period_s: float, rng: np.random.Generator) -> None:
         self.account = Account()
@@ -31,15 +31,15 @@ class LiveJob:
         self._rng = rng
         self._nodes = Nodes(case, course.away)
         self._now = 0.0
-        #: what stops training, in order: for what, and until when; "" for computing that goes on meanwhile
+        #: stops of training in order: the cause and the end; cause "" if the workers still compute
         self._stops: deque[tuple[str, float]] = deque()
-        #: how many holders of each part are lost and not made good
+        #: lost holders of each part of the state that are not yet replaced
         self._missing: Counter[int] = Counter()
         self._saving = case.checkpoint.save_s / (period_s + case.checkpoint.save_s)
         self._period_s = period_s
 
     def run(self) -> Account:
-        """Live through the course."""
+        """Simulate the course, and return the account."""
         for change in self._course.changes:
             self._advance(change.time)
             self._fail(change) if change.fails else self._return(change)
@@ -49,7 +49,7 @@ class LiveJob:
     # ---- time ----
 
     def _advance(self, until: float) -> None:
-        """Let time pass."""
+        """Advance the time to `until`, and account for it."""
         while self._now < until and self._nodes.enough and self._stops:
             what, end = self._stops[0]
             self._spend(what, min(end, until) - self._now)
@@ -101,7 +101,10 @@ class LiveJob:
             self._join()
 
     def _recover(self, moment: Moment | None, before: int, left: int, owed: dict[str, float]) -> None:
-        """Begin a recovery: from a failure, or from waiting. Standbys come in at its end, as arrivals do."""
+        """Start a recovery after a failure, or after waiting for nodes.
+
+        Standbys join at its end, as returning nodes do.
+        """
         at = self._now + (computed_s(self._case, moment, before) if moment else 0.0)
         if at > self._now:
             self._stops.append(("", at))
@@ -111,7 +114,7 @@ class LiveJob:
             self._join()
 
     def _join(self) -> None:
-        """Nodes come in; those that come while others wait to, come in with them."""
+        """Add returning nodes. Nodes that return while others wait to join share their stop."""
         at = self._stops[-1][1] if self._stops else self._now
         if not self._stops or self._stops[-1][0] != "join":
             self._stops.append(("join", at + self._case.recovery.join_s))
@@ -119,12 +122,12 @@ class LiveJob:
     # ---- inside ----
 
     def _owed(self) -> dict[str, float]:
-        """Return what is under way and must be done whatever happens, in seconds."""
+        """Return the rest of the stops under way that must be completed, in seconds."""
         begins = [self._now, *(end for _, end in self._stops)]
         return {what: end - at for at, (what, end) in zip(begins, self._stops, strict=False) if what in _OWED}
 
     def _stop(self, at: float, durations: dict[str, float]) -> None:
-        """Stop for a recovery's parts, one after the other, then for going back."""
+        """Stop for the parts of a recovery, one after the other, then for the rollback."""
         for what in (*PARTS, "rollback"):
             if durations.get(what, 0.0) > 0:
                 at += durations[what]
@@ -139,6 +142,6 @@ class LiveJob:
         return left <= 0 or (copies > 0 and max(self._missing.values(), default=0) >= copies)
 
     def _going_back_s(self) -> float:
-        """Return how long it takes to be where the job was: load, and train what came after the checkpoint again."""
+        """Return the seconds of a rollback: load the checkpoint, and repeat the training that came after it."""
         since = self.account.trained % self._period_s
         return self._case.checkpoint.load_s + since

@@ -1,4 +1,4 @@
-"""Which nodes are there, and how many of them train: the same for every way to recover."""
+"""The nodes that are up, and how many of them train, in the same way for live recovery and restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.planner.fleet.failures import Change
 
 
 class Nodes:
-    """The nodes that are up; as many of them train as the job has, the others stand by."""
+    """The nodes that are up. At most `case.nodes` of them train, the others are standbys."""
 
     def __init__(self, case: FleetCase, away: frozenset[int]) -> None:
         self._case = case
@@ -15,28 +15,31 @@ class Nodes:
 
     @property
     def members(self) -> int:
-        """How many train, or could."""
+        """Number of nodes that train, or could train."""
         return min(self._up, self._case.nodes)
 
     @property
     def enough(self) -> bool:
-        """Whether the job can go on."""
+        """Whether there are enough nodes for the job to continue."""
         return self.members >= self._case.min_nodes
 
     @property
     def speed(self) -> float:
-        """The share of the full job's speed."""
+        """Speed relative to the full job's."""
         return self._case.job.step_s / self._case.step_on(self.members) if self.members else 0.0
 
     def hit(self, change: Change, training: int) -> int:
-        """Let nodes fail; return how many of them are among those that train, any being equally likely to."""
+        """Remove failed nodes, and return how many of them were training.
+
+        All nodes that are up are equally likely to train.
+        """
         share = min(training / self._up, 1.0) if self._up else 0.0
         self._up -= len(change.nodes)
         together, left = len(change.nodes) * share, int(len(change.nodes) * share)
         return left + (change.mark < together - left)
 
     def back(self, change: Change) -> int:
-        """Let nodes come back; return by how many more train now."""
+        """Add returned nodes, and return by how much the number of training nodes grew."""
         before = self.members
         self._up += len(change.nodes)
         return self.members - before

@@ -1,19 +1,24 @@
-"""How long the parts of one live recovery take, by the formulae that the keys of a case name.
+"""Durations of the parts of one live recovery, by the formulae that the keys of a case name.
 
-The others go on computing until they hear of it, and finish the micro-batch that they are at, but no further than to
-the step's reduction: what they compute meanwhile is not lost, and is taken off the parts in their order (all but redo).
-A failure strikes at a share u of a step, even between 0 and 1.
+The remaining workers compute until they are stopped. They finish the current micro-batch, but stop before the step's
+reduction. The work done meanwhile is kept, so its time is subtracted from the parts in their order, except from redo. A
+failure strikes after a share u of a step, uniform in 0..1.
 
-detect: the coordinator learns of it. With probability silent_share only by the lease: lease_s, less the age of the
-node's last word (even between 0 and the time between two: heartbeat_s, in jobs of many nodes more, as
-`CoordinatorConfig.beat_s` says), plus the wait for the coordinator's next look (even between 0 and tick_s); else after
-reset_s.
-decide: decide_s + n decide_per_node_s: all members are told to stop, report, and the decision is taken.
-tell: tell_s + n tell_per_node_s: the next generation is written down and told to all.
-regroup: nccl_s + w nccl_per_worker_s (or gloo's): the group of w workers is built.
-transfer: moved_bytes / bytes_per_s: what the lost node had and nobody else has in place.
-redo: u (step on n nodes - step on those before): what the lost node had computed, shared out among the others; with
-experts u times the whole step.
+detect: the coordinator notices the failure, after reset_s. With probability silent_share only the lease shows it:
+lease_s, minus the age of the node's last heartbeat, plus the wait for the coordinator's next check. The age is uniform
+between 0 and the heartbeat period: heartbeat_s, or more in jobs of many nodes (`CoordinatorConfig.beat_s`). The wait is
+uniform between 0 and tick_s.
+
+decide: decide_s + n decide_per_node_s. All members are stopped and report, and the coordinator decides.
+
+tell: tell_s + n tell_per_node_s. The plan of the next generation is written to the store and sent to all members.
+
+regroup: nccl_s + w nccl_per_worker_s, or the same with gloo's constants. The group of w workers is built.
+
+transfer: moved_bytes / bytes_per_s. State of which the lost node had the only copy in place is moved.
+
+redo: u (step on n nodes - step on the nodes before). The others share the work of the lost node. With experts, u times
+the whole step.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ class RecoveryParts:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all parts."""
         return sum(astuple(self))
 
 
@@ -50,20 +55,20 @@ PARTS = tuple(part.name for part in fields(RecoveryParts))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When a failure strikes.
+    """The moment at which a failure strikes."""
 
-    silent: only the lease shows it. word_age, look: shares of the time between two words, and of tick_s. phase: the
-    share of the step in progress that is done; None: nobody computes, as the job is recovering already.
-    """
-
+    #: whether only the lease shows the failure
     silent: bool
+    #: age of the node's last heartbeat, as a share of the heartbeat period
     word_age: float
+    #: wait for the coordinator's next check, as a share of tick_s
     look: float
+    #: share of the current step that is done, or None if no worker computes because the job is already recovering
     phase: float | None
 
     @classmethod
     def drawn(cls, case: FleetCase, rng: np.random.Generator, *, computing: bool) -> Moment:
-        """Draw one."""
+        """Draw a random moment."""
         silent, word_age, look, phase = rng.random(4)
         return cls(
             silent=silent < case.recovery.silent_share,
@@ -74,7 +79,7 @@ class Moment:
 
 
 def detection_s(case: FleetCase, moment: Moment, nodes: int) -> float:
-    """Return how long it takes until the coordinator of so many nodes knows."""
+    """Return the seconds until the coordinator of this many nodes notices the failure."""
     times = case.recovery
     if not moment.silent:
         return times.reset_s
@@ -83,7 +88,7 @@ def detection_s(case: FleetCase, moment: Moment, nodes: int) -> float:
 
 
 def computed_s(case: FleetCase, moment: Moment, before: int) -> float:
-    """Return for how long the others compute that is of use, on `before` nodes, after one is gone."""
+    """Return the seconds of useful work that the remaining nodes of `before` still do after a failure."""
     if moment.phase is None:
         return 0.0
     step_s, micro_s = case.step_on(before), case.job.step_s / case.job.rounds
@@ -92,17 +97,17 @@ def computed_s(case: FleetCase, moment: Moment, before: int) -> float:
 
 
 def regroup_s(times: RecoveryCase, workers: int) -> float:
-    """Return how long it takes to build the group of so many workers."""
+    """Return the seconds that it takes to build a group of this many workers."""
     if times.groups == "nccl":
         return times.nccl_s + workers * times.nccl_per_worker_s
     return times.gloo_s + workers * times.gloo_per_worker_s
 
 
 def recovery_parts(case: FleetCase, moment: Moment | None, before: int, after: int) -> RecoveryParts:
-    """Return for how long a failure stops a job of `before` nodes that goes on with `after` of them.
+    """Return the seconds that each part stops a job that goes from `before` nodes to `after`.
 
     Args:
-        moment: when the failure strikes; None: there is none, the job only goes on.
+        moment: when the failure strikes, or None if the job continues without a failure.
     """
     times = case.recovery
     again = case.step_on(after) if case.job.experts else case.step_on(after) - case.step_on(before)

@@ -1,7 +1,7 @@
-"""The same job where any failure restarts all workers from the newest checkpoint, as under torchrun.
+"""The same job if each failure restarts all workers from the newest checkpoint, as under torchrun.
 
-A restart takes in whoever is there when it ends. Who comes later is taken in by a restart of its own, right after a
-checkpoint, where that pays: where the nodes that are missing would train more until the next failure than it costs.
+A restart includes all nodes that are up when it ends. Nodes that return later need another restart. It follows a
+checkpoint, and happens only if the returned nodes train more until the next failure than the restart costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.planner.fleet.membership import Nodes
 
 
 class RestartedJob:
-    """One course of such a job."""
+    """Simulates one course of a job that restarts."""
 
     def __init__(self, case: FleetCase, course: Course, period_s: float) -> None:
         self.account = Account()
@@ -26,15 +26,15 @@ class RestartedJob:
         self._save_s = case.checkpoint.save_s
         self._restart_s = case.restart.restart_s
         self._now = 0.0
-        #: when the restart that is under way ends, and what it is for
+        #: end of the restart under way, and its cause
         self._ready_at, self._why = 0.0, "restart"
-        #: time since the last checkpoint was through; of its period, then of saving
+        #: seconds since the last checkpoint was complete: training first, then saving
         self._since = 0.0
-        #: on how many nodes, and how fast, the job trains since its last restart
+        #: nodes and speed of the job since its last restart
         self._members, self._speed = self._nodes.members, self._nodes.speed
 
     def run(self) -> Account:
-        """Live through the course."""
+        """Simulate the course, and return the account."""
         for change in self._course.changes:
             self._advance(change.time)
             self._fail(change) if change.fails else self._nodes.back(change)
@@ -44,7 +44,7 @@ class RestartedJob:
         return self.account
 
     def _advance(self, until: float) -> None:
-        """Let time pass."""
+        """Advance the time to `until`, and account for it."""
         while self._now < until:
             if not self._nodes.enough:
                 self.account.lost["wait"] += until - self._now
@@ -59,7 +59,7 @@ class RestartedJob:
                 self._train(until)
 
     def _train(self, until: float) -> None:
-        """Train through whole periods, or to the checkpoint after which others are taken in."""
+        """Train through full periods, or until the checkpoint after which returned nodes join."""
         whole, left = self._period_s + self._save_s, until - self._now
         most = 1.0 if self._joining_pays() else floor((self._since + left) / whole)
         time = most * whole - self._since

@@ -1,4 +1,4 @@
-"""Recovery time by the size of the job, part by part: means over all moments at which a failure may strike."""
+"""Recovery time by the size of the job, part by part, as means over all moments at which a failure may strike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.recovery import PARTS, Moment, RecoveryParts, detection_s, recovery_parts
 
 SIZES = (4, 16, 64, 256, 1024, 4096, 16384)
-#: Keys of a case, or groups of them, that say nothing of how long a recovery takes while all goes well.
+#: Keys of a case, or groups of keys, without effect on the duration of a normal recovery.
 OF_NO_EFFECT = (
     "standbys",
     "min_nodes",
@@ -25,26 +25,27 @@ OF_NO_EFFECT = (
     "recovery.join_s",
     "restart",
 )
-#: moments within a step at which parts are looked at, to take their mean
+#: moments within a step at which parts are computed, for their mean
 _MOMENTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleRow:
-    """One size. detected_s: until the coordinator knows, much of which the others compute on."""
+    """The recovery of a job of one size."""
 
     nodes: int
+    #: seconds until the coordinator notices the failure; the other workers compute during most of it
     detected_s: float
     parts: RecoveryParts
 
 
 def scale_rows(case: FleetCase, sizes: tuple[int, ...] = SIZES) -> list[ScaleRow]:
-    """Return the parts for jobs of several sizes that are otherwise as the case says."""
+    """Return the parts for jobs of several sizes. All other values are the case's."""
     return [_row(structs.replace(case, nodes=nodes)) for nodes in sizes]
 
 
 def mean_parts(case: FleetCase) -> RecoveryParts:
-    """Return the mean parts of a recovery of the full job, one node of which fails."""
+    """Return the mean parts of the full job's recovery from the failure of one node."""
     weighed = [
         (share / _MOMENTS, recovery_parts(case, moment, case.nodes, max(1, case.nodes - 1)))
         for share, silent in _kinds(case)
@@ -59,12 +60,12 @@ def _row(case: FleetCase) -> ScaleRow:
 
 
 def _kinds(case: FleetCase) -> tuple[tuple[float, bool], ...]:
-    """Return the shares of failures that only the lease shows, and of the others."""
+    """Return the share of failures that only the lease shows, and the share of the others."""
     share = case.recovery.silent_share
     return ((share, True), (1.0 - share, False))
 
 
 def _moments(*, silent: bool) -> list[Moment]:
-    """Return moments spread evenly over a step."""
+    """Return moments that are evenly spread over a step."""
     phases = ((place + 0.5) / _MOMENTS for place in range(_MOMENTS))
     return [Moment(silent=silent, word_age=0.5, look=0.5, phase=phase) for phase in phases]

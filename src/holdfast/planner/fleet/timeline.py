@@ -1,4 +1,4 @@
-"""Virtual time: events by (time, priority, sequence), so that ties are settled the same way in every run."""
+"""Virtual time: events ordered by (time, priority, sequence), so that all runs resolve ties in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NORMAL = 1
 
 
 class Timeline:
-    """A queue of future actions and the clock that they move. It is a `holdfast.clock.Clock`."""
+    """A queue of future actions, and the clock that they advance. It is a `holdfast.clock.Clock`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start
@@ -33,11 +33,11 @@ class Timeline:
         heappush(self._queue, (self.now + delay, NORMAL, next(self._sequence), action, args))
 
     def at(self, time: float, action: Callable[..., object], *args: Any, priority: int = NORMAL) -> None:
-        """Schedule an action at a time that is not past."""
+        """Schedule an action at `time`, or now if that is past."""
         heappush(self._queue, (max(time, self.now), priority, next(self._sequence), action, args))
 
     def step(self) -> bool:
-        """Run the next action; False where there is none."""
+        """Run the next action. Return False if the queue is empty."""
         if not self._queue:
             return False
         self.now, _, _, action, args = heappop(self._queue)

@@ -1,6 +1,6 @@
-"""The GPUs that replicas go to: slots, nodes, what fails together.
+"""The GPUs on which replicas are placed: their slots, their nodes, and their failure domains.
 
-Axes: L layers, E experts, G GPUs that are alive, D domains (nodes or racks), R slots.
+Axes: L layers, E experts, G live GPUs, D domains (nodes or racks), R slots.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from holdfast.planning.placement.fill import deal_by_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCluster:
-    """Which GPUs there are, and how many slots each has."""
+    """The GPUs and the slots of each."""
 
-    #: `(G,)` the ranks of those that are alive, of `ranks` in all.
+    #: `(G,)` the ranks of the live GPUs
     alive: IntArray
+    #: number of ranks, live or not
     ranks: int
+    #: slots of each GPU
     per_gpu: int
-    #: `(G,)` the node of each that is alive, of `nodes` in all.
+    #: `(G,)` the node of each live GPU
     node: IntArray
+    #: number of nodes
     nodes: int
-    #: `(G,)` what fails together: its node or rack, numbered 0, 1, ... without gaps.
+    #: `(G,)` the failure domain of each live GPU: its node or rack, numbered 0, 1, ... without gaps
     domain: IntArray
 
     @property
@@ -56,7 +59,7 @@ class GpuCluster:
         return slots.reshape(layers, -1)
 
     def to_counts(self, slots: IntArray, experts: int) -> IntArray:
-        """Return replicas `(L, E, G)` from the expert in each slot `(L, R)`; -1 counts for none."""
+        """Return replicas `(L, E, G)` from the expert in each slot `(L, R)`. A slot with -1 is empty."""
         layers = len(slots)
         held = slots.reshape(layers, self.ranks, self.per_gpu)[:, self.alive]
         cell = np.where(held < 0, experts, held)
@@ -66,11 +69,14 @@ class GpuCluster:
         return counts.reshape(layers, experts + 1, self.alive.size)[:, :experts]
 
     def by_domain(self, counts: IntArray) -> IntArray:
-        """Return replicas per domain `(L, E, D)` from those per GPU `(L, E, G)`."""
+        """Return replicas per domain `(L, E, D)` from replicas per GPU `(L, E, G)`."""
         return counts @ (self.domain[:, None] == indices(self.domains)).astype(np.int64)
 
     def on_gpus(self, counts: IntArray, work: FloatArray) -> IntArray:
-        """Return replicas per GPU `(L, E, G)` from those per domain `(L, E, D)`, with even `work` `(L, E)` each."""
+        """Return replicas per GPU `(L, E, G)` from replicas per domain `(L, E, D)`.
+
+        `work` `(L, E)` is the load of one replica of each expert.
+        """
         found = np.zeros((*counts.shape[:2], self.alive.size), dtype=np.int64)
         for domain in range(self.domains):
             mine = np.flatnonzero(self.domain == domain)
@@ -81,8 +87,12 @@ class GpuCluster:
         return found
 
     def swapped(self, counts: IntArray, work: FloatArray, *, within_nodes: bool, most: int = MOST_SWAPS) -> IntArray:
-        """Return `counts` `(L, E, G)` with `most` pairs of replicas swapped, in each layer (on each node), so that the
-        busiest GPU has less `work` `(L, E)`."""
+        """Return `counts` `(L, E, G)` after swaps of replicas that reduce the `work` `(L, E)` of the busiest GPU.
+
+        Args:
+            within_nodes: swap only between GPUs of the same node.
+            most: largest number of swaps in each layer (on each node).
+        """
         if not within_nodes:
             return _swapped(counts, work, most)
         found = counts.copy()
@@ -99,7 +109,11 @@ def _swapped(counts: IntArray, work: FloatArray, most: int = MOST_SWAPS) -> IntA
 def cluster_of(
     replicas: int, nodes: int, gpus: int, active: BoolArray | None = None, racks: IntArray | None = None
 ) -> GpuCluster:
-    """Return the cluster of so many slots, `nodes` and `gpus`; raises `BadInputError` where they do not divide."""
+    """Return the cluster of this many slots, `nodes` and `gpus`.
+
+    Raises:
+        BadInputError: a number is below 1 or does not divide the next, or no rank is alive.
+    """
     for name, number in (("num_replicas", replicas), ("num_nodes", nodes), ("num_gpus", gpus)):
         if number < 1:
             raise BadInputError(f"{name} is {number}: give at least 1")

@@ -1,4 +1,4 @@
-"""`rebalance_experts` in the forms in which vLLM and SGLang call their balancers.
+"""`rebalance_experts` with the signatures that vLLM and SGLang call.
 
 Axes: L layers, E experts, R slots.
 """
@@ -12,7 +12,10 @@ from holdfast.planner.placement.tensors import over_steps
 
 
 class VllmPolicy:
-    """A policy as vLLM's `EplbState` calls it: classes, no instances. Subclass it to set what vLLM does not pass."""
+    """A policy for vLLM's `EplbState`, which uses the class without an instance.
+
+    Subclass it to set options that vLLM does not pass.
+    """
 
     fault_threshold: int = 1
     racks: Any = None
@@ -55,9 +58,9 @@ def sglang_rebalance_experts(
     move_budget: int | None = None,
     old_indices: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """As SGLang calls its algorithms `deepseek` and, with `active_ranks`, `elasticity_aware`.
+    """Balance as SGLang's algorithms `deepseek` and, with `active_ranks`, `elasticity_aware`.
 
-    `weight` `(L, E)`, or `(steps, L, E)` as it records them. Its forms, and the results, are those of
+    `weight` is `(L, E)`, or `(steps, L, E)` as SGLang records it. Its types, and the results, are as for
     `holdfast.planner.placement.rebalance_experts`.
     """
     groups = num_groups if enable_hierarchical and num_groups is not None else 1

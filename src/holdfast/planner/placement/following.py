@@ -1,4 +1,6 @@
-"""New placements that keep what GPUs hold: who takes which part, which slots keep their expert, which layers change.
+"""New placements that keep what GPUs hold as far as possible.
+
+They choose which GPU gets which part, which slots keep their expert, and which layers change.
 
 Axes: L layers, E experts, G GPUs, S slots of a GPU, R slots.
 """
@@ -11,9 +13,13 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 
 
 def parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> IntArray:
-    """Return `counts` `(L, E, G)` with the GPUs of each block trading places, layer by layer, so that few copies move.
+    """Return `counts` `(L, E, G)` with parts exchanged between GPUs, per layer, so that few copies move.
 
-    `held` `(L, E, G)` what they hold; each of the `blocks` a list of GPUs. The pair that keeps most goes first.
+    GPUs exchange parts within their block only. The pair of part and GPU that keeps the most experts is matched first.
+
+    Args:
+        held: `(L, E, G)` the replicas that each GPU holds now.
+        blocks: lists of GPUs that may exchange parts.
     """
     found = counts.copy()
     for block in blocks:
@@ -27,8 +33,10 @@ def parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> I
 
 
 def _pairs(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
-    """Return the part that each GPU takes, `(L, G)`, from what it would keep of each, `(L, parts, GPUs)`: the greatest
-    first."""
+    """Return the part for each GPU, `(L, G)`, by greedy matching.
+
+    `kept` `(L, parts, GPUs)` is the number of experts that a GPU would keep with a part. The largest is matched first.
+    """
     layers, gpus = kept.shape[0], kept.shape[2]
     left = kept.copy()
     layer = indices(layers)
@@ -43,14 +51,13 @@ def _pairs(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
 
 
 def slots_kept(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
-    """Return `slots` `(L, R)` in another order on each GPU: an expert that it holds already, `held` `(L, R)`, stays in
-    its slot."""
+    """Return `slots` `(L, R)` reordered on each GPU, so that experts in `held` `(L, R)` stay in their slots."""
     new, old = slots.reshape(-1, per_gpu), held.reshape(-1, per_gpu)
     same = _numbered(new)[:, :, None] == _numbered(old)[:, None, :]
     stays = same.any(axis=2)
     place = np.where(stays, same.argmax(axis=2), -1)
     taken = same.any(axis=1)
-    # Those that come take the slots that are left, in order.
+    # New experts fill the remaining slots in order.
     coming = np.argsort(stays, axis=1, kind="stable")
     free = np.argsort(taken, axis=1, kind="stable")
     number = (~stays).sum(axis=1)
@@ -63,7 +70,7 @@ def slots_kept(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
 
 
 def _numbered(slots: IntArray) -> IntArray:
-    """Return keys for `slots` `(rows, S)`: the second replica of an expert on a GPU differs from the first."""
+    """Return keys for `slots` `(rows, S)` that distinguish the second replica of an expert on a GPU from the first."""
     order = np.argsort(slots, axis=1, kind="stable")
     in_order = np.take_along_axis(slots, order, axis=1)
     place = np.broadcast_to(indices(slots.shape[1]), slots.shape)
@@ -76,15 +83,21 @@ def _numbered(slots: IntArray) -> IntArray:
 
 
 def copies(counts: IntArray, held: IntArray) -> IntArray:
-    """Return how many copies GPUs must get, per layer `(L,)`, to hold `counts` `(L, E, G)` where they have `held`."""
+    """Return the number of copies, per layer `(L,)`, that lead from `held` to `counts`, both `(L, E, G)`."""
     return ((counts > 0) & (held == 0)).sum(axis=(1, 2))
 
 
 def within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntArray, budget: int) -> IntArray:
-    """Return a placement `(L, E, G)` of which each layer is one of the `choices`, the first of them at the least.
+    """Return a placement `(L, E, G)` that takes each layer from one of the `choices`, within a budget of copies.
 
-    The layer whose busiest GPU, `busiest` `(L,)` of each choice, gains most per copy changes first, as long as all
-    copies from what is `held` `(L, E, G)` are no more than the `budget`; the first choice is made at any price.
+    All layers start with the first choice, at any cost. Then the layer changes that gains most per copy, as long as the
+    copies of all layers stay within the budget.
+
+    Args:
+        choices: placements `(L, E, G)`.
+        busiest: `(L,)` the busiest GPU's load, for each choice.
+        held: `(L, E, G)` the replicas that each GPU holds now.
+        budget: largest number of copies.
     """
     price = np.stack([copies(choice, held) for choice in choices])
     gain = np.stack(busiest)

@@ -1,6 +1,6 @@
-"""`rebalance_experts`: EPLB's question, answered with EPLB's arrays.
+"""`rebalance_experts`: a replacement for EPLB with the same arguments and results.
 
-Axes: L layers, E experts, R slots, G GPUs that are alive, D domains (nodes or racks), X replicas of an expert.
+Axes: L layers, E experts, R slots, G live GPUs, D domains (nodes or racks), X replicas of an expert.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from holdfast.planning.placement.strategy import PlacementProblem
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.recovery_probability import fatal_share
 
-#: Digits of the busiest GPU's load over the mean that count.
+#: Decimal places to which the busiest GPU's load over the mean is compared.
 _DIGITS = 9
-#: Swaps in a layer that are offered where copies are few.
+#: Numbers of swaps in a layer that are tried if a budget limits the copies.
 _SWAPS = (1, 2, 4, 8, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceQuestion:
-    """What is asked, checked."""
+    """The checked arguments of `rebalance_experts`."""
 
     #: `(L, E)`
     loads: FloatArray
     cluster: GpuCluster
+    #: number of expert groups
     groups: int
-    #: Whether EPLB is to keep groups of experts on nodes.
+    #: whether EPLB must keep each group of experts on one node
     hierarchical: bool
+    #: number of different domains on which each expert must live
     fault_threshold: int
-    #: `(L, R)` what GPUs hold; None: nothing, or it does not matter.
+    #: `(L, R)` the expert in each slot now, or None to ignore it
     held: IntArray | None
+    #: largest number of copies, or None for no limit
     move_budget: int | None
 
 
@@ -59,31 +62,32 @@ def rebalance_experts(
     old_indices: Any = None,
     active_ranks: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Place replicas of experts on GPUs so that their loads are even; first arguments and results are those of EPLB.
+    """Place replicas of experts on GPUs so that the GPUs have equal loads. A replacement for EPLB.
 
-    With the first five alone the busiest GPU is never busier than EPLB's.
+    The positional arguments and the results are those of EPLB. Without further arguments, the busiest GPU is never
+    busier than EPLB's.
 
     Args:
-        weight: `(L, E)` loads; a numpy array, lists, or a torch tensor (then the results are tensors, too).
-        num_replicas: slots in all, a multiple of `num_gpus`.
-        num_groups: groups of experts; where nodes divide them, whole groups go to nodes, as long as `fault_threshold`
-            is 1 and all ranks are alive.
+        weight: `(L, E)` loads: a numpy array, lists, or a torch tensor (then the results are tensors, too).
+        num_replicas: slots on all GPUs, a multiple of `num_gpus`.
+        num_groups: groups of experts. Each group stays on one node if `num_nodes` divides the number of groups,
+            `fault_threshold` is 1, and all ranks are alive.
         num_nodes, num_gpus: GPUs are numbered node by node, slots GPU by GPU.
-        fault_threshold: on how many different nodes each expert lives; of placements that keep that, the one is taken
-            that has the least sum of fatal losses and the busiest GPU's load over the mean.
-        racks: of each node; then experts live in as many different racks instead.
-        move_budget: how many copies GPUs may get in all, beyond those that the threshold demands; the layers that gain
-            most by theirs change, the others stay.
-        old_indices: `(L, R)` the expert in each slot now, -1 for none. Experts keep GPUs and slots where they can.
-        active_ranks: `(num_gpus,)` which ranks are alive; None: all. Slots of the others come back with expert 0, as
-            SGLang wants it, and in none of the other results.
+        fault_threshold: number of different nodes on which each expert lives. Among placements that satisfy it, the
+            result has the least sum of fatal losses and the busiest GPU's load over the mean.
+        racks: the rack of each node. Each expert then lives in this many different racks instead of nodes.
+        move_budget: how many copies GPUs may receive, beyond those that the threshold requires. The layers that gain
+            most from their copies change, the others stay.
+        old_indices: `(L, R)` the expert in each slot now, -1 for none. Experts keep GPUs and slots if possible.
+        active_ranks: `(num_gpus,)` which ranks are alive. None: all. Slots of other ranks are returned with expert 0,
+            as SGLang expects, and are left out of the other results.
 
     Returns:
-        The expert in each slot `(L, R)`; the slots of each expert `(L, E, X)`, filled up with -1; the replicas of each
+        The expert in each slot `(L, R)`; the slots of each expert `(L, E, X)`, padded with -1; the replicas of each
         expert `(L, E)`.
 
     Raises:
-        BadInputError: one sentence that says what is wrong, with which value.
+        BadInputError: an argument is wrong. The message names it and its value.
     """
     num_replicas, num_groups = as_whole(num_replicas, "num_replicas"), as_whole(num_groups, "num_groups")
     num_nodes, num_gpus = as_whole(num_nodes, "num_nodes"), as_whole(num_gpus, "num_gpus")
@@ -126,9 +130,10 @@ def _held(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int |
 
 
 def answer(question: RebalanceQuestion) -> IntArray:
-    """Return the expert in each slot `(L, R)`, -1 on ranks that are not alive.
+    """Return the expert in each slot `(L, R)`, or -1 on ranks that are not alive.
 
-    Raises `BadInputError` for fewer slots than the experts need.
+    Raises:
+        BadInputError: there are fewer slots than the experts need.
     """
     cluster, experts = question.cluster, question.loads.shape[1]
     _check_room(question)
@@ -160,13 +165,13 @@ def _check_room(question: RebalanceQuestion) -> None:
 
 
 def _planned(question: RebalanceQuestion) -> IntArray:
-    """Return the placement `(L, E, G)` without regard to what is held: the best of EPLB's, and others."""
+    """Return the best placement `(L, E, G)`, from EPLB's and others, without regard to the current one."""
     cluster, loads, threshold = question.cluster, question.loads, question.fault_threshold
     found = _from_eplb(question)
     if threshold > 1:
         found += _safe(question)
     kept = [counts for counts in found if _fewest_domains(cluster, counts) >= threshold]
-    # One node failing at a time is EPLB's world: there even work is all that counts.
+    # If each expert needs one node only, as with EPLB, equal work is all that counts.
     weight = 1.0 if threshold > 1 else np.inf
 
     def price(counts: IntArray) -> tuple[float, float]:
@@ -179,7 +184,7 @@ def _planned(question: RebalanceQuestion) -> IntArray:
 
 
 def _from_eplb(question: RebalanceQuestion) -> list[IntArray]:
-    """Return EPLB's own placement `(L, E, G)`, and what swaps make of it."""
+    """Return EPLB's own placement `(L, E, G)`, and the same improved by swaps."""
     cluster, loads = question.cluster, question.loads
     nodes = cluster.nodes if question.hierarchical else 1
     shape = EplbShape(
@@ -196,11 +201,11 @@ def _from_eplb(question: RebalanceQuestion) -> list[IntArray]:
 
 
 def _safe(question: RebalanceQuestion) -> list[IntArray]:
-    """Return placements `(L, E, G)` that keep the threshold, from the most even one to the one that survives most."""
+    """Return placements `(L, E, G)` that satisfy the threshold, from the most balanced to the most fault-tolerant."""
     cluster, loads = question.cluster, question.loads
     slots = cluster.domain_slots
     allocation = allocate(loads, slots, fault_threshold=question.fault_threshold, least_busy=True)
-    assert isinstance(allocation, Allocation)  # `_check_room` has seen to it
+    assert isinstance(allocation, Allocation)  # `_check_room` has checked it.
     problem = PlacementProblem(
         replicas=allocation.replicas, slots=slots, fault_threshold=question.fault_threshold, loads=loads
     )
@@ -213,7 +218,10 @@ def _fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:
 
 
 def _blocks(question: RebalanceQuestion) -> list[IntArray]:
-    """Return which GPUs may trade parts: those that fail together, or all where nothing is asked of nodes."""
+    """Return the sets of GPUs that may exchange parts.
+
+    These are nodes or failure domains, or all GPUs if nodes do not matter.
+    """
     cluster = question.cluster
     if question.hierarchical:
         return [np.flatnonzero(cluster.node == node) for node in range(cluster.nodes)]
@@ -223,7 +231,10 @@ def _blocks(question: RebalanceQuestion) -> list[IntArray]:
 
 
 def _cheaply(question: RebalanceQuestion, counts: IntArray, held: IntArray) -> IntArray:
-    """Return a placement `(L, E, G)` within the budget: what is held, mended; with swaps; or all anew, `counts`."""
+    """Return a placement `(L, E, G)` within the budget.
+
+    Each layer is the current one mended, the same with swaps, or that of the new `counts`.
+    """
     cluster, loads = question.cluster, question.loads
     assert question.held is not None
     assert question.move_budget is not None
@@ -236,9 +247,9 @@ def _cheaply(question: RebalanceQuestion, counts: IntArray, held: IntArray) -> I
 
 
 def slots_of_experts(slots: IntArray, experts: int) -> tuple[IntArray, IntArray]:
-    """Return the slots of each expert `(L, E, X)`, ascending and filled up with -1, and their numbers `(L, E)`.
+    """Return the slots of each expert `(L, E, X)`, ascending and padded with -1, and their numbers `(L, E)`.
 
-    `slots` `(L, R)` the expert in each slot, -1 for none.
+    `slots` `(L, R)` is the expert in each slot, -1 for none.
     """
     layers, number_of_slots = slots.shape
     placed = np.where(slots < 0, experts, slots)

@@ -1,6 +1,6 @@
-"""`repair`: what survivors do when ranks are lost, at once and without a word to each other.
+"""`repair`: the placement that all remaining ranks compute when ranks are lost, without communication.
 
-Axes: L layers, E experts, R slots, G GPUs that are alive, M moves.
+Axes: L layers, E experts, R slots, G live GPUs, M moves.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from holdfast.planning.placement.keeping.repair import repair as keep_and_mend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedPlacement:
-    """Where experts live once ranks are gone, and how they get there. Arrays are as those given to `repair`."""
+    """A placement after the loss of ranks, and the moves that lead to it. Arrays have the type of `repair`'s."""
 
-    #: `(L, R)` the expert in each slot; -1 on the ranks that are dead.
+    #: `(L, R)` the expert in each slot, -1 on dead ranks
     physical_to_logical_map: Any
-    #: `(M, 4)` layer, expert, slot to copy from, slot to copy to; from -1 where no live rank has the expert. All are
-    #: read as they were before the first move: a slot may be copied from and to.
+    #: `(M, 4)` layer, expert, slot to copy from, slot to copy to. The slot to copy from is -1 if no live rank has the
+    #: expert. All slots are read as they were before the first move: a slot may be copied both from and to.
     moves: Any
-    #: On how many different nodes (or racks) each expert lives now, at the least.
+    #: smallest number of different nodes (or racks) on which an expert now lives
     fault_threshold: int
-    #: (layer, expert) that no live rank has: their weights must come from elsewhere.
+    #: (layer, expert) that no live rank has; the weights must come from elsewhere
     lost: tuple[tuple[int, int], ...]
 
 
@@ -44,22 +44,23 @@ def repair(
     fault_threshold: int = 1,
     racks: Any = None,
 ) -> RepairedPlacement:
-    """Mend a placement after ranks are lost, by as few copies as experts lack.
+    """Mend a placement after ranks are lost, with as few copies as possible.
 
-    Pure and deterministic: whoever knows the placement and who is dead computes the same. What live ranks hold stays
-    where it is; an expert that lives on too few nodes takes the slot of one that can spare it, that of which the loads
-    want least.
+    The result is deterministic: all ranks that know the placement and the dead ranks compute the same. Replicas on live
+    ranks stay in their slots. An expert on too few nodes replaces a replica of an expert that can spare one, and that
+    needs it least by the loads.
 
     Args:
-        physical_to_logical_map: `(L, R)` the expert in each slot, slots rank by rank; -1 for an empty one.
-        dead: ranks that are lost; they may be lost already.
-        num_gpus: ranks in all; `num_nodes` nodes that they are on, in order; None: each is a node of its own.
-        weight: `(L, E)` loads; None: as many replicas as there are now are wanted.
-        fault_threshold: on how many different nodes each expert is wanted; as many as fit are given.
-        racks: of each node; then experts are wanted in as many different racks.
+        physical_to_logical_map: `(L, R)` the expert in each slot, slots rank by rank; -1 for an empty slot.
+        dead: the ranks that are lost. Ranks without experts may be among them.
+        num_gpus: number of ranks, dead or alive.
+        num_nodes: number of nodes, each with consecutive ranks. None: each rank is its own node.
+        weight: `(L, E)` loads. None: keep the number of replicas of each expert.
+        fault_threshold: number of different nodes on which each expert should live. If they do not fit, as many as fit.
+        racks: the rack of each node. Each expert should then live in this many different racks.
 
     Raises:
-        BadInputError: more ranks are dead than alive; fewer slots are left than there are experts; arrays do not fit.
+        BadInputError: more ranks are dead than alive, there are fewer slots than experts, or arrays do not match.
     """
     num_gpus, fault_threshold = as_whole(num_gpus, "num_gpus"), as_whole(fault_threshold, "fault_threshold")
     num_nodes = num_gpus if num_nodes is None else as_whole(num_nodes, "num_nodes")
@@ -86,7 +87,7 @@ def repair(
 
 
 def _loads(weight: Any, slots: IntArray) -> FloatArray:
-    """Return the loads `(L, E)`; without any, the replicas that there are."""
+    """Return the loads `(L, E)`: the given ones, or the current numbers of replicas."""
     experts = int(slots.max()) + 1
     if weight is not None:
         loads = as_loads(weight)
@@ -108,16 +109,19 @@ def _loads(weight: Any, slots: IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mended:
-    """The expert in each slot `(L, R)`, -1 on ranks that are not alive, and the threshold that holds."""
+    """A mended placement."""
 
+    #: `(L, R)` the expert in each slot, -1 on ranks that are not alive
     slots: IntArray
+    #: the threshold that it satisfies
     fault_threshold: int
 
 
 def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> Mended:
-    """Return what becomes of a placement `(L, R)` on a cluster: what stays, stays in its slot.
+    """Return a placement `(L, R)` mended for a cluster. Experts that stay keep their slots.
 
-    Raises `BadInputError` for more experts than slots, or a threshold below 1.
+    Raises:
+        BadInputError: there are more experts than slots, no live rank holds an expert, or the threshold is below 1.
     """
     slots = given.reshape(len(given), cluster.ranks, cluster.per_gpu)[:, cluster.alive].reshape(len(given), -1)
     room = WorkerRoom(slots=np.full(cluster.alive.size, cluster.per_gpu), node=cluster.domain, racks=None)
@@ -142,7 +146,7 @@ def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: i
 
 
 def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
-    """Put what comes into the slots of its rank that are free, in order, in place; `slots` `(L, G S)`."""
+    """Put added replicas into the free slots of their ranks, in order. Changes `slots` `(L, G S)` in place."""
     free_layer, free_place = np.nonzero(slots < 0)
     by_home = np.lexsort((added.expert, added.worker, added.layer))
     # Both are in the order of layers and ranks, and each rank gets as many as it has room for.
@@ -154,10 +158,10 @@ def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
 
 
 def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
-    """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert it has not.
+    """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert that it does not have.
 
-    It comes from the live rank that has it and sends least so far, on the same node if there is one; from a slot in
-    which it stays, if there is any.
+    The source is the live rank with the expert that has sent least so far, if possible on the same node. It copies from
+    a slot in which the expert stays, if there is one.
     """
     layers = len(given)
     before = given.reshape(layers, cluster.ranks, cluster.per_gpu)
@@ -169,7 +173,7 @@ def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
     for layer, rank, slot in np.argwhere((after != before) & (after >= 0)).tolist():
         expert = int(after[layer, rank, slot])
         if (before[layer, rank] == expert).any() or (after[layer, rank, :slot] == expert).any():
-            continue  # a second replica beside one that is there
+            continue  # The rank has another replica of the expert.
         had = (before[layer] == expert) & (node >= 0)[:, None]
         stays = had & (after[layer] == expert)
         places = stays if stays.any() else had

@@ -1,6 +1,6 @@
-"""Arrays from whatever callers have, checked, and results in the same form: numpy arrays, lists, or torch tensors.
+"""Checked arrays from callers' arguments, and results of the same type: numpy arrays, lists, or torch tensors.
 
-torch is not imported: a tensor is what has a tensor's methods.
+torch is not imported: a tensor is recognized by its methods.
 
 Axes: L layers, E experts, R slots.
 """
@@ -15,14 +15,14 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
-#: Loads whose sums and squares stay within a float's range.
+#: Largest load. Sums and squares of loads then stay within a float's range.
 _LARGEST_LOAD = 1e100
 #: Whole numbers up to here are exact in a float.
 _LARGEST_WHOLE = 1 << 53
 
 
 def as_whole(value: Any, name: str) -> int:
-    """Return a whole number. Raises `BadInputError` for what is none."""
+    """Return a whole number. Raises `BadInputError` for anything else."""
     try:
         return index(value)
     except TypeError:
@@ -30,7 +30,7 @@ def as_whole(value: Any, name: str) -> int:
 
 
 def as_loads(weight: Any) -> FloatArray:
-    """Return loads `(L, E)`; layers without any count as even. Raises `BadInputError` for what is none."""
+    """Return loads `(L, E)`. Layers with only zeros get equal loads. Raises `BadInputError` for other values."""
     loads = _numbers(weight, "weight").astype(np.float64)
     if loads.ndim != 2 or not loads.size:
         raise BadInputError(f"weight has shape {loads.shape}: give one row of loads per layer, one column per expert")
@@ -48,20 +48,26 @@ def as_loads(weight: Any) -> FloatArray:
 
 
 def over_steps(weight: Any) -> Any:
-    """Return the sum of loads `(steps, L, E)`; others come back as they are. Raises `BadInputError` for what is no
-    table of numbers, or has no step."""
+    """Return the sum over the steps of loads `(steps, L, E)`. Arrays with other dimensions are returned unchanged.
+
+    Raises:
+        BadInputError: `weight` is not an array of numbers, or has no steps.
+    """
     loads = _numbers(weight, "weight")
     if loads.ndim != 3:
         return weight
     if not len(loads):
         raise BadInputError(f"weight has shape {loads.shape}: there is no step in it")
-    # in double precision: sums of halves soon overflow
+    # Use double precision, because sums of halves soon overflow.
     return weight.detach().cpu().double().sum(0) if hasattr(weight, "detach") else loads.sum(axis=0, dtype=np.float64)
 
 
 def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: int | None) -> IntArray:
-    """Return the expert in each slot `(L, R)`, -1 for none. Raises `BadInputError` for another shape, or other
-    experts."""
+    """Return the expert in each slot `(L, R)`, -1 for none.
+
+    Raises:
+        BadInputError: the shape or an expert is wrong.
+    """
     slots = _integers(values, name)
     if slots.ndim != 2 or not slots.size or (shape is not None and slots.shape != shape):
         wanted = "one row of slots per layer" if shape is None else f"{shape}, one row of slots per layer"
@@ -74,8 +80,11 @@ def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: 
 
 
 def as_flags(values: Any, name: str, number: int) -> BoolArray:
-    """Return a flag for each of `number` ranks. Raises `BadInputError` for another number of them, or what is no
-    flag (a list of ranks, say)."""
+    """Return a flag for each of `number` ranks.
+
+    Raises:
+        BadInputError: there are more or fewer, or a value is not 0 or 1 (as in a list of ranks).
+    """
     flags = _numbers(values, name)
     if flags.shape != (number,):
         raise BadInputError(f"{name} has shape {flags.shape}: give one value for each of the {number} ranks")
@@ -86,8 +95,11 @@ def as_flags(values: Any, name: str, number: int) -> BoolArray:
 
 
 def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
-    """Return a list of ranks, each once, ascending. Raises `BadInputError` for numbers that are none of `below`, and
-    for flags: their ranks would be 0 and 1."""
+    """Return a list of ranks, each once, ascending.
+
+    Raises:
+        BadInputError: a rank is not in 0..below-1, or the values are flags, which would be read as ranks 0 and 1.
+    """
     numbers = _numbers(values, name)
     if numbers.dtype.kind == "b":
         raise BadInputError(f"{name} holds flags: give the numbers of the ranks, as numpy.flatnonzero has them")
@@ -99,8 +111,11 @@ def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
 
 
 def as_racks(values: Any, nodes: int) -> IntArray:
-    """Return each node's rack `(N,)` as 0, 1, ... Raises `BadInputError` for another number of them, or what names no
-    rack."""
+    """Return each node's rack `(N,)`, numbered 0, 1, ...
+
+    Raises:
+        BadInputError: the number of racks is wrong, or numbers and text are mixed.
+    """
     given = _array(values, "racks")
     if given.shape != (nodes,):
         raise BadInputError(f"racks has shape {given.shape}: give one rack for each of the {nodes} nodes")
@@ -111,7 +126,7 @@ def as_racks(values: Any, nodes: int) -> IntArray:
 
 
 def like(template: Any, values: IntArray) -> Any:
-    """Return integers as the `template` is: a numpy array, or a tensor of 64 bits on the CPU, as EPLB gives them."""
+    """Return integers in the type of the `template`: a numpy array, or a 64-bit tensor on the CPU, as EPLB returns."""
     if not hasattr(template, "new_empty"):
         return values
     return template.new_empty(0, device="cpu").long().new_tensor(np.ascontiguousarray(values))
@@ -143,7 +158,8 @@ def _numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any
 def _array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        # numpy has no bfloat16
+        # numpy does not know bfloat16.
+
         values = (values.double() if values.is_floating_point() else values).numpy()
     try:
         return np.asarray(values)

@@ -30,7 +30,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Memoryless, what the closed forms assume."""
+    """A memoryless distribution, as the closed forms assume."""
 
     mean: float
 
@@ -43,7 +43,7 @@ class Exponential:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weibull:
-    """Heavy-tailed and bursty for a shape below 1, exponential at 1."""
+    """A Weibull distribution: heavy-tailed and bursty for a shape below 1, exponential at 1."""
 
     shape: float
     scale: float
@@ -62,7 +62,7 @@ class Weibull:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogNormal:
-    """exp of a normal with mean `mu` and standard deviation `sigma`."""
+    """The exponential of a normal variable with mean `mu` and standard deviation `sigma`."""
 
     mu: float
     sigma: float
@@ -80,8 +80,9 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Empirical:
-    """Draws observed values again, with replacement. `values` (N,), 0 or more, not all 0."""
+    """Observed values, drawn again with replacement."""
 
+    #: (N,), 0 or more, not all 0
     values: FloatArray
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class Empirical:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairMix:
-    """Two kinds of repair: a share `epsilon` remediated automatically, the rest by ticket (paper, section 4.4)."""
+    """Two kinds of repair: a share `epsilon` is automatic, the rest by ticket (sparing paper, section 4.4)."""
 
     epsilon: float
     auto: Distribution
@@ -118,12 +119,10 @@ class RepairMix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateProfile:
-    """Good and bad times: how the rate of failures varies over equal spells of an observation, which then repeats.
-
-    `rates` (S,) are relative, 0 or more, not all 0.
-    """
+    """How the rate of failures varies over equal spells of an observation, which then repeats."""
 
     spell_hours: float
+    #: (S,), relative; 0 or more, not all 0
     rates: FloatArray
 
     def __post_init__(self) -> None:
@@ -137,23 +136,23 @@ class RateProfile:
         return self.spell_hours * self.rates.size
 
     def warp(self, rng: np.random.Generator, replication: IntArray, hours: FloatArray) -> FloatArray:
-        """Return when events of a process of constant rate happen if it speeds up and slows down like this.
+        """Return the times of a process of constant rate after its rate is made to vary by this profile.
 
-        Each replication starts at a random point of the observation. Over all such points the mean rate stays the
-        same. `replication` and `hours` are (N,), and so is the result; the order within a replication is kept.
+        Each replication starts at a random point of the observation. Over all such points the mean rate stays the same.
+        `replication` and `hours` are (N,), and so is the result. The order within a replication is kept.
         """
         clock = np.arange(self.rates.size + 1, dtype=np.float64) * self.spell_hours
         passed = np.append(0.0, np.cumsum(self.rates / self.rates.mean())) * self.spell_hours
         start = rng.uniform(0.0, self.span_hours, int(replication.max(initial=0)) + 1)
         at = np.interp(start, clock, passed)[replication] + hours
         rounds, rest = np.divmod(at, self.span_hours)
-        # A spell without failures is a step of the inverse, which `interp` takes: only its two ends share a value.
+        # A spell without failures is a step of the inverse. `interp` accepts it: only its two ends share a value.
         return rounds * self.span_hours + np.interp(rest, passed, clock) - start[replication]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaled:
-    """Another distribution's shape, stretched to a given mean."""
+    """The shape of another distribution, stretched to a given mean."""
 
     shape: Distribution
     mean: float

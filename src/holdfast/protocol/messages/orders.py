@@ -23,8 +23,8 @@ class Begin(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Begin"):
     decision: Decision
     #: the micro-batches of the first step, by replica group
     assignment: tuple[tuple[int, ...], ...] = ()
-    #: By replica group, the micro-batches that remain summed among those that its workers have reported. Only for
-    #: replica groups of several workers: a single worker knows which of its own still count. () for none.
+    #: By replica group, which of the micro-batches that its workers have reported remain summed. Only for replica
+    #: groups of several workers: a single worker knows which of its own still count. () for none.
     kept: tuple[tuple[int, ...], ...] = ()
 
 
@@ -146,7 +146,7 @@ class Inject(Struct, frozen=True, kw_only=True, tag="Inject"):
 
 
 class Warm(Struct, frozen=True, kw_only=True, tag="Warm"):
-    """To a worker in no generation: run shadow steps, so that its first real step is as fast as those of other workers.
+    """To a worker in no generation: run shadow steps, so that its first real step is as fast as other workers' steps.
 
     Its state is void afterwards. `Begin`, `Prepare`, `Stop` and `JobDone` end the shadow steps early.
     """

@@ -39,7 +39,7 @@ class MicroBatchLoader:
         """Check the data, and set the order of samples.
 
         Args:
-            zygote: the socket of a zygote that can fork loader workers; "" if there is none.
+            zygote: the socket of a zygote that can fork loader workers, or "".
             place: which part of each micro-batch's samples this rank computes (layouts).
 
         Raises:

@@ -336,7 +336,8 @@ class OuterGroup(_ProcessGroup):
         """Return the communicator.
 
         Raises:
-            HaltedError: there is no usable communicator.
+            HaltedError: no communicator is usable.
+
         """
         if self.left_error is not None:
             raise HaltedError(str(self.left_error))

@@ -1,7 +1,7 @@
-"""Nodes shared out by what the pool's machine asks (`share.dividing`), without the machine: for thousands of nodes.
+"""Nodes allocated by the pool's policy (`share.dividing`) without its state machine, for thousands of nodes.
 
-Of each change comes what the machine makes of it, node by node (`tests/planner/fleet/pool`); what it spends on its
-record and its messages is saved. It can also begin with any node in any job, as a pool that really ran has them.
+Each change has the same result as the machine's, node by node (`tests/planner/fleet/pool`). The machine's time for its
+record and its messages is saved. The simulation can also start with given nodes in each job, as in a recorded pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.protocol.pool.record import PoolNode
 
 
 class DividedShares:
-    """Which node is whose, by a policy alone."""
+    """The owner of each node, by a policy alone."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class DividedShares:
         *,
         first: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin with all nodes there and all jobs submitted; then the first plan is made.
+        """Start with all nodes up and all jobs submitted, and make the first plan.
 
         Args:
-            change_s: what a planned change costs a job of so many nodes. first: whose each node is, where a plan was
-                made before.
+            change_s: returns the seconds that a planned change costs a job of this many nodes.
+            first: the job of each node, if a plan was made before. The first plan is then not made.
         """
-        # (nobody is told what was given up for a plan, which takes more time than the plan)
+        # The next best plan, which is only for display, takes longer to find than the plan.
         self._policy = Waf(next_best=False) if policy == Waf.name else POLICIES[policy]
         self._jobs = {task.name: task for task in jobs}
         self._change_s = change_s
@@ -62,15 +62,15 @@ class DividedShares:
         self._begun = True
 
     def owner(self, node: str) -> str | None:
-        """Return the job that a node trains in."""
+        """Return the job that trains on a node, or None."""
         return self._owner.get(node)
 
     def size(self, job: str) -> int:
-        """Return how many nodes train in a job."""
+        """Return how many nodes a job trains on."""
         return len(self._mine[job])
 
     def lose(self, node: str, now: float) -> frozenset[str]:
-        """A node is seen to be lost."""
+        """Remove a node that is seen to be lost. Return the jobs with other nodes than before."""
         self._free.discard(node)
         job = self._owner.pop(node, None)
         if job is None:
@@ -80,7 +80,7 @@ class DividedShares:
         return self._plan(now) | {job}
 
     def back(self, node: str, now: float) -> frozenset[str]:
-        """A node is there (again)."""
+        """Add a node that is up, perhaps again. Return the jobs with other nodes than before."""
         self._nodes.setdefault(node, PoolNode(name=node, session=""))
         self._free.add(node)
         return self._plan(now)
@@ -88,9 +88,9 @@ class DividedShares:
     # ---- inside ----
 
     def _plan(self, now: float) -> frozenset[str]:
-        """Ask the policy, and bring about what it says; return whose nodes have changed."""
+        """Apply the policy's division. Return the jobs with other nodes than before."""
         total = len(self._free) + len(self._owner)
-        seen_s = (BEGIN + now - BEGIN) * len(self._nodes)  # (rounded as the machine's clock rounds it)
+        seen_s = (BEGIN + now - BEGIN) * len(self._nodes)  # Round as the machine's clock does.
         rate = observed_rate(self._failures, seen_s, known_rate=KNOWN_RATE, known_s=1 / KNOWN_RATE)
         bids = tuple(self._bid(order, task, total, rate) for order, task in enumerate(self._jobs.values(), 1))
         division = divide(self._policy, Demand(nodes=total, bids=bids, now=now, failure_rate=rate))
@@ -111,7 +111,10 @@ class DividedShares:
         return frozenset(name for name, mine in self._mine.items() if mine != before[name])
 
     def _grant(self) -> None:
-        """Give free nodes to those that are to have more: whoever is below its least first, then as they came."""
+        """Give free nodes to jobs below their share.
+
+        Jobs below their minimum come first, then the others, each in the order of submission.
+        """
         short = [name for name, mine in self._mine.items() if len(mine) < self._shares[name]]
         for name in sorted(short, key=lambda name: len(self._mine[name]) >= self._jobs[name].least):
             mine = self._mine[name]

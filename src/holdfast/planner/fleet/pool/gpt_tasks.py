@@ -1,12 +1,18 @@
-"""GPT-3 models of Unicron's evaluation on nodes of 8 A800: how long a step takes with so many nodes. A model of ours.
+"""Step times of the GPT-3 models of Unicron's evaluation on nodes of 8 A800 GPUs, from a model of ours.
 
-The paper's Figure 4 has such curves without numbers, and T_necessary is not printed. ASSUMED here: sequences of 2,048
-tokens and the global batch of GPT-3's own table; 72 L h^2 s (1 + s / 6h + V / 12 L h) FLOP for a sequence (Megatron's
-formula without recomputation); a GPU computes `BUSY` of its peak 312 TFLOP/s while it does, and `TENSOR` of that
-where layers are cut in 2, 4 or 8; 18 bytes of state for a parameter and 34 s h L bytes of activations have to fit in
-`ROOM`; of all ways to cut a model (tensor within a node, stages that divide its layers, the rest data parallel) the
-fastest that fits is taken, where some GPUs may stand idle; one sequence is a micro-batch; gradients of 4 bytes are
-summed at the end over 12.5 GB/s for each GPU (four NICs of 200 Gbit/s a node), which nothing hides.
+The paper's Figure 4 shows such curves without numbers, and T_necessary is not printed. ASSUMED here:
+
+Sequences have 2,048 tokens, and the global batch is that of GPT-3's own table. One sequence is a micro-batch. It needs
+72 L h^2 s (1 + s / 6h + V / 12 L h) FLOP, by Megatron's formula without recomputation.
+
+A GPU computes at `BUSY` of its peak of 312 TFLOP/s, and at `TENSOR` of that if layers are cut in 2, 4 or 8.
+
+18 bytes of state for each parameter and 34 s h L bytes of activations must fit in `ROOM`. The fastest way to cut a
+model that fits is used: tensor parallelism within a node, stages that divide its layers, the rest data parallel. Some
+GPUs may stay idle.
+
+Gradients of 4 bytes are summed at the end of the step, over 12.5 GB/s for each GPU (four NICs of 200 Gbit/s a node). No
+computation overlaps with it.
 """
 
 from __future__ import annotations
@@ -26,21 +32,23 @@ NETWORK_BYTES_S = 12.5e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GptModel:
-    """A GPT-3 model: layers, width, sequences of a global batch."""
+    """A GPT-3 model."""
 
     name: str
     layers: int
+    #: h, the hidden size
     width: int
+    #: sequences of a global batch
     batch: int
 
     @property
     def parameters(self) -> float:
-        """How many it has."""
+        """Number of parameters."""
         return 12.0 * self.layers * self.width**2 + WORDS * self.width
 
     @property
     def flop(self) -> float:
-        """FLOP of a sequence, forward and backward."""
+        """FLOP of one sequence, forward and backward."""
         shape = 1 + SEQUENCE / (6 * self.width) + WORDS / (12 * self.layers * self.width)
         return 72.0 * self.layers * self.width**2 * SEQUENCE * shape
 
@@ -57,7 +65,7 @@ MODELS = {
 }
 _CASE_2 = ("1.3B", "1.3B", "1.3B", "7B", "7B", "13B")
 _RISING = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
-#: Table 3: sizes and weights of six jobs, by case
+#: Unicron, Table 3: models and weights of six jobs, by case
 TABLE_3: dict[int, tuple[tuple[str, ...], tuple[float, ...]]] = {
     1: (("7B",) * 6, (1.0,) * 6),
     2: (_CASE_2, (1.0,) * 6),
@@ -68,7 +76,7 @@ TABLE_3: dict[int, tuple[tuple[str, ...], tuple[float, ...]]] = {
 
 
 def table_3(case: int, nodes: int) -> list[FleetTask]:
-    """Return the six jobs of a case of Table 3, whose steps are known with up to so many nodes."""
+    """Return the six jobs of a case of Table 3, with step times for up to `nodes` nodes."""
     sizes, weights = TABLE_3[case]
     names = (f"{size}-{place}" for place, size in enumerate(sizes, 1))
     return [
@@ -77,26 +85,26 @@ def table_3(case: int, nodes: int) -> list[FleetTask]:
 
 
 def mixed(jobs: int, nodes: int) -> list[FleetTask]:
-    """Return many jobs: those of Table 3's case 5 again and again, under other names."""
+    """Return this many jobs: copies of the six of Table 3's case 5, under other names."""
     sizes, weights = TABLE_3[5]
     return [gpt_task(f"j{at:03d}", MODELS[sizes[at % 6]], weights[at % 6], nodes) for at in range(jobs)]
 
 
 def gpt_task(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask:
-    """Return a job that trains a model; with the fewest nodes of which one way to cut it fits."""
+    """Return a job that trains a model. Its least number of nodes is the smallest that the model fits on."""
     step_s = tuple(0.0 if seconds == inf else seconds for seconds in steps_s(model, nodes))
     least = next((held for held, seconds in enumerate(step_s, 1) if seconds), 1)
     return FleetTask(name=name, step_s=step_s, flop=model.flop * model.batch, weight=weight, least=least)
 
 
 def steps_s(model: GptModel, nodes: int) -> Sequence[float]:
-    """Return the seconds of a step with 1..nodes nodes, inf where no way to cut the model fits."""
+    """Return the seconds of a step with 1..nodes nodes, or inf if the model does not fit."""
     return steps_on_gpus(model, GPUS * nodes)[GPUS - 1 :: GPUS]
 
 
 @cache
 def steps_on_gpus(model: GptModel, gpus: int) -> Sequence[float]:
-    """Return the seconds of a step with 1..gpus GPUs, inf where no way to cut the model fits."""
+    """Return the seconds of a step with 1..gpus GPUs, or inf if the model does not fit."""
     return tuple(min(_ways(model, held), default=inf) for held in range(1, gpus + 1))
 
 

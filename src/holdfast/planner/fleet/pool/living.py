@@ -1,4 +1,4 @@
-"""Systems side by side on one trace; and what would be achieved if nothing ever failed."""
+"""Simulations of several systems on one trace, and the throughput that would be achieved without failures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from holdfast.planner.fleet.pool.tasks import FleetTask, check_room
 from holdfast.planning.waf.plan import best
 from holdfast.planning.waf.task import Task
 
-#: with more nodes than these the pool's policy shares them out without its machine, unless that is asked for
+#: With more nodes than this, the pool's policy allocates them without its state machine, unless `machine` is given.
 MACHINE_NODES = 1024
 
 
 def live(system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machine: bool | None = None) -> Lived:
-    """Let jobs live through a trace.
+    """Simulate jobs on a trace under one system.
 
     Args:
-        machine: whether the pool's own machine shares nodes out, or its policy alone, which comes to the same; None:
-            up to `MACHINE_NODES` nodes.
+        machine: whether the pool's state machine allocates nodes, or its policy alone, which has the same result. None:
+            the machine, for up to `MACHINE_NODES` nodes.
 
     Raises:
         BadInputError: there are too few nodes for the jobs.
@@ -36,7 +36,7 @@ def live(system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machi
 
 
 def shares_of(system: System, tasks: Sequence[FleetTask], nodes: Sequence[str], *, machine: bool) -> NodeShares:
-    """Return who has which nodes at first; where nothing is planned, by the plan of `waf` (section 7.5)."""
+    """Return the initial allocation of nodes. Systems that do not plan start with the plan of `waf` (section 7.5)."""
     made = MachineShares if machine else DividedShares
     if system.shares == "pool":
         return made(system.policy, tasks, nodes, system.times.change_s)
@@ -47,7 +47,7 @@ def shares_of(system: System, tasks: Sequence[FleetTask], nodes: Sequence[str], 
 
 
 def undisturbed(tasks: Sequence[FleetTask], nodes: int) -> float:
-    """Return the most weighted achieved FLOP/s that any division of so many nodes makes, as long as nothing fails."""
+    """Return the most weighted achieved FLOP/s that any division of this many nodes reaches without failures."""
     planned = [
         Task(
             name=task.name,

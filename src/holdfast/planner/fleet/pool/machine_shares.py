@@ -1,9 +1,9 @@
-"""Nodes shared out by the pool's own machine (`coordination.pool`), whose jobs and nodes answer at once.
+"""Nodes allocated by the pool's own state machine (`coordination.pool`), with jobs and nodes that answer at once.
 
-The machine is the one that a pool's server runs. Around it are the jobs' own side of their grants (`tenancy.holding`)
-and the nodes' (`fence`), the same code again; only what they do takes no time here: what it costs the jobs is the
-simulation's to say. Plans for what can happen next are not asked for: each is solved when it is needed, which makes the
-same plan (`tests/coordination/pool/test_foreseen_plans.py`).
+A pool's server runs the same machine. The jobs' side of their grants (`coordination.grants`) and the nodes' side
+(`fence`) are also the same code. Here their actions take no time: the simulation accounts for the jobs' costs. Plans
+for possible next events are not prepared. Each is solved when it is needed, with the same result
+(`tests/coordination/pool/test_foreseen_plans.py`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from holdfast.protocol.pool.held import Held
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolNode, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
 
-#: the pool's clock begins here: 0 means "not yet" in its record
+#: start of the pool's clock; not 0, because 0 means "not yet" in its record
 BEGIN = 1_000_000.0
 
 
 class MachineShares:
-    """A pool's machine, its jobs and its nodes."""
+    """A pool's state machine, its jobs and its nodes."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class MachineShares:
         nodes: Sequence[str],
         change_s: Callable[[int], float],
     ) -> None:
-        """Begin with all nodes there and all jobs submitted; then the first plan is made.
+        """Start with all nodes up and all jobs submitted, and make the first plan.
 
         Args:
-            change_s: what a planned change costs a job of so many nodes, as jobs tell their pool.
+            change_s: returns the seconds that a planned change costs a job of this many nodes, as jobs report them.
         """
         self._change_s = change_s
         known = {node: PoolNode(name=node, session="0") for node in nodes}
@@ -72,16 +72,19 @@ class MachineShares:
             self._come(node)
 
     def owner(self, node: str) -> str | None:
-        """Return the job that a node trains in."""
+        """Return the job that trains on a node, or None."""
         return next((job for job, held in self._held.items() if node in held.grants), None)
 
     def size(self, job: str) -> int:
-        """Return how many nodes train in a job."""
+        """Return how many nodes a job trains on."""
         held = self._held.get(job)
         return len(held.grants) if held is not None else 0
 
     def lose(self, node: str, now: float) -> frozenset[str]:
-        """A node's agent is gone, and its job has seen that it lacks it."""
+        """Disconnect a node's agent, and let its job give the node back.
+
+        Return the jobs with other nodes than before.
+        """
         self._now, self._changed = BEGIN + now, set()
         connection = self._numbers.pop(node)
         del self._names[connection], self._fences[node]
@@ -92,7 +95,7 @@ class MachineShares:
         return frozenset(self._changed)
 
     def back(self, node: str, now: float) -> frozenset[str]:
-        """A node's agent is there, as another process."""
+        """Connect a node's agent as a new process. Return the jobs with other nodes than before."""
         self._now, self._changed = BEGIN + now, set()
         self._come(node)
         return frozenset(self._changed)
@@ -132,7 +135,7 @@ class MachineShares:
         self._inputs.append(JobConnected(job.name))
 
     def _told(self, job: str, shares: JobShares) -> None:
-        """A job hears of its nodes: those that are new join, those that it is to give back leave."""
+        """Deliver a job's share: new nodes join at once, and nodes that must leave are given back at once."""
         held = apply_shares(self._held[job], shares, self._now)
         for node, grant in held.grants.items():
             held = mark_connected(held, node, grant.number) or held
@@ -148,7 +151,7 @@ class MachineShares:
         self._inputs.append(JobMessage(job, describe_state(held, members=held.grants, move_s=change_s)))
 
     def _do(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
-        """A node's processes start and end at once."""
+        """Execute the fence's instructions at once: the node's processes start and end without delay."""
         for one in instructions:
             if isinstance(one, ReapGrant):
                 self._do(node, self._fences[node].on_reaped(one.grant))

@@ -1,4 +1,4 @@
-"""A pool's jobs live through a trace: what they achieve, weighted, in all and over time."""
+"""Simulate a pool's jobs on a trace: the weighted FLOP that they achieve, in total and over time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from holdfast.planner.fleet.timeline import FIRST, URGENT, Timeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lived:
-    """What came of it.
+    """The result of one run."""
 
-    achieved: weighted FLOP by job. steps: weighted FLOP/s of all from a time on, in seconds. stopped_s: for how long
-    each job did nothing though it had nodes enough; short_s: because it had not. hits: failures that struck a job.
-    """
-
+    #: weighted FLOP, by job
     achieved: Mapping[str, float]
+    #: (seconds, weighted FLOP/s of all jobs from then on)
     steps: tuple[tuple[float, float], ...]
+    #: seconds that each job was stopped although it had enough nodes
     stopped_s: Mapping[str, float]
+    #: seconds that each job was stopped for lack of nodes
     short_s: Mapping[str, float]
+    #: failures that struck a job
     hits: int
 
     @property
@@ -34,18 +35,24 @@ class Lived:
 
 @dataclass(slots=True)
 class LivingTask:
-    """One job as it lives: with so many nodes and others still to come, doing nothing until a time."""
+    """The state of one job during a run."""
 
     task: FleetTask
+    #: nodes that it trains on
     size: int
+    #: nodes at the start
     full: int
+    #: nodes that it was given, but that do not train yet
     coming: int = 0
+    #: time at which training continues, in seconds
     stopped_until: float = 0.0
+    #: weighted FLOP/s since `since`
     rate: float = 0.0
     since: float = 0.0
     achieved: float = 0.0
     stopped_s: float = 0.0
     short_s: float = 0.0
+    #: whether it has enough nodes
     enough: bool = True
 
 
@@ -60,12 +67,12 @@ class Months:
     _timeline: Timeline = field(default_factory=Timeline)
     _jobs: dict[str, LivingTask] = field(default_factory=dict[str, LivingTask])
     _steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    #: nodes that are lost, and not seen to be
+    #: lost nodes that the system has not noticed yet
     _unseen: set[str] = field(default_factory=set[str])
     _hits: int = 0
 
     def run(self) -> Lived:
-        """Live through the trace."""
+        """Simulate the trace, and return the result."""
         timeline, end = self._timeline, self.trace.seconds
         for task in self.tasks:
             size = self.shares.size(task.name)
@@ -73,7 +80,7 @@ class Months:
         self._reckon(self._jobs)
         for outage in self.trace.outages:
             timeline.at(outage.at, self._strike, outage, priority=URGENT)
-        # (nothing that comes later is looked at: whoever is stopped beyond the end achieves nothing until then)
+        # Later events are ignored: a job that is stopped beyond the end achieves nothing until then.
         timeline.at(end, self._reckon, self._jobs, priority=FIRST)
         while timeline.now < end and timeline.step():
             pass
@@ -85,7 +92,7 @@ class Months:
             hits=self._hits,
         )
 
-    # ---- what happens ----
+    # ---- events ----
 
     def _strike(self, outage: Outage) -> None:
         if outage.what == "back":
@@ -110,7 +117,7 @@ class Months:
         self._timeline.after(seen_s, self._see, outage.node)
 
     def _see(self, node: str) -> None:
-        """A node is seen to be lost: its job goes on without it, and a plan may follow."""
+        """Notice the loss of a node: its job continues without it, and a plan may follow."""
         if node not in self._unseen:
             return
         self._unseen.discard(node)
@@ -118,7 +125,10 @@ class Months:
         self._apply(self.shares.lose(node, self._timeline.now), hit=owner)
 
     def _apply(self, changed: Iterable[str], hit: str | None = None) -> None:
-        """Jobs have other nodes: whoever has fewer by a plan stops for a change, who has more once these arrive."""
+        """Apply changed allocations.
+
+        A job that loses nodes by a plan stops for a change at once. A job that gains nodes stops when they arrive.
+        """
         names = sorted(changed)
         for name in names:
             job, struck = self._jobs[name], name == hit
@@ -126,7 +136,7 @@ class Months:
                 job.size, job.coming = (job.size - 1, job.coming) if job.size else (0, max(0, job.coming - 1))
             more = self.shares.size(name) - job.size - job.coming
             if struck and self.system.shares != "pool":
-                job.size += more  # (a spare takes the place: that is part of the recovery)
+                job.size += more  # A spare replaces the node as part of the recovery.
             elif more < 0:
                 leave = min(job.size, -more)
                 job.size, job.coming = job.size - leave, job.coming + more + leave
@@ -140,7 +150,7 @@ class Months:
         self._reckon(names)
 
     def _arrive(self, name: str, nodes: int, *, also: bool = False) -> None:
-        """Nodes that a job was given train in it, those of them that are still to come."""
+        """Add nodes that a job was given to its training, as far as they are still on their way."""
         job = self._jobs[name]
         nodes = min(nodes, job.coming)
         if nodes:
@@ -148,12 +158,12 @@ class Months:
             self._change(job, also=also)
 
     def _change(self, job: LivingTask, *, also: bool) -> None:
-        """A job stops for a planned change; `also`: after what it stops for already."""
+        """Stop a job for a planned change. With `also`, the change follows the stop under way."""
         if job.size:
             already_s = max(0.0, job.stopped_until - self._timeline.now) if also else 0.0
             self._stop(job, already_s + self.system.times.change_s(job.size))
 
-    # ---- what is achieved ----
+    # ---- throughput ----
 
     def _stop(self, job: LivingTask, seconds: float) -> None:
         job.stopped_until = max(job.stopped_until, self._timeline.now + seconds)
@@ -164,7 +174,7 @@ class Months:
         return job.task.waf(job.size) > 0 and (self.system.shares != "waits" or job.size >= job.full)
 
     def _reckon(self, names: Collection[str]) -> None:
-        """Count what jobs have achieved, and how fast they go from here on."""
+        """Account for the time that has passed, and set the jobs' current throughput."""
         now = self._timeline.now
         for name in names:
             job = self._jobs[name]

@@ -1,8 +1,9 @@
-"""What befalls the nodes of a pool: lost and back, or a process that fails on a node that lives; drawn, or recorded.
+"""Outages of a pool's nodes: losses, returns, and failures of a process on a node that stays up. Drawn, or recorded.
 
-Trace a of Unicron's evaluation: 8 weeks, 10 nodes lost and 33 other failures, a node back after 1 to 7 days (even);
-trace b: 7 days, 26 and 80. Only their counts are printed. Times are even over the whole, as those of a Poisson process
-are once their number is known; whom a failure hits is even among the nodes that are there.
+Trace a of Unicron's evaluation: 8 weeks, 10 lost nodes and 33 other failures. A node returns after 1 to 7 days
+(uniform). Trace b: 7 days, 26 and 80. Only these counts are printed. Times are uniform over the trace, like the
+times of a Poisson process with a known number of events. A failure strikes a node drawn uniformly from the nodes that
+are up.
 """
 
 from __future__ import annotations
@@ -17,35 +18,39 @@ from holdfast.errors import BadInputError
 from holdfast.planning.availability import NodeEvent
 
 DAY_S = 86400.0
-#: of a trace: a century
+#: longest trace: a century
 MOST_S = 36525 * DAY_S
 Happening = Literal["lost", "back", "fault"]
-#: numbers that are drawn for each failure, even between 0 and 1: the same whoever lives through it
+#: random numbers for each failure, uniform in 0..1; all simulated systems use the same ones
 MARKS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outage:
-    """A node is lost, or back, or a process on it fails (`fault`). marks: chance, as far as it plays a part."""
+    """A node is lost, returns, or a process on it fails ("fault")."""
 
+    #: seconds from the start of the trace
     at: float
     node: str
     what: Happening
+    #: random numbers, uniform in 0..1, for the costs of a failure
     marks: tuple[float, ...] = (0.5,) * MARKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetTrace:
-    """The nodes that are there at first, and what befalls them in so many seconds, in order."""
+    """The initial nodes of a pool, and its outages in order."""
 
     name: str
+    #: nodes that are up at second 0
     nodes: tuple[str, ...]
     outages: tuple[Outage, ...]
+    #: length of the trace
     seconds: float
 
     @property
     def most_nodes(self) -> int:
-        """How many nodes are there at one time at the most."""
+        """The largest number of nodes that are up at one time."""
         there, most = set(self.nodes), len(self.nodes)
         for outage in self.outages:
             if outage.what == "back":
@@ -56,40 +61,43 @@ class FleetTrace:
         return most
 
     def count(self, what: Happening) -> int:
-        """Return how often something happens."""
+        """Return how many outages are of this kind."""
         return sum(outage.what == what for outage in self.outages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
-    """How a trace is drawn. repair_s: a lost node is back after a time between these."""
+    """Parameters of a random trace."""
 
     name: str
     seconds: float
+    #: number of lost nodes
     lost: int
+    #: number of failures of a process on a node that stays up
     faults: int
+    #: shortest and longest time until a lost node returns
     repair_s: tuple[float, float]
 
 
 TRACE_A = Drawing(name="trace a", seconds=56 * DAY_S, lost=10, faults=33, repair_s=(DAY_S, 7 * DAY_S))
-#: its repair times are not printed. ASSUMED: a node is back after half to one and a half times the mean time until the
-#: next is lost, so that as many come back as are lost ("a stable resource pool")
+#: The repair times of trace b are not printed. ASSUMED: a node returns after 0.5 to 1.5 times the mean time between
+#: losses, so that as many nodes return as are lost ("a stable resource pool").
 _GAP_S = 7 * DAY_S / 26
 TRACE_B = Drawing(name="trace b", seconds=7 * DAY_S, lost=26, faults=80, repair_s=(0.5 * _GAP_S, 1.5 * _GAP_S))
 
 
 def scaled(drawing: Drawing, nodes: int, of: int = 16) -> Drawing:
-    """Return it for another number of nodes: each fails as often as before."""
+    """Return the parameters for another number of nodes, each of which fails as often as before."""
     return replace(drawing, lost=drawing.lost * nodes // of, faults=drawing.faults * nodes // of)
 
 
 def names_of(nodes: int) -> tuple[str, ...]:
-    """Return the names of so many nodes."""
+    """Return the names of this many nodes."""
     return tuple(f"n{number:04d}" for number in range(1, nodes + 1))
 
 
 def drawn(drawing: Drawing, nodes: int, seed: int) -> FleetTrace:
-    """Draw a trace; a failure that would find no node there does not happen."""
+    """Draw a trace. A failure at a time without any node is left out."""
     rng = np.random.default_rng([seed, drawing.lost, drawing.faults])
     times = rng.uniform(0.0, drawing.seconds, drawing.lost + drawing.faults)
     loses = np.arange(times.size) < drawing.lost
@@ -115,13 +123,15 @@ def drawn(drawing: Drawing, nodes: int, seed: int) -> FleetTrace:
 def recorded(
     name: str, events: Sequence[NodeEvent], *, nodes: int, end: float | None = None, seed: int = 0
 ) -> FleetTrace:
-    """Return a trace from rows `add`, `remove`, and `fault` (a process fails, the node lives).
+    """Return a trace from rows `add`, `remove`, and `fault` (a process fails, the node stays up).
 
     Args:
-        nodes: those of the cluster: no more can be there. end: seconds, by default the last row's.
+        nodes: size of the cluster, which limits how many nodes can be up.
+        end: length of the trace in seconds, by default the time of the last row.
 
     Raises:
-        BadInputError: it has nodes that the cluster does not, or ends before it begins: which row.
+        BadInputError: too many nodes are up in a row, no node is up at 0 s, or the length is not positive or too large.
+            The message gives the line.
     """
     there_now = set[str]()
     for event in events:

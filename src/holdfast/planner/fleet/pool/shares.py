@@ -1,4 +1,4 @@
-"""Who has which nodes, as a simulation asks; and section 7.5's rule for systems that plan nothing."""
+"""The allocation of nodes to jobs, as a simulation queries it, and section 7.5's rule for systems that plan nothing."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from holdfast.planner.fleet.pool.tasks import FleetTask
 
 
 class NodeShares(Protocol):
-    """Which node is whose. Every change returns the jobs whose nodes it has changed."""
+    """The owner of each node. Each change returns the jobs with other nodes than before."""
 
     def owner(self, node: str) -> str | None:
-        """Return the job that has a node, None where nobody does."""
+        """Return the job that has a node, or None."""
         ...
 
     def size(self, job: str) -> int:
-        """Return how many nodes a job trains on, or could."""
+        """Return how many nodes a job trains on, or could train on."""
         ...
 
     def lose(self, node: str, now: float) -> frozenset[str]:
-        """A node is seen to be lost."""
+        """Remove a node that is seen to be lost."""
         ...
 
     def back(self, node: str, now: float) -> frozenset[str]:
-        """A node is there (again)."""
+        """Add a node that is up, perhaps again."""
         ...
 
 
 class HitShares:
-    """Section 7.5: only the job that is hit is changed, and a node that is back goes to the one that was hit first.
+    """The allocation by section 7.5: a failure changes only the job that it hits.
 
-    Spares take the place of nodes that are lost; then a node that is back, and that nobody lacks, is one.
+    A returning node goes to the job that was hit first. Spares replace lost nodes. A returning node that no job lacks
+    becomes a spare.
     """
 
     def __init__(self, tasks: Sequence[FleetTask], first: Mapping[str, str], spares: Sequence[str]) -> None:
-        """Begin.
+        """Start with all nodes up.
 
         Args:
-            first: whose each node is.
+            first: the job of each node.
+            spares: nodes that wait to replace lost ones.
         """
         self._owner = dict(first)
         self._sizes = {task.name: 0 for task in tasks}
@@ -48,7 +50,7 @@ class HitShares:
         self._lacking: list[str] = []
 
     def owner(self, node: str) -> str | None:
-        """Return the job that has a node."""
+        """Return the job that has a node, or None."""
         return self._owner.get(node)
 
     def size(self, job: str) -> int:
@@ -56,7 +58,7 @@ class HitShares:
         return self._sizes[job]
 
     def lose(self, node: str, now: float) -> frozenset[str]:
-        """A node is lost: a spare takes its place, or its job lacks one."""
+        """Remove a lost node. A spare replaces it, or else its job lacks a node."""
         if node in self._spares:
             self._spares.remove(node)
         job = self._owner.pop(node, None)
@@ -70,7 +72,7 @@ class HitShares:
         return frozenset((job,))
 
     def back(self, node: str, now: float) -> frozenset[str]:
-        """A node is there: whoever has lacked one longest has it."""
+        """Give a returning node to the job that has lacked one for longest."""
         if not self._lacking:
             self._spares.append(node)
             return frozenset()

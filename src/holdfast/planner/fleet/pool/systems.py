@@ -1,8 +1,8 @@
-"""Ways to live through failures: ours, and others' as far as Unicron's paper says. All their numbers are stated here.
+"""Systems that survive failures: ours, and others as far as Unicron's paper describes them, with all their constants.
 
-What stands in `assumes` is printed beside every result. A system's `efficiency` is what it achieves of Megatron's
-FLOP/s on the same nodes; those of Bamboo, Oobleck and Varuna are not printed: 1 here, until they are fitted or given.
-Transient faults: the process fails, the node lives. How each system comes by nodes is said by `shares`.
+The texts in `assumes` are printed next to every result. A system's `efficiency` is its FLOP/s relative to Megatron's on
+the same nodes. For Bamboo, Oobleck and Varuna it is not printed: it is 1 here until it is fitted or given. In a
+transient fault the process fails and the node stays up. `System.shares` says how nodes are allocated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.recovery import Moment, detection_s, recovery_parts
 
 MINUTE_S = 60.0
-#: Figure 2, a transient fault under Megatron: it hangs until the timeout of 30 min, is resubmitted (9), set up (14),
-#: and what came after the checkpoint is computed again (15 on average, section 7.3)
+#: Figure 2, a transient fault under Megatron: the job hangs until the timeout of 30 min, is resubmitted (9) and set up
+#: (14), and repeats the work after the checkpoint (15 on average, section 7.3).
 HANG_S, RESUBMIT_S, SET_UP_S, AGAIN_S = 30 * MINUTE_S, 9 * MINUTE_S, 14 * MINUTE_S, 15 * MINUTE_S
-#: Table 2: a lost node is seen after so long without Unicron
+#: Table 2: seconds until a lost node is noticed without Unicron
 NODE_SEEN_S = 5.7
 #: TrainMover, Table 1: cold warm-up of a process at 8,192 GPUs, 40.4 % of 4.45 min
 WARM_S = 0.404 * 4.45 * MINUTE_S
@@ -30,36 +30,38 @@ WARM_S = 0.404 * 4.45 * MINUTE_S
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """How long a job does nothing: until the failure is seen, and from then on."""
+    """Time for which a failure stops a job."""
 
+    #: until the failure is noticed
     seen_s: float
+    #: from then until training continues
     resume_s: float
 
 
 class SystemTimes(Protocol):
-    """How long failures and changes keep a job of so many nodes from training."""
+    """How long failures and changes stop a job of a given number of nodes."""
 
     @property
     def arrives_s(self) -> float:
-        """How long after a job is given a node this trains in it; until then the job goes on without."""
+        """Seconds until a job trains on a node that it was given. Until then it continues without the node."""
         ...
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return what the loss of one of its nodes costs, once it goes on without."""
+        """Return the cost of losing one of the job's nodes, after which it continues without the node."""
         ...
 
     def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return what a process that fails costs, where the node lives."""
+        """Return the cost of a failed process on a node that stays up."""
         ...
 
     def change_s(self, nodes: int) -> float:
-        """Return what it costs that it has another number of nodes, this one, by a plan."""
+        """Return the seconds that a planned change to this number of nodes costs."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedTimes:
-    """The same each time."""
+    """Constant times."""
 
     loss: LostTime
     process: LostTime
@@ -67,34 +69,36 @@ class FixedTimes:
     arrives_s: float = 0.0
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return the loss."""
+        """Return the cost of a lost node."""
         return self.loss
 
     def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return the fault."""
+        """Return the cost of a failed process."""
         return self.process
 
     def change_s(self, nodes: int) -> float:
-        """Return the change."""
+        """Return the seconds of a planned change."""
         return self.changed_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoldfastTimes:
-    """Ours: a recovery's parts (`fleet.recovery`), with every constant of `holdfast simulate --set`.
+    """Our times: the parts of a recovery (`fleet.recovery`), with every constant of `holdfast simulate --set`.
 
-    A process that fails is seen by its connection's end, begins anew (`warm_s`) and joins its group again. A planned
-    change costs as much as a recovery in which nothing failed: as if groups were built in its way, though ours are
-    built beside training; `changed_s` says otherwise.
+    The end of its connection shows that a process has failed. It starts again (`warm_s`) and joins its group again. A
+    planned change costs as much as a recovery without a failure, as if training waited for the new groups. In fact we
+    build groups during training; set `changed_s` for another cost.
     """
 
     case: FleetCase = field(default_factory=FleetCase)
+    #: seconds until a restarted process is warm
     warm_s: float = WARM_S
+    #: seconds of a planned change, or None for the duration of a recovery without a failure
     changed_s: float | None = None
     arrives_s: float = 0.0
 
     def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return what one recovery takes."""
+        """Return the cost of one recovery."""
         before, moment = max(nodes, 1), self._moment(marks, self.case.recovery.silent_share)
         case = self._sized(before)
         seen_s = detection_s(case, moment, before)
@@ -102,7 +106,7 @@ class HoldfastTimes:
         return LostTime(seen_s, max(0.0, parts.total - seen_s))
 
     def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return what it takes that a process begins anew; the step in progress is computed again."""
+        """Return the cost of a process that starts again, including the repeated part of the interrupted step."""
         held, moment = max(nodes, 1), self._moment(marks, 0.0)
         case = self._sized(held)
         parts = recovery_parts(case, moment, held, held)
@@ -110,7 +114,7 @@ class HoldfastTimes:
         return LostTime(self.case.recovery.reset_s, self.warm_s + parts.total + again_s)
 
     def change_s(self, nodes: int) -> float:
-        """Return what a recovery takes in which nothing failed."""
+        """Return the seconds of a planned change: `changed_s`, or a recovery without a failure."""
         held = max(nodes, 1)
         return recovery_parts(self._sized(held), None, held, held).total if self.changed_s is None else self.changed_s
 
@@ -124,19 +128,20 @@ class HoldfastTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """A way to live through failures.
-
-    shares: how nodes are shared out: `pool`, by our pool's machine and its `policy`; `hit`, section 7.5's rule: only
-    the job that is hit is changed; `waits`: so too, but it trains only with all its nodes. spares: nodes beside the
-    pool's that wait. assumes: what is stated of it, for people.
-    """
+    """A system that survives failures."""
 
     name: str
+    #: How nodes are allocated. "pool": by our pool's `policy`. "hit": by section 7.5's rule, which changes only the job
+    #: that a failure hits. "waits": likewise, but a job trains only with all its nodes.
     shares: Literal["pool", "hit", "waits"]
     times: SystemTimes
+    #: the pool's policy, if `shares` is "pool"
     policy: str = ""
+    #: FLOP/s relative to Megatron's on the same nodes
     efficiency: float = 1.0
+    #: waiting nodes in addition to the pool's
     spares: int = 0
+    #: assumptions about the system, as text for users
     assumes: tuple[str, ...] = ()
 
 
@@ -177,7 +182,7 @@ def _shared(policy: str) -> System:
     return System(name=policy, shares="pool", policy=policy, times=OWN, assumes=_OWN_ASSUMES)
 
 
-#: all systems by name: the pool's policies with our own times, and others'
+#: all systems by name: the pool's policies with our own times, and other systems
 SYSTEMS: dict[str, System] = {
     **{policy: _shared(policy) for policy in POLICIES},
     "hit-only": System(name="hit-only", shares="hit", times=OWN, assumes=(*_OWN_ASSUMES, _RULE)),
@@ -199,10 +204,10 @@ SYSTEMS: dict[str, System] = {
 
 
 def system_named(name: str) -> System:
-    """Return a system.
+    """Return the system with this name.
 
     Raises:
-        BadInputError: there is none of that name.
+        BadInputError: the name is unknown.
     """
     if name not in SYSTEMS:
         raise BadInputError(f"--policy {name}: it must be one of {', '.join(SYSTEMS)}")
@@ -210,11 +215,11 @@ def system_named(name: str) -> System:
 
 
 def assumed(systems: Sequence[System]) -> list[str]:
-    """Return what is assumed of some systems, each thing once with the names of all of which it is."""
+    """Return the assumptions about some systems, each once, with the systems to which it applies."""
     said = dict.fromkeys(text for system in systems for text in system.assumes)
     return [f"{', '.join(system.name for system in systems if text in system.assumes)}: {text}" for text in said]
 
 
 def at_efficiency(system: System, efficiency: float) -> System:
-    """Return a system that achieves so much of Megatron's FLOP/s."""
+    """Return the system with another efficiency relative to Megatron's FLOP/s."""
     return replace(system, efficiency=efficiency)

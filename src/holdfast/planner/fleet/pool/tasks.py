@@ -1,4 +1,4 @@
-"""A job as it counts for months of a pool: how long a step takes with so many nodes, and what it is worth."""
+"""A job in the simulation of a pool over months: the time of a step by number of nodes, and the job's weight."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec, Pace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetTask:
-    """One job, which never ends.
-
-    step_s: seconds of a step with 1, 2, ... nodes; 0: it cannot run on so many. flop: of a step. weight: Unicron's
-    w(t). least, most: nodes; sizes: those that it can run on, ascending, () for all between these.
-    achieves: weighted achieved FLOP/s with 0, 1, ... nodes, 0 for what it cannot run on.
-    """
+    """One job, which never ends."""
 
     name: str
+    #: seconds of a step with 1, 2, ... nodes; 0 for a number of nodes that it cannot run on
     step_s: tuple[float, ...]
+    #: FLOP of one step
     flop: float
+    #: Unicron's w(t)
     weight: float = 1.0
+    #: smallest number of nodes
     least: int = 1
+    #: largest number of nodes; 0 for as many as `step_s` covers
     most: int = 0
+    #: numbers of nodes that it can run on, ascending; () for all from `least` to `most`
     sizes: tuple[int, ...] = ()
+    #: achieved FLOP/s with 0, 1, ... nodes, without the weight; 0 for a number of nodes that it cannot run on
     achieves: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is no job.
+        """Check the job, and compute `achieves`.
 
         Raises:
-            BadInputError: with the job, the value and the rule.
+            BadInputError: a value is wrong. The message names the job, the value and the rule.
         """
         if not self.flop > 0:
             raise BadInputError(f"job {self.name}: {self.flop:g} FLOP are no step; give output.flop_per_sample")
@@ -48,11 +50,11 @@ class FleetTask:
 
     @property
     def largest(self) -> int:
-        """The most nodes that it can use."""
+        """The largest number of nodes that it can use."""
         return self.most or len(self.step_s)
 
     def waf(self, nodes: int) -> float:
-        """Return weighted achieved FLOP/s with so many nodes; those beyond the most stand idle."""
+        """Return the weighted achieved FLOP/s with this many nodes. Nodes beyond the largest number stay idle."""
         held = min(nodes, self.largest)
         if held < self.least or (self.sizes and held not in self.sizes):
             return 0.0
@@ -60,7 +62,10 @@ class FleetTask:
 
     @property
     def spec(self) -> JobSpec:
-        """The job as it is submitted to a pool. It saves: what is never lost weighs nothing in its plans."""
+        """The job as it is submitted to a pool.
+
+        It saves checkpoints, so that lost work has no weight in the pool's plans.
+        """
         return JobSpec(
             name=self.name,
             script="train.py",
@@ -75,10 +80,10 @@ class FleetTask:
 
 
 def check_room(tasks: Sequence[FleetTask], nodes: int) -> None:
-    """Refuse jobs that a pool has no room for.
+    """Check that a pool has enough nodes for the jobs.
 
     Raises:
-        BadInputError: all that they need at the least is more than there is, or two have one name.
+        BadInputError: no job is given, their minimums exceed the number of nodes, or two have the same name.
     """
     if not tasks:
         raise BadInputError("there is no job: give at least one")

@@ -1,4 +1,4 @@
-"""Monte Carlo of a strategy's CETT, with confidence intervals, to hold against the closed form.
+"""Monte Carlo estimates of a strategy's CETT, with confidence intervals, for comparison with the closed form.
 
 Axes: N replications.
 """
@@ -26,22 +26,22 @@ from holdfast.planning.special import (
     student_quantile,
 )
 
-#: More would take days.
+#: More replications would take days.
 MOST_REPLICATIONS = 100_000
-#: Failures simulated side by side; more replications than fit are run in turns, to bound memory.
+#: Failures simulated at the same time. More replications are run in turns, to bound memory.
 FAILURES_AT_ONCE = 3e6
-#: More failures in one replication are refused: they would take minutes and gigabytes.
+#: Failures in one replication. More are refused: they would take minutes and gigabytes.
 MOST_FAILURES = 2e7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSettings:
-    """How long and how often to simulate; the same seed gives the same result."""
+    """Length and number of simulations. The same seed gives the same result."""
 
     replications: int = 100
     hours: float = 8760.0
     seed: int = 0
-    #: Simulated but not counted, so that the fleet forgets that it began whole; 10 mean repairs if None.
+    #: hours that are simulated but not counted, so that the initial state has no effect; None for 10 mean repairs
     warmup_hours: float | None = None
 
     def __post_init__(self) -> None:
@@ -63,13 +63,13 @@ class Estimate:
     high: float
 
     def contains(self, value: float) -> bool:
-        """Tell whether `value` lies within the interval."""
+        """Whether `value` lies within the interval."""
         return self.low <= value <= self.high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SimulatedStrategy:
-    """One value per replication, (N,)."""
+    """The results of one strategy, with one value per replication, (N,)."""
 
     cett: FloatArray
     beta: FloatArray
@@ -79,7 +79,7 @@ class SimulatedStrategy:
 
 
 def estimate(values: FloatArray, confidence: float = 0.99) -> Estimate:
-    """Return the mean of independent `values` (N,) with Student's interval; zero width if all are equal."""
+    """Return the mean of independent `values` (N,) with Student's interval, which has zero width if all are equal."""
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     half = student_quantile(0.5 + confidence / 2.0, values.size - 1) * spread / math.sqrt(values.size)
     return Estimate(mean=mean, low=mean - half, high=mean + half)
@@ -98,15 +98,15 @@ def simulate_strategy(
     """Return the simulated CETT of a strategy with `spare_blocks` spare blocks per zone.
 
     Args:
-        case: plain numbers only; its `rack_failures` and its checkpoint's `clock` choose between the assumptions of
-            the closed form and the realistic ones.
-        strategy: which blocks.
+        case: plain numbers only. Its `rack_failures` and its checkpoint's `clock` choose between the assumptions of
+            the closed form and more realistic ones.
+        strategy: the blocks.
         spare_blocks: R.
-        settings: how long and how often.
-        repairs: hours of a repair; exponential with the case's MTTR if None.
-        failure_gaps: the shape of the gaps between the fleet's tray failures, stretched to the case's rate;
-            exponential if None.
-        timeline: how the rate of tray failures varies over time; it does not if None.
+        settings: length and number of simulations.
+        repairs: hours of a repair, or None for exponential repairs with the case's MTTR.
+        failure_gaps: the shape of the gaps between the fleet's tray failures, stretched to the case's rate, or None for
+            exponential gaps.
+        timeline: how the rate of tray failures varies over time, or None for a constant rate.
 
     Raises:
         BadInputError: the recovery scheme is not the synchronous one, or there are too many failures to simulate.
@@ -130,12 +130,12 @@ def simulate_strategy(
 
 
 def warmup_of(fleet: Fleet, settings: SimulationSettings) -> float:
-    """Return the hours that are simulated before any count."""
+    """Return the hours that are simulated before counting starts."""
     return 10.0 * fleet.repairs.mean if settings.warmup_hours is None else settings.warmup_hours
 
 
 def in_turns(fleet: Fleet, settings: SimulationSettings, warmup: float) -> Iterator[tuple[np.random.Generator, int]]:
-    """Yield the replications in turns that fit into memory: a generator of random numbers, and how many run with it.
+    """Yield the replications in turns that fit into memory: a random generator, and the number of replications.
 
     Raises:
         BadInputError: there are too many failures to simulate.
@@ -156,7 +156,11 @@ def in_turns(fleet: Fleet, settings: SimulationSettings, warmup: float) -> Itera
 
 
 def synchronous_checkpoint(case: SparingCase) -> Checkpoint:
-    """Return the checkpoint times of a synchronous case, the only one that is simulated."""
+    """Return the checkpoint times of a synchronous case. Only this scheme can be simulated.
+
+    Raises:
+        BadInputError: the case has another recovery scheme.
+    """
     if not isinstance(case.recovery, Synchronous):
         raise BadInputError('recovery.scheme: only "synchronous" can be simulated')
     return case.recovery.checkpoint
@@ -195,7 +199,7 @@ def _simulate_part(
     warmup: float,
     hours: float,
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return (hours blocked, hours useful, block failures, block-hours in production), each (replications,)."""
+    """Return (hours blocked, useful hours, block failures, block-hours in production), each (replications,)."""
     history = simulate_fleet(fleet, rng, replications, warmup + hours)
     job = simulate_job(
         history,

@@ -1,8 +1,8 @@
-"""Monte Carlo of trays, racks, spare trays and repairs: which blocks are out of production when.
+"""Monte Carlo simulation of trays, racks, spare trays and repairs: when is which block out of production.
 
-Repair capacity is unlimited, so blocks only share the failures of their rack (and bursts, where gaps between failures
-are not exponential). That is what allows all blocks of all replications to be simulated side by side: the outer loop
-runs over the k-th failure to arrive at each block, and is as long as the unluckiest block's list.
+Repair capacity is unlimited, so blocks only share the failures of their rack, and bursts if gaps between failures are
+not exponential. All blocks of all replications can therefore be simulated at the same time: the outer loop runs over
+the k-th failure of each block, and is as long as the longest list of failures of one block.
 
 Axes: F failures, O outages, A both.
 """
@@ -20,17 +20,17 @@ from holdfast.planning.special import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """The blocks of one strategy and how they fail. Hours."""
+    """The blocks of one strategy, and how they fail. Hours."""
 
     zones: int
     blocks: int  # per zone
     trays: int  # per block
     spare_trays: int  # per block
-    #: blocks that go down with one rack failure; 1 gives each block rack failures of its own
+    #: blocks that go down with one rack failure; 1 gives each block its own rack failures
     blocks_per_rack: int
-    #: gaps between tray failures anywhere in the fleet, failed trays counted as if they could fail again
+    #: gaps between tray failures anywhere in the fleet, as if failed trays could fail again
     tray_failure_gaps: Distribution
-    #: how the rate of tray failures varies over time, None if it does not
+    #: how the rate of tray failures varies over time, or None for a constant rate
     timeline: RateProfile | None
     mtbf_rack_hours: float
     repairs: Distribution
@@ -44,15 +44,18 @@ class Fleet:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FleetHistory:
-    """What happened, sorted by nothing in particular. Replications count from 0, hours from the start of warm-up."""
+    """The failures and outages of a simulation, unsorted.
 
-    # Failures of trays that were at work, or of racks, in blocks that were up, (F,)
+    Replications count from 0, hours from the start of the warm-up.
+    """
+
+    # Failures of working trays, or of racks, in blocks that were up, (F,).
     fault_replication: IntArray
     fault_zone: IntArray
     fault_time: FloatArray
     #: uniform in 0..1, shared by the blocks of one rack failure: whether it hits a working block or an idle spare
     fault_mark: FloatArray
-    # Blocks out of production, (O,); a block's number counts through all zones
+    # Blocks out of production, (O,). Blocks are numbered across all zones.
     outage_replication: IntArray
     outage_zone: IntArray
     outage_block: IntArray
@@ -64,7 +67,10 @@ class FleetHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrivals:
-    """Failures by block ("lane": replication times all blocks + block), sorted by lane, then time; all (A,)."""
+    """Failures by block, sorted by lane, then time; all (A,). A lane is one block in one replication.
+
+    A lane's number is the replication, times the number of all blocks, plus the block.
+    """
 
     lane: IntArray
     time: FloatArray
@@ -77,8 +83,8 @@ class _Arrivals:
 def simulate_fleet(fleet: Fleet, rng: np.random.Generator, replications: int, hours: float) -> FleetHistory:
     """Return the faults and outages of `replications` independent fleets, all up at time 0, over `hours`.
 
-    A block that loses more trays than it has spares, or its rack, leaves production; one repair brings back all of
-    it. In a running block, failed trays return together or one by one, as the repair chain says.
+    A block that loses its rack, or more trays than it has spares, leaves production. One repair restores all of it. In
+    a running block, failed trays return together or one by one, according to the repair chain.
     """
     arrivals = _arrivals(fleet, rng, replications, hours)
     faulted, outage_end = _run_blocks(fleet, arrivals, replications * fleet.all_blocks)
@@ -123,7 +129,7 @@ def _tray_failures(
     """Return (replication, time) of the tray failures before `hours`, times rising within each replication."""
     if fleet.timeline is None:
         return _renewals(fleet.tray_failure_gaps, rng, replications, hours)
-    # Within one round of the timeline at most its whole length of even time can be compressed or stretched.
+    # The profile shifts an event by at most one length of its observation.
     even = _renewals(fleet.tray_failure_gaps, rng, replications, hours + fleet.timeline.span_hours)
     time = fleet.timeline.warp(rng, *even)
     inside = time < hours
@@ -145,9 +151,9 @@ def _renewals(
 
 
 def _run_blocks(fleet: Fleet, arrivals: _Arrivals, lanes: int) -> tuple[BoolArray, FloatArray]:
-    """Return for each arrival whether it struck a working part, and when the outage it caused ends (0: none)."""
+    """Return for each arrival whether it struck a working part, and the end of the outage that it caused (0: none)."""
     counts = np.bincount(arrivals.lane, minlength=lanes)
-    # Lanes with most arrivals first: those that still have a k-th arrival are then a prefix.
+    # Sort lanes by falling number of arrivals, so that the lanes with a k-th arrival are a prefix.
     by_count = np.argsort(-counts, kind="stable")
     start, left = (np.cumsum(counts) - counts)[by_count], counts[by_count]
     state = _Blocks(fleet, lanes)
@@ -161,7 +167,7 @@ def _run_blocks(fleet: Fleet, arrivals: _Arrivals, lanes: int) -> tuple[BoolArra
 
 
 class _Blocks:
-    """State of all lanes between arrivals."""
+    """The state of all lanes between arrivals."""
 
     def __init__(self, fleet: Fleet, lanes: int) -> None:
         self._trays, self._spares = fleet.trays, fleet.spare_trays
@@ -174,7 +180,10 @@ class _Blocks:
     def strike(
         self, time: FloatArray, from_rack: BoolArray, tray: FloatArray, repair: FloatArray
     ) -> tuple[BoolArray, FloatArray]:
-        """Let one failure arrive at each of the first `time.size` lanes."""
+        """Apply one failure to each of the first `time.size` lanes.
+
+        Return whether each struck a working part, and the end of the outage that it caused (0: none).
+        """
         lanes = slice(time.size)
         down_until, back_at = self._down_until[lanes], self._back_at[lanes]
         if self._together:
@@ -182,7 +191,7 @@ class _Blocks:
             failed[back_at[:, 0] <= time] = 0
         else:
             failed = (back_at > time[:, None]).sum(axis=1)
-        # Trays in order: the failed ones, the idle spares, then those at work.
+        # Trays are in this order: failed trays, idle spares, working trays.
         hit = (down_until <= time) & (from_rack | (tray * self._trays >= failed))
         faulted = hit & (from_rack | (tray * self._trays >= self._spares))
         outage = hit & (from_rack | (failed == self._spares))

@@ -1,6 +1,6 @@
-"""Monte Carlo of one synchronous job on a simulated fleet: blocking, rollbacks, checkpoints.
+"""Monte Carlo simulation of one synchronous job on a simulated fleet: blocking, rollbacks, checkpoints.
 
-Axes: N replications, E events, F failures of the unluckiest replication.
+Axes: N replications, E events, F failures of the replication with most failures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.planning.special import BoolArray, FloatArray, IntArray, as_floats
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JobHistory:
-    """Hours of the job's window, one value per replication, (N,)."""
+    """Hours of the job within its window, one value per replication, (N,)."""
 
     blocked: FloatArray
     useful: FloatArray
@@ -47,9 +47,9 @@ def simulate_job(
 ) -> JobHistory:
     """Return blocked and useful time over the `hours` after the warm-up.
 
-    While any zone has more than `spare_blocks` blocks out, the job is blocked and its own clock stands still. A fault
-    interrupts it only if it strikes one of the L - R working blocks of the zone's blocks that are up, any L - R of
-    them being equally likely.
+    While any zone has more than `spare_blocks` blocks out, the job is blocked and its own clock stops. A fault
+    interrupts the job only if it strikes a working block. Of a zone's L blocks, L - R work, drawn with equal
+    probability from the blocks that are up.
     """
     end = warmup_hours + hours
     line = _timeline(history, end)
@@ -57,7 +57,7 @@ def simulate_job(
     blocked_after = np.any(down > spare_blocks, axis=0)
     window = np.clip(line.time, warmup_hours, end) - warmup_hours
     duration = np.append(np.diff(window), 0.0)
-    # Where the next event belongs to the next replication the difference means nothing, and no block is down.
+    # A difference across replications has no meaning, but then no block is down.
     blocked_time = np.where(blocked_after, duration, 0.0)
     blocked = as_floats(np.bincount(line.replication, weights=blocked_time, minlength=replications))
     before = np.cumsum(blocked_time) - blocked_time - (np.cumsum(blocked) - blocked)[line.replication]
@@ -72,7 +72,7 @@ def _timeline(history: FleetHistory, end: float) -> _Timeline:
     faults, outages = history.fault_time.size, history.outage_start.size
     replication = np.concatenate([history.fault_replication, np.tile(history.outage_replication, 2)])
     zone = np.concatenate([history.fault_zone, np.tile(history.outage_zone, 2)])
-    # Every outage ends by `end`, so that each replication starts with no block down.
+    # Let every outage end by `end`, so that each replication starts with all blocks up.
     time = np.concatenate([history.fault_time, history.outage_start, np.minimum(history.outage_end, end)])
     change = np.repeat(np.array([0, 1, -1]), [faults, outages, outages])
     mark = np.concatenate([history.fault_mark, np.zeros(2 * outages)])
@@ -86,7 +86,7 @@ def _blocks_down(line: _Timeline, zones: int) -> IntArray:
 
 
 def _padded(replication: IntArray, time: FloatArray, replications: int) -> FloatArray:
-    """Return the faults' times as (most faults, N), each column rising, filled up with infinity."""
+    """Return the faults' times as (most faults, N). Each column rises, and is padded with infinity."""
     counts = np.bincount(replication, minlength=replications)
     rank = np.arange(time.size) - (np.cumsum(counts) - counts)[replication]
     padded = np.full((int(counts.max(initial=0)), replications), np.inf)
@@ -98,9 +98,9 @@ def useful_time(faults: FloatArray, available: FloatArray, checkpoint: Checkpoin
     """Return the hours of work that reached a checkpoint, (N,).
 
     Args:
-        faults: hours of unblocked time at which working parts fail, (F, N), rising, infinite where there are no more.
-        available: hours of unblocked time in all, (N,).
-        checkpoint: plain numbers; with a frozen clock, failures during saving, detection and restart do nothing.
+        faults: hours of unblocked time at which working parts fail, (F, N), rising, padded with infinity.
+        available: total hours of unblocked time, (N,).
+        checkpoint: plain numbers. With a frozen clock, failures during saving, detection and restart have no effect.
     """
     period, save, detect, restart = (
         float(as_floats(seconds)) / SECONDS_PER_HOUR

@@ -1,4 +1,4 @@
-"""Simulation beside closed form, under the closed form's assumptions and under more realistic ones."""
+"""Comparison of simulation and closed form, under the closed form's assumptions and under more realistic ones."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Comparison:
 
 
 def compare(case: SparingCase, settings: SimulationSettings) -> list[Comparison]:
-    """Return every strategy simulated as the closed form assumes, then more realistically, beside the closed form.
+    """Return a comparison with the closed form for every strategy and set of assumptions.
 
-    The closed form is the paper's in all rows: frozen clock, each block charged its rack's failures. The realistic
-    rows let failures strike during saving, detection and restart (clock running), let a rack's blocks fail together
-    (racks once), and both.
+    The closed form is always the paper's: frozen clock, each block charged its rack's failures. The simulations first
+    assume the same. Then they let failures strike during saving, detection and restart (clock running), let the blocks
+    of a rack fail together (racks once), and both.
     """
     case = with_assumptions(case, FailureClock.FROZEN, RackFailures.PER_BLOCK)
     modes = (
@@ -72,9 +72,9 @@ def compare_repair_mixes(
     mttr_auto_hours: float,
     mttr_ticket_hours: float,
 ) -> list[Comparison]:
-    """Return a simulation with two repair processes for each epsilon, beside the closed form with their mean.
+    """Return a comparison for each epsilon of a simulation with two repair processes with the closed form.
 
-    This is the paper's Figure 6: MTTR = epsilon MTTR_auto + (1 - epsilon) MTTR_ticket.
+    The closed form uses their mean. This is the paper's Figure 6: MTTR = epsilon MTTR_auto + (1 - epsilon) MTTR_ticket.
     """
     comparisons: list[Comparison] = []
     for epsilon in epsilons:

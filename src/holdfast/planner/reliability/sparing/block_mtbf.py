@@ -29,14 +29,14 @@ def block_mtbf(
 ) -> FloatArray:
     """Return the mean time until a block has lost more trays than it has spares, or its rack.
 
-    All arguments broadcast; times share one unit, and so does the result. `mtbf_rack` may be infinite.
-    Tray and rack failures are combined by adding their rates, as Eq. 3 does.
+    All arguments broadcast. Times and the result have the same unit. `mtbf_rack` may be infinite. Tray and rack
+    failures are combined by adding their rates, as Eq. 3 does.
 
-    For the chain `together`, Eq. 3's double sum, sum over k of mu**k times the elementary symmetric polynomial of
-    degree k+1 of 1/lambda_0..1/lambda_I, is (prod(1 + mu/lambda_n) - 1) / mu: no combinations need be listed.
+    Eq. 3's double sum for the chain `together` is the sum over k of mu**k times the elementary symmetric polynomial of
+    degree k+1 of 1/lambda_0..1/lambda_I. It equals (prod(1 + mu/lambda_n) - 1) / mu, which lists no combinations.
 
     Raises:
-        BadInputError: a time is not positive, or the spare trays are not fewer than the trays.
+        BadInputError: a time is not positive, or there are not fewer spare trays than trays.
     """
     require_positive("mtbf_tray", mtbf_tray)
     require_positive("mtbf_rack", mtbf_rack)
@@ -50,7 +50,7 @@ def block_mtbf(
 def spares_exhausted_time(
     mtbf_tray: Floats, mttr: Floats, trays: int | IntArray, spare_trays: int | IntArray, repair_chain: RepairChain
 ) -> FloatArray:
-    """Return the mean time from all trays up to more than `spare_trays` of them failed; infinite where it overflows."""
+    """Return the mean time from all trays up to more than `spare_trays` failed, or inf on overflow."""
     tray_rate, mu = 1.0 / as_floats(mtbf_tray), 1.0 / as_floats(mttr)
     states = np.arange(int(np.max(spare_trays)) + 1)
     with np.errstate(over="ignore"):
@@ -72,7 +72,7 @@ def _together(
 def _individual(
     tray_rate: FloatArray, mu: FloatArray, trays: FloatArray, spare_trays: FloatArray, states: IntArray
 ) -> FloatArray:
-    # First passage of a birth-death chain: from n to n+1 takes h_n = (1 + n mu h_{n-1}) / lambda_n on average.
+    # First passage of a birth-death chain: n to n+1 takes h_n = (1 + n mu h_{n-1}) / lambda_n on average.
     total = np.zeros(np.broadcast_shapes(tray_rate.shape, mu.shape, trays.shape, spare_trays.shape))
     step = np.zeros_like(total)
     for n in states:
@@ -91,8 +91,8 @@ def interruption_rate(
 ) -> FloatArray:
     """Return 1/MTBF_F: how often one working block interrupts the job, per unit of time.
 
-    Spare trays do not help here: any fault of a working tray interrupts (section 3.3). The paper charges each block
-    its rack's failures in full (`blocks_sharing_rack_failures` = 1); with the number of blocks in a rack, a rack
+    Spare trays have no effect here: any fault of a working tray interrupts (section 3.3). The paper charges each block
+    its rack's failures in full (`blocks_sharing_rack_failures` = 1). With the number of blocks in a rack, a rack
     failure is charged once per rack.
     """
     return as_floats(working_trays) / as_floats(mtbf_tray) + 1.0 / (

@@ -8,7 +8,7 @@ from holdfast.planning.special import FloatArray, Floats, IntArray, as_floats, r
 
 
 def block_unavailability(block_mtbf: Floats, mttr: Floats) -> FloatArray:
-    """Return the long-run share of time one block is out of production, MTTR / (MTBF + MTTR)."""
+    """Return the long-run share of time in which one block is out of production, MTTR / (MTBF + MTTR)."""
     return as_floats(mttr) / (as_floats(block_mtbf) + as_floats(mttr))
 
 
@@ -17,9 +17,9 @@ def zone_blocked_probability(
 ) -> FloatArray:
     """Return Pr(blocked), Eq. 4: more than `spare_blocks` of a zone's `blocks` are out of production.
 
-    Blocks fail and return independently, so the number out is binomial; its upper tail is taken as a regularised
-    incomplete beta function, which keeps its relative precision far below 1e-13 where Eq. 4's `1 - ...` has none.
-    Arguments broadcast. With `spare_blocks >= blocks` the probability is 0.
+    Blocks fail and return independently, so the number out is binomial. Its upper tail is computed as a regularised
+    incomplete beta function, which keeps its relative precision far below 1e-13, unlike Eq. 4's `1 - ...`. Arguments
+    broadcast. With `spare_blocks >= blocks` the probability is 0.
     """
     blocks_f, spares_f = as_floats(blocks), as_floats(spare_blocks)
     never = spares_f >= blocks_f
@@ -30,13 +30,13 @@ def zone_blocked_probability(
 def log_zone_free_probability(
     blocks: int | IntArray, spare_blocks: int | IntArray, unavailability: Floats
 ) -> FloatArray:
-    """Return log(1 - Pr(blocked)); -inf where it underflows."""
+    """Return log(1 - Pr(blocked)), or -inf on underflow."""
     blocked = zone_blocked_probability(blocks, spare_blocks, unavailability)
     log_free = np.asarray(np.log1p(-np.minimum(blocked, 0.5)))
     mostly = blocked >= 0.5
     if not np.any(mostly):
         return log_free
-    # 1 - blocked has few digits left there, so take the lower tail itself; blocked > 0 implies R < L.
+    # 1 - blocked has few digits there, so compute the lower tail itself. blocked > 0 implies R < L.
     shaped = np.broadcast_arrays(as_floats(blocks), as_floats(spare_blocks), as_floats(unavailability))
     blocks_f, spares_f, q = (each[mostly] for each in shaped)
     with np.errstate(divide="ignore"):
@@ -45,7 +45,7 @@ def log_zone_free_probability(
 
 
 def job_blocked_probability(zone_blocked: Floats, zones: int | IntArray) -> FloatArray:
-    """Return beta: the job is blocked when any of its zones is, 1 - (1 - Pr(blocked))**B.
+    """Return beta, the probability that any zone is blocked and thus the job: 1 - (1 - Pr(blocked))**B.
 
     The paper prints 1 - Pr(blocked)**B, which is the probability that not all zones are blocked.
     """

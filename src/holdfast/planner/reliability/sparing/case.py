@@ -1,6 +1,6 @@
-"""What a sparing question consists of: the cluster, how it fails, the job, and the strategies to compare.
+"""The input of a comparison of sparing strategies: the cluster, how it fails, the job, and the strategies.
 
-The field names are the keys of the TOML that the command line reads.
+The field names are the keys of the TOML file that the command line reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.planning.special import (
     require_positive,
 )
 
-#: GPUs of a cluster: counts of its blocks fit any array, and sums over them take seconds.
+#: Largest number of GPUs. Sums over the blocks then take seconds.
 MOST_GPUS = 10_000_000
 
 
@@ -68,7 +68,7 @@ class FailureModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """GPUs at work that must lie in one sparing zone together."""
+    """A constraint: working GPUs that must be in the same sparing zone."""
 
     group_gpus: int
 
@@ -78,15 +78,17 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a rack gains where `spare_gpus_per_rack` of its GPUs are idle, from which every strategy's gain follows.
+    """The gain of a rack with `spare_gpus_per_rack` idle GPUs, from which every strategy's gain follows.
 
-    Measured are how far the power limit of the others can rise, and either how much faster they train then (`gain`) or
-    the share of time that communication is exposed, which more power does not shorten.
+    Give `gain` or `exposed_communication`.
     """
 
     spare_gpus_per_rack: int
+    #: measured: by how much the power limit of the working GPUs can rise
     power_limit_ratio: float
+    #: measured: by how much faster they then train
     gain: float | None = None
+    #: measured: share of time in which communication is exposed, which more power does not shorten
     exposed_communication: float | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +106,10 @@ class Hardware:
             )
 
     def gain_of(self, strategy: SparingStrategy, gpus_per_rack: int) -> float:
-        """Return a strategy's gain: Eq. 8 at the power that its idle GPUs set free, each as much as measured."""
+        """Return a strategy's gain, by Eq. 8, at the power that its idle GPUs set free.
+
+        Each idle GPU sets free as much power as measured.
+        """
         measured = self.spare_gpus_per_rack / (gpus_per_rack - self.spare_gpus_per_rack)
         ratio = power_limit_ratio(
             idle_per_working=strategy.spare_gpus / strategy.working_gpus,
@@ -121,7 +126,11 @@ class Hardware:
 
 
 def check_hardware(hardware: Hardware, gpus_per_rack: int) -> None:
-    """Raise `BadInputError` where the measured rack is none of these, or sets free more power than idle GPUs draw."""
+    """Check the measured rack.
+
+    Raises:
+        BadInputError: the rack has too few GPUs, or its idle GPUs set free more power than they draw.
+    """
     spare = hardware.spare_gpus_per_rack
     if spare >= gpus_per_rack:
         raise BadInputError(
@@ -149,14 +158,15 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparingStrategy:
-    """One way to keep spares: the block size, idle GPUs in each block, idle blocks in each zone (best if None).
+    """One way to keep spares."""
 
-    `hardware_gain` is what was measured for this very strategy; where None, it follows from `Hardware`.
-    """
-
+    #: GPUs of a block
     block_gpus: int
+    #: idle GPUs in each block
     spare_gpus: int = 0
+    #: idle blocks in each zone, or None for the best number
     spare_blocks: int | None = None
+    #: measured for this strategy, or None to derive it from `Hardware`
     hardware_gain: float | None = None
 
     def __post_init__(self) -> None:
@@ -190,7 +200,7 @@ class SparingStrategy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparingCase:
-    """The whole question. Sections that are None bring no gain and no constraint."""
+    """The complete input. Sections that are None have no gain and no constraint."""
 
     cluster: Cluster
     failures: FailureModel
@@ -214,17 +224,17 @@ class SparingCase:
 
 
 def blocks_per_zone(cluster: Cluster, strategy: SparingStrategy) -> int:
-    """Return L, the blocks that a zone is cut into."""
+    """Return L, the number of blocks in a zone."""
     return cluster.racks_per_zone * (cluster.gpus_per_rack // strategy.block_gpus)
 
 
 def group_blocks(placement: Placement | None, strategy: SparingStrategy) -> int:
-    """Return P, the whole blocks that hold one placement group; 1 without placement."""
+    """Return P, the number of blocks that hold one placement group, or 1 without placement."""
     return 1 if placement is None else -(-placement.group_gpus // strategy.working_gpus)
 
 
 def placed_share(placement: Placement | None, strategy: SparingStrategy) -> float:
-    """Return the share of the working GPUs of a group's blocks that the group uses; the others are stranded."""
+    """Return the share of the working GPUs of a group's blocks that the group uses. The others are stranded."""
     if placement is None:
         return 1.0
     return placement.group_gpus / (group_blocks(placement, strategy) * strategy.working_gpus)
@@ -264,7 +274,7 @@ def _check_spare_blocks(spare_blocks: int | None, blocks: int, group: int, key: 
 
 
 def scaled_failures(failures: FailureModel, mtbf_tray_hours: Floats, mttr_hours: Floats) -> FailureModel:
-    """Return the same failures at another tray MTBF and MTTR, the rack MTBF scaled along with the tray's."""
+    """Return the failures with another tray MTBF and MTTR. The rack MTBF keeps its ratio to the tray MTBF."""
     ratio = as_floats(failures.mtbf_rack_hours) / as_floats(failures.mtbf_tray_hours)
     return FailureModel(
         mtbf_tray_hours=mtbf_tray_hours,

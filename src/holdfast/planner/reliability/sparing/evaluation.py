@@ -20,13 +20,13 @@ from holdfast.planner.reliability.sparing.recovery import BlockPool, RackFailure
 from holdfast.planner.reliability.sparing.spare_search import best_placed_spare_blocks, best_spare_blocks
 from holdfast.planning.special import FloatArray, IntArray
 
-#: Below one GPU's worth of training, no goodput remains.
+#: A goodput below one GPU counts as none.
 HOPELESS_GPUS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StrategyGoodput:
-    """One strategy's goodput and all that makes it up.
+    """One strategy's goodput and its factors.
 
     Array fields have the broadcast shape of the case's failures and checkpoint times: () for plain numbers.
     """
@@ -36,7 +36,7 @@ class StrategyGoodput:
     blocks: int
     #: R per zone, stranded blocks included
     spare_blocks: IntArray
-    #: max(0, R - the R that is best with P = 1)
+    #: max(0, R - the best R for P = 1)
     stranded_blocks: IntArray
     block_mtbf_hours: FloatArray
     #: Pr(blocked) of one zone, Eq. 4
@@ -62,12 +62,12 @@ class Evaluation:
 
     @property
     def best(self) -> IntArray:
-        """Index of the strategy with most goodput, the first of equals; shape of the case's arrays."""
+        """Index of the strategy with most goodput, or the first of several. Its shape is that of the case's arrays."""
         return np.argmax(self.goodput_gpus, axis=0)
 
 
 def evaluate(case: SparingCase) -> Evaluation:
-    """Return the goodput of every strategy, each with the best spare blocks where it names none."""
+    """Return the goodput of every strategy. A strategy without a number of spare blocks gets the best one."""
     return Evaluation(strategies=tuple(evaluate_strategy(case, strategy) for strategy in case.strategies))
 
 
@@ -114,7 +114,7 @@ def strategy_block_mtbf(case: SparingCase, strategy: SparingStrategy) -> FloatAr
 
 
 def block_pool(case: SparingCase, strategy: SparingStrategy, block_mtbf_hours: FloatArray) -> BlockPool:
-    """Return a strategy's blocks as a recovery scheme sees them."""
+    """Return a strategy's blocks in the form that recovery schemes use."""
     per_rack = case.cluster.gpus_per_rack // strategy.block_gpus
     return BlockPool(
         zones=case.cluster.zones,
@@ -131,7 +131,7 @@ def block_pool(case: SparingCase, strategy: SparingStrategy, block_mtbf_hours: F
 
 
 def strategy_gains(case: SparingCase, strategy: SparingStrategy) -> tuple[float, float]:
-    """Return (hardware gain, model gain); the hardware gain is 1 without spare trays, unless measured."""
+    """Return (hardware gain, model gain). Without spare trays, the hardware gain is 1 unless it was measured."""
     hardware = 1.0
     if strategy.hardware_gain is not None:
         hardware = strategy.hardware_gain

@@ -1,4 +1,4 @@
-"""How much faster a strategy's GPUs train: sparing paper, Eq. 8-10."""
+"""Training speed of a strategy's GPUs: sparing paper, Eq. 8-10."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hardware_gain(*, power_limit_ratio: Floats, exposed_communication: Floats) -
 def power_limit_ratio(*, idle_per_working: Floats, idle_frees: Floats) -> FloatArray:
     """Return the power limit per GPU with some GPUs of a rack idle, over that with all at work.
 
-    The rack's power stays the same, and what idle GPUs do not draw is shared by the others (section 3.6).
+    The rack's power stays the same. The working GPUs share the power that idle GPUs do not draw (section 3.6).
 
     Args:
         idle_per_working: idle GPUs of a rack for each working one.
@@ -32,7 +32,7 @@ def power_limit_ratio(*, idle_per_working: Floats, idle_frees: Floats) -> FloatA
 def tensor_parallel_speedup(tensor_parallel: int | IntArray, alpha: Floats) -> FloatArray:
     """Return G, Amdahl's speed-up with a ring collective's overhead, Eq. 9.
 
-    `alpha` is what the exposed share of communication tends to as the parallelism grows.
+    `alpha` is the limit of the exposed share of communication for large parallelism.
     """
     tp, a = as_floats(tensor_parallel), as_floats(alpha)
     return tp / (1.0 + a * (tp - 1.0))

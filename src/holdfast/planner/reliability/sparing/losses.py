@@ -1,4 +1,4 @@
-"""Where a cluster's GPUs go: the parts that CETT leaves out, by cause (sparing paper, Eq. 2)."""
+"""Losses of GPU time by cause: the parts that CETT leaves out (sparing paper, Eq. 2)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Losses:
 
 
 def losses(case: SparingCase, outcome: StrategyGoodput) -> Losses:
-    """Return where the share 1 - CETT goes.
+    """Return the causes of the share 1 - CETT.
 
-    Without checkpoints (elastic recovery) all that failures cost is down time, which counts as `restart`.
+    Without checkpoints (elastic recovery), the only cost of failures is down time, which counts as `restart`.
     """
     strategy = outcome.strategy
     working_trays = strategy.working_gpus / strategy.block_gpus
@@ -60,7 +60,7 @@ def losses(case: SparingCase, outcome: StrategyGoodput) -> Losses:
 def _split(
     wasted: FloatArray, save: FloatArray, lost_work: FloatArray, restart: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    # Where no period ever completes, the times overflow: nothing is saved, and lost work stands for all of it.
+    # If no period ever completes, the times overflow. All time then counts as lost work.
     overhead = save + lost_work + restart
     hopeless = ~np.isfinite(overhead)
     safe = np.where(hopeless | (overhead == 0.0), 1.0, overhead)

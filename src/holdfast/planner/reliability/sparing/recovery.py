@@ -1,8 +1,8 @@
-"""What a failure costs under three ways to recover, behind one interface.
+"""The cost of a failure under three recovery schemes, behind one interface.
 
-A scheme is asked for two numbers, for any count R of spare blocks per zone: beta, the share of the working blocks'
-time that is lost because blocks are missing, and gamma, the share of the rest that is lost to failures. CETT is then
-(K-I)/K (L-R)/L (1-beta) (1-gamma), whatever the scheme (sparing paper, Eq. 7 as corrected).
+A scheme returns two numbers, for any number R of spare blocks per zone. beta is the share of the working blocks' time
+that is lost because blocks are missing. gamma is the share of the rest that is lost to failures. CETT is then (K-I)/K
+(L-R)/L (1-beta) (1-gamma) for each scheme (sparing paper, Eq. 7 as corrected).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SECONDS_PER_HOUR = 3600.0
 class RackFailures(StrEnum):
     """How often a rack failure is charged to the job (errata of the sparing paper, point 6)."""
 
-    #: Each of several blocks of one rack brings the rack's failures along in full: the paper's way.
+    #: Each block of a rack is charged the rack's failures in full, as in the paper.
     PER_BLOCK = "per_block"
-    #: One rack failure is one interruption, however many blocks the rack holds.
+    #: One rack failure is one interruption, regardless of the rack's number of blocks.
     PER_RACK = "per_rack"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPool:
-    """A strategy's blocks, as a recovery scheme sees them. Arrays broadcast."""
+    """A strategy's blocks in the form that recovery schemes use. Arrays broadcast."""
 
     zones: int
     #: L, blocks per zone
     blocks: int
-    #: P, blocks that must share a zone
+    #: P, blocks that must be in the same zone
     group_blocks: int
-    #: share of time one block is out of production
+    #: share of time in which one block is out of production
     unavailability: FloatArray
     #: 1/MTBF_F: how often one working block interrupts the job, per hour
     interruptions_per_hour: FloatArray
@@ -58,7 +58,7 @@ class BlockPool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """When state is saved and what a rollback costs. Seconds; arrays broadcast."""
+    """Times of saving state and of a rollback. Seconds; arrays broadcast."""
 
     period_seconds: Floats
     save_seconds: Floats
@@ -80,7 +80,7 @@ class Checkpoint:
             )
 
     def times(self, interruptions_per_hour: Floats) -> PeriodTimes:
-        """Return where the seconds of a period go."""
+        """Return how the seconds of a period are spent."""
         return period_times(
             rate=as_floats(interruptions_per_hour) / SECONDS_PER_HOUR,
             period=self.period_seconds,
@@ -103,7 +103,7 @@ class Checkpoint:
 
 
 class RecoveryScheme(Protocol):
-    """Beta and gamma of a recovery scheme. `spare_blocks` is R per zone and broadcasts with the pool's arrays."""
+    """Beta and gamma of a recovery scheme. `spare_blocks` is R per zone, and broadcasts with the pool's arrays."""
 
     def beta(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
         """Return the share of working-block time lost because blocks are missing."""
@@ -114,20 +114,20 @@ class RecoveryScheme(Protocol):
         ...
 
     def log_yield(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
-        """Return log((1 - beta) (1 - gamma)), by which spare counts are compared; may be -inf, never NaN.
+        """Return log((1 - beta) (1 - gamma)), for comparisons of spare counts. It may be -inf, but never NaN.
 
         With `log(L - R)` added it must have a single maximum over R.
         """
         ...
 
     def period_times(self, pool: BlockPool, spare_blocks: IntArray) -> PeriodTimes | None:
-        """Return where a checkpoint period goes, None for a scheme without checkpoints."""
+        """Return how a checkpoint period is spent, or None for a scheme without checkpoints."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Synchronous:
-    """Any failure rolls the whole job back; any zone out of spares blocks all of it (the paper's scheme)."""
+    """The paper's scheme: any failure rolls the job back, and any zone without enough blocks blocks the job."""
 
     checkpoint: Checkpoint
 
@@ -151,10 +151,10 @@ class Synchronous:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SemiSynchronous:
-    """Each zone is a replica of its own that rolls back alone, and the zones average their models now and then.
+    """Each zone is a replica that rolls back alone, and the zones average their models from time to time.
 
-    A failure costs its own zone only. A zone out of spares drops out until it has enough blocks again; the job as a
-    whole is blocked only while more than `loss_limit_zones` zones are out. Averaging itself is taken to be free.
+    A failure costs its own zone only. A zone without enough blocks drops out until it has enough. The job is blocked
+    only while more than `loss_limit_zones` zones are out. Averaging is assumed to be free.
     """
 
     checkpoint: Checkpoint
@@ -167,8 +167,8 @@ class SemiSynchronous:
         blocked = zone_blocked_probability(pool.blocks, spare_blocks, pool.unavailability)
         if self.loss_limit_zones >= pool.zones:
             return blocked
-        # E[(B - X)/B; X <= limit] over X ~ Binomial(B, p) is (1-p) Pr(Binomial(B-1, p) <= limit): of the zones at
-        # work, look at any one, and count the blocked ones among the others.
+        # E[(B - X)/B; X <= limit] over X ~ Binomial(B, p) is (1-p) Pr(Binomial(B-1, p) <= limit): fix one working
+        # zone, and count the blocked zones among the others.
         others = zone_blocked_probability(pool.zones - 1, self.loss_limit_zones, blocked)
         return blocked + (1.0 - blocked) * others
 
@@ -191,9 +191,9 @@ class SemiSynchronous:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elastic:
-    """No checkpoint: a failure stops the job for a fixed time, then it goes on with the blocks that are left.
+    """No checkpoints: a failure stops the job for a fixed time, then it continues with the remaining blocks.
 
-    A zone trains on min(L - R, blocks up) blocks, in whole placement groups; nothing ever blocks the job.
+    A zone trains on min(L - R, blocks up) blocks, in complete placement groups. The job is never blocked.
     """
 
     down_seconds: Floats

@@ -1,4 +1,4 @@
-"""The sparing paper's production case (section 4.1) and statements (4.3), to compare with.
+"""The sparing paper's production case (section 4.1) and its statements (section 4.3), for comparison.
 
 Axes: T repair times, M times between failures.
 """
@@ -27,7 +27,7 @@ from holdfast.planning.special import BoolArray
 def catalina() -> SparingCase:
     """Return 4 zones of 256 racks with 72 GPUs, 2 per tray, and the six strategies of Table 1.
 
-    The paper does not print alpha; 0.206 is what its rounded model gains fit best.
+    The paper does not print alpha. Its rounded model gains fit 0.206 best.
     """
     return SparingCase(
         cluster=Cluster(zones=4, racks_per_zone=256, gpus_per_rack=72, gpus_per_tray=2),
@@ -47,21 +47,22 @@ def catalina() -> SparingCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What section 4.3 says wins in one of Figures 2-5, and the part of the plane on which it does.
+    """The best strategies in a part of the plane, as section 4.3 states for one of Figures 2-5.
 
-    The paper's axes are not legible in our text, so the parts are ours, found on the plane of 1e3..1e5 h tray MTBF
-    and 0.1..100 h MTTR. How large a part is depends on the axes: Figure 2's statement on small blocks holds on a
-    quarter of the plane with logarithmic axes, and on most of it with linear ones.
+    The paper's axes are not legible in our text, so the parts are ours, found on the plane of 1e3..1e5 h tray MTBF and
+    0.1..100 h MTTR. The size of a part depends on the axes: Figure 2's statement on small blocks holds on a quarter of
+    the plane with logarithmic axes, and on most of it with linear ones.
     """
 
     figure: int
     text: str
+    #: labels of the strategies that are best there
     winners: frozenset[str]
     mtbf_tray_hours: tuple[float, float] = (0.0, math.inf)
     mttr_hours: tuple[float, float] = (0.0, math.inf)
 
     def holds(self, one: SensitivityMap) -> BoolArray:
-        """Return where one of the winners is best, (T, M)."""
+        """Return the points at which one of the winners is best, (T, M)."""
         winners = [index for index, strategy in enumerate(one.strategies) if strategy.label in self.winners]
         return np.isin(one.best, winners)
 

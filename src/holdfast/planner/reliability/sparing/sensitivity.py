@@ -1,4 +1,4 @@
-"""Which strategy is best where in the MTBF-MTTR plane: sparing paper, section 4.3.
+"""The best strategy at each point of the MTBF-MTTR plane: sparing paper, section 4.3.
 
 Axes: T repair times, M times between failures.
 """
@@ -16,7 +16,7 @@ from holdfast.planning.special import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """What a map takes into account."""
+    """The effects that a map includes."""
 
     name: str
     model: bool
@@ -39,23 +39,26 @@ class SensitivityMap:
 
     scenario: Scenario
     strategies: tuple[SparingStrategy, ...]
-    mtbf_tray_hours: FloatArray  # (M,)
-    mttr_hours: FloatArray  # (T,)
-    goodput_gpus: FloatArray  # (strategies, T, M)
+    #: shape (M,)
+    mtbf_tray_hours: FloatArray
+    #: shape (T,)
+    mttr_hours: FloatArray
+    #: shape (strategies, T, M)
+    goodput_gpus: FloatArray
 
     @property
     def best(self) -> IntArray:
-        """Index of the best strategy, (T, M); the first of equals."""
+        """Index of the best strategy, or the first of several, (T, M)."""
         return np.argmax(self.goodput_gpus, axis=0)
 
     @property
     def hopeless(self) -> BoolArray:
-        """Where no strategy leaves any goodput, (T, M)."""
+        """Whether no strategy has any goodput, (T, M)."""
         return self.goodput_gpus.max(axis=0) < HOPELESS_GPUS
 
     @property
     def shares(self) -> FloatArray:
-        """Share of the grid's points on which each strategy is best, (strategies,); hopeless points are nobody's."""
+        """Share of the grid's points at which each strategy is best, (strategies,). Hopeless points count for none."""
         counts = np.bincount(self.best[~self.hopeless], minlength=len(self.strategies))
         return counts / self.best.size
 
@@ -69,8 +72,8 @@ def sensitivity_map(
 ) -> SensitivityMap:
     """Return the map of `scenario` over a grid of tray MTBFs (M,) and MTTRs (T,), in hours.
 
-    The rack MTBF keeps its ratio to the tray's. Spare blocks are the best ones at each point, even where a strategy
-    of the case names a number: a plan made for one point says nothing about the others.
+    The rack MTBF keeps its ratio to the tray's. Each point has its own best number of spare blocks, even if a strategy
+    of the case gives a number: that number was chosen for one point.
     """
     mtbf, mttr = np.meshgrid(mtbf_tray_hours, mttr_hours)
     varied = replace(

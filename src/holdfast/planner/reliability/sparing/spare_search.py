@@ -13,11 +13,11 @@ from holdfast.planning.special import FloatArray, IntArray
 def best_spare_blocks(scheme: RecoveryScheme, pool: BlockPool) -> IntArray:
     """Return the R in 0..L-1 that maximises CETT without placement (P = 1), for every element of the pool's arrays.
 
-    The objective is log-concave in R for the synchronous scheme, so its forward difference changes sign once and
-    bisection finds where: a binomial distribution function is log-concave, so are its powers, and so is
-    n (1 - gamma(n)) in the number n of working blocks (with x = rate period, y = rate down and no saving, its
-    logarithm's second derivative is at most (-2 + 1 + 1)/n**2; saving only lowers it). The other schemes are tested
-    against trying every R.
+    For the synchronous scheme the objective is log-concave in R, so its forward difference changes sign once, and
+    bisection finds the sign change. A binomial distribution function is log-concave, so are its powers, and so is n (1
+    - gamma(n)) in the number n of working blocks. (With x = rate period, y = rate down and no saving, its logarithm's
+    second derivative is at most (-2 + 1 + 1)/n**2; saving only lowers it.) For the other schemes, tests compare the
+    result with a search over every R.
     """
     free = replace(pool, group_blocks=1)
     shape = np.broadcast_shapes(pool.unavailability.shape, pool.interruptions_per_hour.shape)
@@ -25,7 +25,7 @@ def best_spare_blocks(scheme: RecoveryScheme, pool: BlockPool) -> IntArray:
     for _ in range(int(pool.blocks - 1).bit_length()):
         middle = np.minimum((low + high) // 2, max(pool.blocks - 2, 0))
         here, more = _log_cett(scheme, free, middle), _log_cett(scheme, free, middle + 1)
-        # Where too few spares leave no goodput that a float can hold, more of them can only help.
+        # If the goodput underflows because of too few spares, more spares can only help.
         better_above = (more > here) | np.isneginf(here)
         open_ = low < high
         low = np.where(open_ & better_above, middle + 1, low)
@@ -36,8 +36,8 @@ def best_spare_blocks(scheme: RecoveryScheme, pool: BlockPool) -> IntArray:
 def best_placed_spare_blocks(scheme: RecoveryScheme, pool: BlockPool, unplaced: IntArray) -> IntArray:
     """Return the best R for which L - R is a positive multiple of P (Eq. 6).
 
-    `unplaced` is `best_spare_blocks(scheme, pool)`. With a single maximum there, the best multiple is one of the two
-    next to it.
+    `unplaced` is `best_spare_blocks(scheme, pool)`. It is the only maximum, so the best multiple is one of the two next
+    to it.
     """
     if pool.group_blocks == 1:
         return unplaced

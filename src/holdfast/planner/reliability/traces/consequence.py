@@ -1,4 +1,4 @@
-"""What a trace's real distributions do to a recommendation that assumes exponential ones."""
+"""The effect of a trace's real distributions on a recommendation that assumes exponential ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from holdfast.planner.reliability.traces.fit import HOURS_PER_WEEK, TraceFit, we
 from holdfast.planner.reliability.traces.interruptions import Interruptions
 from holdfast.planner.reliability.traces.trace import FailureTrace
 
-#: The interruptions that follow from a fit may differ from those in its trace by this share.
+#: Largest relative difference between the interruptions by a fit and those in its trace.
 MOST_DIFFERENCE = 0.05
-#: The MTBF of what never fails, as far as the trace shows: far above any other, and still a number to compute with.
+#: The MTBF of parts without failures in the trace: far above any other, but finite.
 NEVER_HOURS = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reality:
-    """One set of distributions to simulate with; exponential and steady where None."""
+    """One set of distributions for simulations. None stands for exponential ones and a constant rate."""
 
     name: str
     repairs: Distribution | None = None
@@ -52,8 +52,9 @@ class TraceConsequence:
     """All strategies under all realities, and other spare counts for the recommended one."""
 
     case: SparingCase
-    #: the interruptions of all observed nodes in the trace, and those that follow from the fit
+    #: the interruptions of all observed nodes in the trace
     interruptions: Interruptions
+    #: the interruptions that follow from the fit
     implied_interruptions: float
     realities: tuple[Reality, ...]
     strategies: tuple[StrategyUnderTrace, ...]
@@ -66,7 +67,7 @@ class TraceConsequence:
         return _best([strategy.closed_form for strategy in self.strategies])
 
     def best_simulated(self, reality: int) -> int:
-        """Index of the strategy with most goodput on average in one reality."""
+        """Return the index of the strategy with the highest mean goodput in one reality."""
         return _best([strategy.simulated[reality].mean for strategy in self.strategies])
 
 
@@ -75,13 +76,13 @@ def _best(goodputs: list[float]) -> int:
 
 
 def realities(trace: FailureTrace, fit: TraceFit) -> tuple[Reality, ...]:
-    """Return the exponential model, and three with ever more of what the trace shows.
+    """Return the exponential model, and three models that include more and more of the trace.
 
-    A trace of few machines can't say how its bursts look in a large fleet, so there are two readings of them: gaps
-    between failures stretched to the fleet's rate (bursts keep their number of failures and get shorter), and a rate
-    that follows the trace's weeks (bursts keep their length and grow with the fleet).
+    A trace of few machines cannot show how its bursts appear in a large fleet, so two models assume different bursts.
+    In one, gaps between failures are stretched to the fleet's rate: bursts keep their number of failures and get
+    shorter. In the other, the rate follows the trace's weeks: bursts keep their length and grow with the fleet.
     """
-    # The unfinished repairs lengthen the mean; the shape is that of the repairs that ended.
+    # The mean includes unfinished repairs, the shape only repairs that ended.
     repairs = Scaled(shape=Empirical(trace.repair_hours), mean=fit.mttr_hours.mean)
     weeks = RateProfile(HOURS_PER_WEEK, weekly_failures(trace))
     return (
@@ -95,9 +96,10 @@ def realities(trace: FailureTrace, fit: TraceFit) -> tuple[Reality, ...]:
 def fitted_failures(
     case: SparingCase, trace: FailureTrace, fit: TraceFit, interruptions: Interruptions, trays_per_node: float
 ) -> FailureModel:
-    """Return how trays and racks of the case fail by a trace, of which a node stands for `trays_per_node` trays.
+    """Return the failures of the case's trays and racks by a trace.
 
-    Every interruption of the trace counts once, as a failure of a tray or of a rack.
+    A node of the trace stands for `trays_per_node` trays. Every interruption counts once, as a failure of a tray or of
+    a rack.
 
     Raises:
         BadInputError: the interruptions that follow differ from those in the trace by more than 5 %.
@@ -121,7 +123,7 @@ def fitted_failures(
 
 
 def implied_interruptions(cluster: Cluster, failures: FailureModel, rack_hours: float) -> float:
-    """Return how many interruptions the closed form expects in this many hours of racks in service."""
+    """Return the number of interruptions that the closed form expects in this many hours of racks in service."""
     per_hour = interruption_rate(
         mtbf_tray=failures.mtbf_tray_hours,
         mtbf_rack=failures.mtbf_rack_hours,
@@ -142,10 +144,10 @@ def consequence(
     """Return the goodput of the case's strategies with the trace's failures.
 
     Raises:
-        BadInputError: as `fitted_failures`.
+        BadInputError: see `fitted_failures`.
     """
     at_trace = replace(case, failures=fitted_failures(case, trace, fit, interruptions, trays_per_node))
-    # A heavy tail forgets that all began whole only once the longest repair is over.
+    # With a heavy tail, the initial state has an effect until the longest repair is over.
     warmup = max(float(trace.repair_hours.max()), 10.0 * fit.mttr_hours.mean)
     settings = replace(settings, warmup_hours=warmup)
     compared = realities(trace, fit)
@@ -199,7 +201,7 @@ def _goodput(
 
 
 def _neighbours(case: SparingCase, strategy: SparingStrategy, spare_blocks: int) -> list[int]:
-    """Return the spare counts that lie up to two placement groups (or 5 % of the spares) away."""
+    """Return spare counts that are up to two placement groups (or 5 % of the spares) away."""
     group = group_blocks(case.placement, strategy)
     step = group * max(1, round(0.05 * spare_blocks / group))
     candidates = [spare_blocks + i * step for i in (-2, -1, 1, 2)]

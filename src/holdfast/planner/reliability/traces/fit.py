@@ -1,4 +1,4 @@
-"""MTBF and MTTR from a trace, with confidence intervals, and how far it is from exponential.
+"""MTBF and MTTR from a trace, with confidence intervals, and the distance from exponential distributions.
 
 Axes: N values of a sample, S samples.
 """
@@ -22,40 +22,41 @@ HOURS_PER_WEEK = 168.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeFit:
-    """How a sample of times is distributed, beside an exponential of the same mean."""
+    """The distribution of a sample of times, compared with an exponential of the same mean."""
 
     count: int
     mean_hours: float
     median_hours: float
     #: standard deviation over mean: 1 for an exponential
     cv: float
-    #: largest distance between the sample's distribution function and the exponential's, and how often an
-    #: exponential sample of this size is as far away
+    #: largest distance between the sample's distribution function and the exponential's
     ks_distance: float
+    #: probability that an exponential sample of this size is at least as far away
     ks_p_value: float
     weibull: Weibull
     lognormal: LogNormal
-    #: Akaike's criterion less the exponential's: below 0 fits better
+    #: Akaike's criterion minus the exponential's; a negative value fits better
     weibull_aic: float
+    #: likewise
     lognormal_aic: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceFit:
-    """What a trace says about MTBF and MTTR. Hours; intervals at `confidence`."""
+    """MTBF and MTTR of a trace. Hours; intervals at `confidence`."""
 
     confidence: float
     failures: int
     open_repairs: int
     nodes: int
     span_hours: float
-    #: exact for failures that come as a Poisson process
+    #: The interval is exact for failures of a Poisson process.
     mtbf_hours: Estimate
-    #: by resampling whole weeks, which keeps bursts that are shorter than that together
+    #: The interval resamples full weeks, which keeps shorter bursts together.
     mtbf_bursty_hours: Estimate
-    #: exact for exponential repairs
+    #: The interval is exact for exponential repairs.
     mttr_hours: Estimate
-    #: by resampling repairs, unfinished ones included
+    #: The interval resamples repairs, including unfinished ones.
     mttr_resampled_hours: Estimate
     #: variance over mean of the failures per week: 1 for a Poisson process
     weekly_dispersion: float
@@ -66,12 +67,12 @@ class TraceFit:
 def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, resamples: int = 1000) -> TraceFit:
     """Return MTBF, MTTR and the shapes of gaps and repairs.
 
-    MTBF is the time in service of all nodes over the number of failures. MTTR is the time in repair, unfinished repairs
-    included, over the number of repairs that ended: the estimate of greatest likelihood for exponential repairs, some
-    of which are censored by the end of the trace. The shape of repairs is that of the ones that ended.
+    MTBF is the time in service of all nodes over the number of failures. MTTR is the time in repair, including
+    unfinished repairs, over the number of repairs that ended. This is the maximum-likelihood estimate for exponential
+    repairs, some of which are censored by the end of the trace. The shape of repairs only uses repairs that ended.
 
     Raises:
-        BadInputError: fewer than two repairs ended, or all of them in no time; or all failures start at once.
+        BadInputError: fewer than two repairs ended, or all of them in no time, or all failures start at the same time.
     """
     repairs = trace.repair_hours
     if repairs.size < 2 or not np.any(repairs > 0):
@@ -108,9 +109,9 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
 
 
 def fit_mttr(trace: FailureTrace, confidence: float) -> Estimate:
-    """Return the mean time to repair, for exponential repairs of which some are cut off by the end of the trace."""
+    """Return the mean time to repair, for exponential repairs, some of which the end of the trace cuts off."""
     tail, total, ended = (1.0 - confidence) / 2.0, float(trace.in_repair_hours.sum()), int(trace.ended.sum())
-    # With unfinished repairs the number that ended is random, as the number of failures is for MTBF.
+    # With unfinished repairs, the number of ended repairs is random, like the number of failures for MTBF.
     more = 2 if trace.open_repairs else 0
     return Estimate(
         mean=total / ended,
@@ -120,7 +121,7 @@ def fit_mttr(trace: FailureTrace, confidence: float) -> Estimate:
 
 
 def weekly_failures(trace: FailureTrace) -> FloatArray:
-    """Return the failures in each whole week of the trace; one element if it is shorter than a week."""
+    """Return the failures in each full week of the trace, or one element if it is shorter than a week."""
     weeks = max(1, int(trace.span_hours / HOURS_PER_WEEK))
     inside = trace.start_hours[trace.start_hours < weeks * HOURS_PER_WEEK]
     return np.bincount((inside / HOURS_PER_WEEK).astype(np.int64), minlength=weeks).astype(np.float64)
@@ -130,7 +131,7 @@ def _bursty(mtbf: float, weekly: FloatArray, rng: np.random.Generator, resamples
     counts = weekly[rng.integers(weekly.size, size=(resamples, weekly.size))].mean(axis=1)
     few, many = (float(count) for count in np.quantile(counts, [tail, 1.0 - tail]))
     total = mtbf * float(weekly.mean())
-    # (weeks without any failure bound nothing from above; without any failure in a whole week nothing is known)
+    # A low quantile of 0 failures leaves the upper end open, a high quantile of 0 also the lower end.
     return Estimate(mean=mtbf, low=total / many if many else 0.0, high=total / few if few else math.inf)
 
 
@@ -142,8 +143,8 @@ def _percentiles(mean: float, samples: FloatArray, tail: float) -> Estimate:
 def fit_shape(hours: FloatArray, rng: np.random.Generator, simulations: int = 400) -> ShapeFit:
     """Return the shape of a sample (N,) of times of 0 or more.
 
-    Logarithms need positive values: 0, which stands for "below the clock's resolution", is taken as half the
-    smallest positive value.
+    Logarithms need positive values. 0 stands for "below the clock's resolution", and is replaced by half the smallest
+    positive value.
     """
     mean = float(hours.mean())
     positive = np.maximum(hours, 0.5 * float(hours[hours > 0].min()))
@@ -159,7 +160,7 @@ def fit_shape(hours: FloatArray, rng: np.random.Generator, simulations: int = 40
         median_hours=float(np.median(hours)),
         cv=float(hours.std(ddof=1)) / mean,
         ks_distance=distance,
-        # Its mean being fitted, the exponential's own samples say what distance is usual (Lilliefors).
+        # The exponential's mean is fitted, so its own samples give the usual distance (Lilliefors).
         ks_p_value=(1.0 + int((simulated >= distance).sum())) / (1.0 + simulations),
         weibull=weibull,
         lognormal=lognormal,
@@ -179,7 +180,7 @@ def _distance_to_exponential(samples: FloatArray) -> FloatArray:
 
 
 def fit_weibull(hours: FloatArray) -> Weibull:
-    """Return the Weibull distribution of greatest likelihood for positive times (N,)."""
+    """Return the maximum-likelihood Weibull distribution for positive times (N,)."""
     from scipy import optimize  # pyright: ignore[reportMissingTypeStubs] - only this needs it, and it takes long
 
     logs = np.log(hours / hours.max())

@@ -1,4 +1,4 @@
-"""How often a job on all nodes of a trace would have been interrupted: by nodes that failed alone, and by whole racks.
+"""How often a job on all nodes of a trace would have been interrupted, by single nodes and by whole racks.
 
 Axes: F failures, G groups of failures.
 """
@@ -13,25 +13,25 @@ import numpy as np
 from holdfast.planner.reliability.traces.trace import FailureTrace
 from holdfast.planning.special import IntArray
 
-#: Failures of one rack that start within this time are one failure of the rack, in hours.
+#: Failures of nodes of one rack that start within this time, in hours, are one failure of the rack.
 TOGETHER_HOURS = 60.0 / 3600.0
-#: Failures that start at the same time count as one only if there are this many times as many as chance would bring.
+#: Failures that start at the same time count as one only if they are this many times as frequent as by chance.
 CHANCE_FACTOR = 10.0
 
 #: The resolution of a trace's clock is the largest of these that divides all its times.
 CLOCK_UNITS_S = (86_400.0, 3_600.0, 60.0, 1.0)
 
-#: How the failures of racks were told from those of nodes.
+#: How failures of racks were distinguished from failures of nodes.
 RackEvidence = Literal["none", "given", "scope", "rack", "simultaneous"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interruptions:
-    """The interruptions of a trace, by their causes."""
+    """The interruptions of a trace, by cause."""
 
     #: failures of single nodes
     nodes: float
-    #: failures of whole racks; each counts once, however many nodes it took
+    #: failures of whole racks; each counts once, regardless of its number of nodes
     racks: float
     evidence: RackEvidence
 
@@ -42,18 +42,18 @@ class Interruptions:
 
     @property
     def rack_share(self) -> float:
-        """The share of interruptions that took a whole rack."""
+        """Share of interruptions that took down a whole rack."""
         return self.racks / self.total
 
 
 def count_interruptions(trace: FailureTrace, rack_share: float | None = None) -> Interruptions:
     """Return the interruptions of a trace.
 
-    A failure is one of a single node, unless the trace says otherwise: by a column with the scope of each failure, by
-    racks of which several nodes failed together, or by failures of several nodes at the very same time.
+    A failure counts as that of a single node, unless the trace shows otherwise. It can have a column with the scope of
+    each failure, racks of which several nodes failed together, or failures of several nodes at exactly the same time.
 
     Args:
-        rack_share: the share of interruptions that took a whole rack, if the user has said so.
+        rack_share: share of interruptions that took down a whole rack, if the user gives it.
     """
     failures = trace.start_hours.size
     if rack_share is not None:
@@ -77,9 +77,10 @@ def _by_groups(groups: IntArray, evidence: RackEvidence) -> Interruptions:
 
 
 def _groups(trace: FailureTrace, domain: IntArray, within_hours: float) -> IntArray:
-    """Return how many failures (G,) started together, of one domain each: each at most this long after the one before.
+    """Return the sizes (G,) of groups of failures that start together in one domain.
 
-    A node is in a group once: if it fails again, that is another failure.
+    Each failure starts at most `within_hours` after the one before it. A group contains a node once: if the node fails
+    again, that is another failure.
     """
     order = np.lexsort((trace.start_hours, domain))
     start, domain, node = trace.start_hours[order], domain[order], trace.node[order]
@@ -96,7 +97,7 @@ def _groups(trace: FailureTrace, domain: IntArray, within_hours: float) -> IntAr
 
 
 def _expected_coincidences(trace: FailureTrace) -> float:
-    """Return how many pairs of failures would start at the same time by chance, at the resolution of the trace."""
+    """Return how many pairs of failures start at the same time by chance, at the trace's resolution."""
     seconds = 3600.0 * (trace.start_hours - trace.start_hours[0])
     fits = (unit for unit in CLOCK_UNITS_S if np.abs(seconds - unit * np.rint(seconds / unit)).max() < 1e-3)
     resolution_hours = next(fits, 0.0) / 3600.0

@@ -18,20 +18,20 @@ MOST_HOURS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FailureTrace:
-    """Failures of `nodes` machines, by start. Arrays are (F,), hours from the start of the observation."""
+    """Failures of `nodes` machines, sorted by start. Arrays are (F,), hours from the start of the observation."""
 
     nodes: int
     span_hours: float
     node: IntArray
     start_hours: FloatArray
     end_hours: FloatArray
-    #: False if the end of the observation cut the repair off; `end_hours` is that end then
+    #: False if the end of the observation cut the repair off; `end_hours` is then the end of the observation
     ended: BoolArray
-    #: the line of the file in which each failure begins, for messages
+    #: the line of the file at which each failure begins, for messages
     line: IntArray
     #: the rack of each node, by the node's number in `node`; empty if the racks are not known
     rack_of: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    #: the lines of failures that took a whole rack, by the file's own word
+    #: the lines of failures that took down a whole rack, according to the file
     rack_lines: frozenset[int] = frozenset()
     #: when the observation began, unix seconds, or None if the file's clock does not say
     began_unix_s: float | None = None
@@ -81,12 +81,12 @@ class FailureTrace:
 
     @property
     def in_repair_hours(self) -> FloatArray:
-        """How long each failure was in repair within the observation, (F,)."""
+        """Hours that each failure was in repair within the observation, (F,)."""
         return np.minimum(self.end_hours, self.span_hours) - self.start_hours
 
     @property
     def open_repairs(self) -> int:
-        """How many repairs had not ended."""
+        """Number of repairs that had not ended."""
         return int((~self.ended).sum())
 
     @property
@@ -96,14 +96,14 @@ class FailureTrace:
 
     @property
     def node_hours_up(self) -> float:
-        """Time that all nodes together were in service."""
+        """Time in service of all nodes together."""
         return self.nodes * self.span_hours - float(self.in_repair_hours.sum())
 
 
 def merged(
     node: IntArray, start: FloatArray, end: FloatArray, ended: BoolArray, line: IntArray
 ) -> tuple[IntArray, FloatArray, FloatArray, BoolArray, IntArray]:
-    """Return the same outages, (F,) each, with those that overlap on one node joined into one, sorted by start."""
+    """Return the outages, (F,) each, sorted by start. Outages of one node that overlap are joined into one."""
     order = np.lexsort((start, node))
     node, start, end, ended, line = node[order], start[order], end[order], ended[order], line[order]
     keep = np.ones(node.size, dtype=bool)
