@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 
 #: ways to divide a text between the repeats of a pattern that a search tries in one or two seconds
 _WAYS = 3e8
-#: a repeat with a maximum from here on is treated as unbounded
+#: a repeat with at least this maximum is treated as unbounded
 _LONG = 16
 #: largest accepted number of ways in which short repeats and alternatives match one text
 _CHOICES = 1e5
@@ -36,10 +36,8 @@ def too_slow(pattern: str) -> str:
     """Return why a search may never end, or "" if it ends soon."""
     ways = _ways(_tree(pattern))
     if ways == inf:
-        return "it repeats what may itself be repeated, or be one thing or another: a search may take for ever"
-    return (
-        f"there are {ways:.0e} ways in which a text may fit it: a search may take for ever" if ways > _CHOICES else ""
-    )
+        return "it repeats a part that itself has repeats or alternatives: a search may never end"
+    return f"there are {ways:.0e} ways in which a text may match it: a search may never end" if ways > _CHOICES else ""
 
 
 @lru_cache(maxsize=1024)

@@ -384,8 +384,8 @@ def _remote(url: str, scheme: str) -> RemoteStorage:
         from fsspec import core  # pyright: ignore[reportMissingTypeStubs] - only URLs need it, and it takes long
     except ImportError:
         raise BadInputError(
-            f"the checkpoint directory {url} is a URL, which needs fsspec: pip install fsspec, and what it needs for "
-            f"{scheme}://"
+            f"the checkpoint directory {url} is a URL, which needs fsspec: pip install fsspec, and its dependencies "
+            f"for {scheme}://"
         ) from None
     library: Any = core
     try:

@@ -142,7 +142,7 @@ def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> 
         (["fan|disk", "old fan|hard disk"], 1, "it can never match"),
         ([r"v1\.0", r"driver v1\.0+"], 1, "it can never match"),
         (["fan", "^hang$"], 1, "it can never match: the searched texts begin with one of connection_lost: , "),
-        ([r"fan (\w+\s*)+:"], 0, "is refused: it repeats what may itself be repeated, or be one thing or another: "),
+        ([r"fan (\w+\s*)+:"], 0, "is refused: it repeats a part that itself has repeats or alternatives: "),
         (["fan("], 0, "the pattern 'fan(' is not a regular expression: missing ), unterminated subpattern"),
     ],
 )

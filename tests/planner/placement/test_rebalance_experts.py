@@ -149,11 +149,11 @@ def test_ranks_that_are_gone_get_nothing():
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
-        ([[[1.0, 2.0], [3.0]]], "weight is no table: its rows differ in length"),
+        ([[[1.0, 2.0], [3.0]]], "weight is not a table: its rows differ in length"),
         ([[["a", "b"]]], "weight holds <U1: give numbers"),
         (np.full((2, 1, 2), None), "weight holds object: give numbers"),
         ([[[[1.0, 2.0]]]], r"weight has shape \(1, 1, 1, 2\)"),
-        (np.zeros((0, 1, 2)), r"weight has shape \(0, 1, 2\): there is no step in it"),
+        (np.zeros((0, 1, 2)), r"weight has shape \(0, 1, 2\): it has no steps"),
     ],
 )
 def test_sglangs_steps_that_are_no_loads_are_refused(steps, told):
@@ -233,7 +233,7 @@ GOOD: dict[str, Any] = {"weight": loads_of(2, 8), "num_replicas": 16, "num_group
             "old_indices names expert 8: experts are numbered from 0, and there are 8",
         ),
         ({"old_indices": np.full((2, 16), 0.5)}, "old_indices holds float64: give whole numbers"),
-        ({"old_indices": np.full((2, 16), np.inf)}, "old_indices holds inf: no number in it may be as large"),
+        ({"old_indices": np.full((2, 16), np.inf)}, "old_indices holds inf: this number is too large"),
         ({"old_indices": np.full((2, 16), 2**64 - 1, np.uint64)}, "old_indices holds 18446744073709551615: no number"),
         ({"weight": np.full((2, 8), 1e308)}, "weight of layer 0, expert 0 is 1e+308: more than 1e+100"),
         ({"num_replicas": 16.0}, "num_replicas is 16.0: give a whole number"),
@@ -245,7 +245,7 @@ GOOD: dict[str, Any] = {"weight": loads_of(2, 8), "num_replicas": 16, "num_group
         ({"active_ranks": [0, 1, 2, 3]}, "active_ranks holds 2: give 1 for each rank that is alive, 0 for each that"),
         ({"active_ranks": [np.nan] * 4}, "active_ranks holds nan: give 1 for each rank that is alive"),
         ({"racks": ["a", None]}, "racks is ['a', None]: name all racks by numbers, or all by text"),
-        ({"racks": [[1], [2, 3]]}, "racks is no table: its rows differ in length"),
+        ({"racks": [[1], [2, 3]]}, "racks is not a table: its rows differ in length"),
     ],
 )
 def test_bad_input_is_one_sentence(wrong, words):

@@ -119,10 +119,10 @@ def test_racks_are_spread_over():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dead": [0, 1, 2, 3, 4]}, "dead has 5 of 8 ranks: with more dead than alive, plan anew"),
+        ({"dead": [0, 1, 2, 3, 4]}, "dead has 5 of 8 ranks: with more dead than alive, plan again"),
         ({"dead": [8]}, "dead names rank 8: there are 8, numbered from 0"),
         ({"dead": [0.5]}, "dead holds float64: give whole numbers"),
-        ({"dead": [np.inf]}, "dead holds inf: no number in it may be as large"),
+        ({"dead": [np.inf]}, "dead holds inf: this number is too large"),
         ({"dead": [True] + [False] * 7}, "dead holds flags: give the numbers of the ranks"),
         ({"num_gpus": -4}, "num_gpus is -4: give at least 1"),
         ({"num_gpus": None}, "num_gpus is None: give a whole number"),

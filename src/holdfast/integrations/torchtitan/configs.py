@@ -1,4 +1,4 @@
-"""How a job uses torchtitan's configuration: its layout, a check for unsupported settings, and a trial mode for CPUs."""
+"""The use of torchtitan's configuration by a job: layout, check of unsupported settings, trials on CPUs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def layout_of(config: Any) -> Layout:
     shard = parallelism.data_parallel_shard_degree
     if shard < 1:
         raise BadInputError(
-            f"parallelism.data_parallel_shard_degree is {shard}, all that are left, and nodes come and go: say how "
-            "many workers of a node are to share the parameters of one replica, 1 for none"
+            f"parallelism.data_parallel_shard_degree is {shard}, so it depends on the number of "
+            "workers, which changes: give the number of workers of a node that share one replica, or 1"
         )
     return Layout(shard=shard, tensor=parallelism.tensor_parallel_degree)
 
@@ -48,14 +48,14 @@ def check_config(config: Any) -> None:
         raise BadInputError("config.model_spec is None: take a config of torchtitan's registries, or set one")
     if config.model_spec.post_optimizer_build_fn is not None:
         raise BadInputError(
-            f"{config.model_spec.name} balances its experts by a hook of its optimizer, which would know of one "
-            "replica alone: its experts cannot be trained under a job; see holdfast.MoE (docs/experts.md)"
+            f"{config.model_spec.name} balances its experts by a hook of its optimizer, which only sees one "
+            "replica: a job cannot train its experts; see holdfast.MoE (docs/experts.md)"
         )
     training = config.training
     if training.global_batch_size < 1:
         raise BadInputError(
-            f"training.global_batch_size is {training.global_batch_size}, as many as there are workers for, and "
-            "workers come and go: say how many samples a step has"
+            f"training.global_batch_size is {training.global_batch_size}, so it depends on the number "
+            "of workers, which changes: give the number of samples of a step"
         )
     refused = {
         "checkpoint.enable": (config.checkpoint.enable, "the job saves its state: give --checkpoint-dir to it instead"),

@@ -101,7 +101,7 @@ class ElasticTrainer(_Trainer):
         config = self.config.loss
         if isinstance(config, _losses.ChunkedLossWrapper.Config):
             logger.info(
-                "the loss is computed in one piece: ChunkedLossWrapper calls backward() where a job would not see"
+                "the loss is computed in one piece: ChunkedLossWrapper calls backward() itself, which a job must do"
             )
             config = config.loss_fn
         return config.build(compile_config=self.config.compile)

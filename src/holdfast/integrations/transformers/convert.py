@@ -118,7 +118,7 @@ def _balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None
     block: Any = model.get_submodule(name.rpartition(".")[0])
     gate = getattr(block, "gate", None)
     if not isinstance(gate, nn.Module) or _BIAS not in dict(gate.named_buffers()):
-        raise BadInputError(f"bias_rate is {rate}, but the gate beside {name} has no buffer {_BIAS!r}: leave it out")
+        raise BadInputError(f"bias_rate is {rate}, but the gate next to {name} has no buffer {_BIAS!r}: leave it out")
     return BalancingBias(gate=gate, name=_BIAS, rate=rate)
 
 
@@ -132,7 +132,7 @@ def _strange(model: nn.Module) -> list[str]:
 
 
 def _unknown(model: nn.Module, strange: list[str]) -> str:
-    known = f"known are {', '.join(FORMS)}"
+    known = f"supported are {', '.join(FORMS)}"
     if any(isinstance(module, MoE | ElasticExperts) for _, module in _modules(model)):
         return f"{type(model).__name__} has elastic experts already: there is nothing to convert"
     alike = strange or [
@@ -141,7 +141,7 @@ def _unknown(model: nn.Module, strange: list[str]) -> str:
         if name and _LOOKS_LIKE_EXPERTS.search(_own_name(module))
     ]
     if alike:
-        return f"{alike[0]}, whose experts are not known: {known}"
+        return f"{alike[0]}, and experts of this class are not supported: {known}"
     return f"{type(model).__name__} has no experts: {known}"
 
 

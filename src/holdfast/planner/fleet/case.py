@@ -45,17 +45,17 @@ class JobCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job's computation, and how its state is distributed."""
 
     step_s: Annotated[
-        float, _positive("A step of the full job.", "stated: of the order of large jobs", MOST_SECONDS, SECONDS)
+        float, _positive("Time of a step of the full job.", "stated: of the order of large jobs", MOST_SECONDS, SECONDS)
     ] = 10.0
     rounds: Annotated[
         int, _count(1, "Micro-batches of a step that each worker of the full job computes.", "stated")
     ] = 8
     experts: Annotated[
         bool,
-        Meta(**_said("Experts: what is computed of an interrupted step is computed again.", "stated: a dense model")),
+        Meta(**_said("Experts: an interrupted step is computed again from its start.", "stated: a dense model")),
     ] = False
     copies: Annotated[
-        int, _count(0, "On how many nodes each part of the state lives; 0: on all.", "stated: data parallel")
+        int, _count(0, "Number of nodes that hold each part of the state; 0: all.", "stated: data parallel")
     ] = 0
     moved_bytes: Annotated[
         float,
@@ -73,12 +73,12 @@ class CheckpointCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     period_s: Annotated[
         float,
         _seconds(
-            "Time between checkpoints; 0: an hour, and for restarts what wastes least.",
+            "Time between checkpoints; 0: an hour, and for restarts the optimum.",
             "stated; for restarts Daly's exact optimum",
         ),
     ] = 0.0
     save_s: Annotated[
-        float, _positive("For how long saving holds up training.", "stated: it is asynchronous", MOST_SECONDS, SECONDS)
+        float, _positive("How long saving stops training.", "stated: it is asynchronous", MOST_SECONDS, SECONDS)
     ] = 1.0
     load_s: Annotated[float, _seconds("Loading a checkpoint.", "TrainMover, Table 1: 1.56 min at 8,192 GPUs")] = 93.6
 
@@ -87,16 +87,16 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Durations of the parts of a live recovery, with n members of the job and w workers of these."""
 
     silent_share: Annotated[
-        float, Meta(ge=0, le=1, **_said("Failures that only the lease shows, of all.", "stated: the worst case, all"))
+        float, Meta(ge=0, le=1, **_said("Share of failures that only the lease shows.", "stated: the worst case, all"))
     ] = 1.0
     lease_s: Annotated[
-        float, _seconds("For how long a node counts as alive after its last word.", "the coordinator's")
+        float, _seconds("How long a node counts as alive after its last heartbeat.", "the coordinator's")
     ] = 3.0
-    heartbeat_s: Annotated[float, _seconds("Time between a node's words.", "the coordinator's")] = 0.5
-    tick_s: Annotated[float, _seconds("Time between the coordinator's looks at leases.", "the coordinator's")] = 0.1
+    heartbeat_s: Annotated[float, _seconds("Time between a node's heartbeats.", "the coordinator's")] = 0.5
+    tick_s: Annotated[float, _seconds("Time between the coordinator's checks of leases.", "the coordinator's")] = 0.1
     reset_s: Annotated[
         float,
-        _seconds("Until a failure is seen that ends a connection.", "measured: benchmarks/recovery.py"),
+        _seconds("Time until a failure that ends a connection is noticed.", "measured: benchmarks/recovery.py"),
     ] = 0.013
     decide_s: Annotated[
         float,
@@ -114,7 +114,7 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tell_s: Annotated[
         float,
         _seconds(
-            "tell = tell_s + n tell_per_node_s.", "measured: benchmarks/control_plane.py: too little to be told from 0"
+            "tell = tell_s + n tell_per_node_s.", "measured: benchmarks/control_plane.py: not distinguishable from 0"
         ),
     ] = 0.0
     tell_per_node_s: Annotated[
@@ -122,7 +122,7 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _seconds("See tell_s.", "measured: the same, 16 to 256 nodes x 8: its processor from there to the last Begin"),
     ] = 210e-6
     groups: Annotated[
-        Literal["nccl", "gloo"], Meta(**_said("Whose groups the workers build: nccl or gloo.", "stated: NVIDIA GPUs"))
+        Literal["nccl", "gloo"], Meta(**_said("Backend of the workers' groups: nccl or gloo.", "stated: NVIDIA GPUs"))
     ] = "nccl"
     nccl_s: Annotated[
         float, _seconds("regroup = nccl_s + w nccl_per_worker_s.", "TrainMover, 5.1: 50 s for 64 GPUs, 7 groups each")
@@ -149,18 +149,18 @@ class RecoveryCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 0.55e9
     join_s: Annotated[
-        float, _seconds("For how long an arrival holds the others up.", "measured: benchmarks/recovery.py, 4 workers")
+        float, _seconds("How long a joining node stops the others.", "measured: benchmarks/recovery.py, 4 workers")
     ] = 0.08
 
 
 class RestartCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Duration of a restart of all workers from the newest checkpoint, for comparison."""
 
-    detect_s: Annotated[float, _seconds("Until a failure is seen.", "stated: as by a lease of 3 s")] = 2.8
+    detect_s: Annotated[float, _seconds("Time until a failure is noticed.", "stated: as by a lease of 3 s")] = 2.8
     restart_s: Annotated[
         float,
         _seconds(
-            "From a failure's being seen to training again, loading the checkpoint included.",
+            "Time from there until training continues, including loading the checkpoint.",
             "TrainMover, Table 1: 6.47 min at 8,192 GPUs",
         ),
     ] = 388.2
@@ -171,7 +171,7 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     nodes: Annotated[int, _count(1, "Nodes of the full job.", "stated")] = 1024
     workers_per_node: Annotated[int, Meta(ge=1, le=1024, **_said("Workers on each node.", "stated"))] = 8
-    standbys: Annotated[int, _count(0, "Further nodes, warm and idle.", "stated")] = 0
+    standbys: Annotated[int, _count(0, "Additional nodes, warm and idle.", "stated")] = 0
     min_nodes: Annotated[int, _count(1, "With fewer nodes the job waits.", "stated: it goes on with any")] = 1
     mtbf_hours: Annotated[
         float,
@@ -195,7 +195,7 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, _shape("Weibull shape of the gaps between the cluster's failures; 1: exponential.")
     ] = 1.0
     repair_shape: Annotated[float, _shape("Weibull shape of repairs; 1: exponential.")] = 1.0
-    rack_nodes: Annotated[int, _count(1, "Nodes of a rack, which fail together where it fails.", "stated")] = 1
+    rack_nodes: Annotated[int, _count(1, "Nodes of a rack, which fail together if it fails.", "stated")] = 1
     mtbf_rack_hours: Annotated[
         float,
         Meta(

@@ -70,7 +70,7 @@ def repair(
     gone = as_numbers_of(dead, "dead", num_gpus)
     if 2 * gone.size > num_gpus:
         raise BadInputError(
-            f"dead has {gone.size} of {num_gpus} ranks: with more dead than alive, plan anew by rebalance_experts"
+            f"dead has {gone.size} of {num_gpus} ranks: with more dead than alive, plan again with rebalance_experts"
         )
     alive = np.ones(num_gpus, dtype=np.bool_)
     alive[gone] = False
@@ -136,7 +136,7 @@ def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: i
     given_threshold = allocation.fault_threshold.given
     found = keep_and_mend(held, allocation.replicas, room, given_threshold) if len(held) else None
     if found is None:
-        raise BadInputError("no live rank holds any expert: plan anew by rebalance_experts")
+        raise BadInputError("no live rank holds any expert: plan again with rebalance_experts")
     now = slots.copy()
     now[layer[~found.stays], place[~found.stays]] = -1
     _put(now, found.added, cluster.per_gpu)

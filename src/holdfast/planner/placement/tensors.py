@@ -57,7 +57,7 @@ def over_steps(weight: Any) -> Any:
     if loads.ndim != 3:
         return weight
     if not len(loads):
-        raise BadInputError(f"weight has shape {loads.shape}: there is no step in it")
+        raise BadInputError(f"weight has shape {loads.shape}: it has no steps")
     # Use double precision, because sums of halves soon overflow.
     return weight.detach().cpu().double().sum(0) if hasattr(weight, "detach") else loads.sum(axis=0, dtype=np.float64)
 
@@ -142,7 +142,7 @@ def _integers(values: Any, name: str) -> IntArray:
         raise BadInputError(f"{name} holds {numbers.dtype}: give whole numbers")
     wrong = numbers[(numbers > _LARGEST_WHOLE) | (numbers < -_LARGEST_WHOLE)]
     if wrong.size:
-        raise BadInputError(f"{name} holds {wrong[0]}: no number in it may be as large")
+        raise BadInputError(f"{name} holds {wrong[0]}: this number is too large")
     return numbers.astype(np.int64)
 
 
@@ -164,4 +164,4 @@ def _array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]
     try:
         return np.asarray(values)
     except ValueError:
-        raise BadInputError(f"{name} is no table: its rows differ in length") from None
+        raise BadInputError(f"{name} is not a table: its rows differ in length") from None

@@ -221,11 +221,11 @@ def test_a_models_steps_follow_its_memory(name: str) -> None:
 
 
 def test_bad_jobs_are_refused() -> None:
-    with pytest.raises(BadInputError, match="0 FLOP are no step"):
+    with pytest.raises(BadInputError, match="a step has 0 FLOP"):
         FleetTask(name="a", step_s=(1.0,), flop=0.0)
     with pytest.raises(BadInputError, match="job a: 1 to 3 nodes, and its steps are known for up to 2"):
         FleetTask(name="a", step_s=(1.0, 0.6), flop=1.0, most=3)
-    with pytest.raises(BadInputError, match="with 1 nodes is not said"):
+    with pytest.raises(BadInputError, match="with 1 nodes is missing"):
         FleetTask(name="a", step_s=(0.0, 0.6), flop=1.0)
     with pytest.raises(BadInputError, match="4 nodes are too few: together the 6 jobs need 6"):
         live(SYSTEMS["waf"], table_3(5, 4), drawn(SHORT, 4, 0))

@@ -142,9 +142,9 @@ def recorded(
     last = events[-1]
     seconds = last.seconds if end is None else end
     if seconds <= 0:
-        raise BadInputError(f"line {last.line}: the trace ends at {last.seconds:g} s, where it begins: give --hours")
+        raise BadInputError(f"line {last.line}: the trace ends at {last.seconds:g} s, when it begins: give --hours")
     if not seconds <= MOST_S:
-        raise BadInputError(f"line {last.line}: {seconds:g} s are too long for a trace: {MOST_S:g} s at the most")
+        raise BadInputError(f"line {last.line}: {seconds:g} s are too long for a trace: at most {MOST_S:g} s")
     first = [event for event in events if event.seconds <= 0]
     present = {event.node: event.add for event in first if not event.fault}
     there = tuple(node for node, here in present.items() if here)

@@ -148,8 +148,8 @@ class System:
 OWN = HoldfastTimes()
 _OWN_ASSUMES = (
     "a recovery's parts as holdfast simulate --scale has them (NCCL groups by TrainMover's figures)",
-    f"a failed process begins anew in {WARM_S:.0f} s (TrainMover, Table 1); every other failure is of that kind",
-    "a planned change costs a whole regroup, though groups are built beside training",
+    f"a failed process starts again in {WARM_S:.0f} s (TrainMover, Table 1); every other failure is of that kind",
+    "a planned change costs a whole regroup, though groups are built during training",
 )
 _RULE = "section 7.5: the plan of waf at first; then only the job that is hit changes; a node that is back is its"
 
@@ -198,7 +198,7 @@ SYSTEMS: dict[str, System] = {
         "varuna",
         NODE_SEEN_S,
         SET_UP_S + AGAIN_S,
-        "ASSUMED: set up anew (14 min, as Megatron) after 5.7 s, 15 min computed again from the checkpoint",
+        "ASSUMED: set up again (14 min, as Megatron) after 5.7 s, 15 min computed again from the checkpoint",
     ),
 }
 

@@ -36,7 +36,7 @@ class FleetTask:
             BadInputError: a value is wrong. The message names the job, the value and the rule.
         """
         if not self.flop > 0:
-            raise BadInputError(f"job {self.name}: {self.flop:g} FLOP are no step; give output.flop_per_sample")
+            raise BadInputError(f"job {self.name}: a step has {self.flop:g} FLOP; give output.flop_per_sample")
         if not 1 <= self.least <= self.largest <= len(self.step_s):
             raise BadInputError(
                 f"job {self.name}: {self.least} to {self.largest} nodes, and its steps are known for up to "
@@ -44,7 +44,7 @@ class FleetTask:
             )
         unknown = [nodes for nodes in (self.least, self.largest) if not self.step_s[nodes - 1] > 0]
         if unknown:
-            raise BadInputError(f"job {self.name}: how long a step takes with {unknown[0]} nodes is not said")
+            raise BadInputError(f"job {self.name}: the time of a step with {unknown[0]} nodes is missing")
         rates = (self.flop / step if step > 0 else 0.0 for step in self.step_s)
         object.__setattr__(self, "achieves", (0.0, *rates))
 
@@ -93,4 +93,4 @@ def check_room(tasks: Sequence[FleetTask], nodes: int) -> None:
         raise BadInputError(f"two jobs have the name {twice[0]!r}: give one of them another")
     needed = sum(task.least for task in tasks)
     if needed > nodes:
-        raise BadInputError(f"{nodes} nodes are too few: together the {len(tasks)} jobs need {needed} at the least")
+        raise BadInputError(f"{nodes} nodes are too few: together the {len(tasks)} jobs need at least {needed}")

@@ -183,8 +183,8 @@ class SparingStrategy:
             most = self.block_gpus / self.working_gpus
             if self.hardware_gain > most:
                 raise BadInputError(
-                    f"strategy.hardware_gain = {self.hardware_gain:g}: must be at most {most:.6g}, what a block would "
-                    "gain if its idle GPUs worked; it is a factor, 1.034 for 3.4 % more"
+                    f"strategy.hardware_gain = {self.hardware_gain:g}: must be at most {most:.6g}, the gain of a "
+                    "block if its idle GPUs worked; it is a factor, 1.034 for 3.4 % more"
                 )
 
     @property
