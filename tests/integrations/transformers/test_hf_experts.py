@@ -191,13 +191,13 @@ def miscounted() -> nn.Module:
     [
         (
             lambda: nn.Sequential(nn.Linear(2, 2)),
-            "Sequential has no experts: known are MixtralExperts, Qwen2MoeExperts",
+            "Sequential has no experts: supported are MixtralExperts, Qwen2MoeExperts",
         ),
-        (lambda: hf_model(DENSE_KIND), "^Qwen2MoeForCausalLM has no experts: known are MixtralExperts"),
+        (lambda: hf_model(DENSE_KIND), "^Qwen2MoeForCausalLM has no experts: supported are MixtralExperts"),
         (emptied, "^model.layers.0.mlp is a MixtralSparseMoeBlock, and experts of this class are not supported"),
         (
             strange,
-            "model.layers.1.mlp.experts is a StrangeExperts, and experts of this class are not supported: supported are",
+            "model.layers.1.mlp.experts is a StrangeExperts, and experts of this class are not supported",
         ),
         (lambda: nn.Sequential(MoEBlock()), "0 is a MoEBlock, and experts of this class are not supported"),
         (lambda: holdfast.MoE(4, 4, 2), "MoE has elastic experts already"),
