@@ -169,7 +169,10 @@ def _as_document(found: Explanation) -> dict[str, Any]:
 
 
 def explanation_lines(found: Explanation) -> Iterator[str]:
-    """Yield an explanation line by line."""
+    """Yield the lines that explain an event of a job.
+
+    They give the event and its reason, the failures, each attempt to recover and its end, and the time that was spent.
+    """
     event = found.event
     yield f"event {event.seq}, generation {event.generation}, term {event.term}: {describe(event)}"
     if found.why:

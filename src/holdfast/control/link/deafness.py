@@ -15,7 +15,7 @@ _RETURN = 0x06
 
 
 def block_incoming_tcp() -> int:
-    """Block all incoming data on every TCP socket of this process, and return the number of these sockets.
+    """Inject a fault: block all incoming data on every TCP socket of this process. Return the number of these sockets.
 
     Peers get no sign of it: their data is not acknowledged, connections to listeners time out, and no socket sees an
     end. Outgoing data still goes out, so the caller must stop sending.
@@ -26,6 +26,10 @@ def block_incoming_tcp() -> int:
 
 
 def _attach(descriptor: int, program: bytes) -> bool:
+    """Attach the filter to a TCP socket.
+
+    Return False if the descriptor is not a TCP socket, or was closed meanwhile.
+    """
     with contextlib.suppress(OSError):  # other threads may close theirs meanwhile
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as copy:

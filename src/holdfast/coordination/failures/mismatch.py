@@ -57,11 +57,13 @@ class Mismatch:
 
 
 def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places: int) -> Mismatch | None:
-    """Return how workers differ, or None if they do not.
+    """Compare the fingerprints of settings and state that workers of one role reported for the same step.
+
+    Return how they differ, or None.
 
     Args:
         workers: the members of the generation that was stopped, by rank
-        reports: their reports
+        reports: their reports; a report without a fingerprint is skipped
         places: How many workers share one replica. Ranks that differ by a multiple of it have the same role.
     """
     found: list[Mismatch] = []

@@ -421,6 +421,11 @@ class Coordinator:
             self._handlers.expel(node, why)
 
     def _on_worker_down(self, node: Node, down: msg.WorkerDown) -> None:
+        """Handle the end of a worker.
+
+        Bad input fails the job, and a script that has left its loop is recorded. A node is given up if its workers only
+        raise exceptions. Any other end is a failure. Outdated reports are ignored.
+        """
         if not self._handlers.must_handle_end(node, down) or self.context.failing.on_worker_down(down):
             return
         known, member = self.members.drop(node, down.worker), self.transaction.is_member(down.worker)

@@ -34,7 +34,14 @@ class LoopExits:
         self._wait_s = context.config.report_timeout_s
 
     def on_loop_left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
-        """Handle a script that ended without error; `known` is the worker, or None if it had not attached."""
+        """Handle a script that ended without error.
+
+        If it ended before its first step, the job fails. If the others would wait forever for this worker or its state,
+        the generation is stopped.
+
+        Args:
+            known: the worker, or None if it had not attached.
+        """
         transaction = self._context.transaction
         if known is not None:
             self._context.ledger.settle(down.worker, down.applied)

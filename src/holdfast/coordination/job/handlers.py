@@ -205,6 +205,10 @@ class MessageHandlers:
             self._transaction.emit(NodeRefused, node=node.name, why=why, address=node.address)
 
     def _on_applied(self, node: Node, message: msg.Applied) -> None:
+        """Handle a worker's report that it has applied a step to its state.
+
+        Diverged replicas fail the job. Reports of other lineages and implausible steps are ignored.
+        """
         record = self._transaction.record
         if message.generation < record.lineage or message.generation > record.generation:
             return

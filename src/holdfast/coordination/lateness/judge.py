@@ -63,7 +63,11 @@ class Finding:
 
 
 def find_hung(still: Standstill) -> Finding:
-    """Return the suspects: none if no worker waits, or if more are busy than wait for them."""
+    """Return the causes of a standstill: hung workers, silent nodes, or the network if all workers wait.
+
+    Silent nodes, the network, and workers that stay outside the group are named only if the standstill is overdue. The
+    finding is empty if no node waits, or if fewer nodes wait than are suspected.
+    """
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
     lasts_s = min((_waiting_time_s(stand) for stand in stands if is_waiting(stand)), default=0.0)
     at_work = (stand for stand in stands if stand.worker not in still.idle)

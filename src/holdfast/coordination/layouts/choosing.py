@@ -61,7 +61,10 @@ def choose_layout(
     too_large: Collection[Layout] = (),
     failed: Collection[Layout] = (),
 ) -> LayoutChoice:
-    """Return the layout that a job should have.
+    """Return the layout that a job should have, with the reason.
+
+    If the script gives layouts by numbers of nodes, these decide. Otherwise it is the layout with the shortest step,
+    measured or estimated, if it is faster than the current one by at least `MIN_GAIN`. Of equals, the first is chosen.
 
     Args:
         layouts: the job's layouts, in order of preference
@@ -70,8 +73,8 @@ def choose_layout(
         workers: workers of a node
         micro_batches: micro-batches of a step
         measured_s: measured seconds of a micro-batch, by the names of layouts
-        too_large: Layouts that did not fit into memory. The current layout is left if it is one of them and there is
-            another.
+        too_large: Layouts that did not fit into memory. If the current one is among them, another replaces it if there
+            is one.
         failed: Layouts under which the script fails. Instead of one of these, the current layout stays.
     """
     if have_node_counts(layouts):

@@ -93,7 +93,11 @@ class DisconnectedNodes:
             self._starting.add(node.name)
 
     def on_worker_attached(self, node: Node) -> bool:
-        """Record that a worker has attached; return whether its node was expected with new workers."""
+        """Record that a worker has attached. Return whether its node was starting or replacing its workers.
+
+        The node is no longer starting once all of its workers have attached.
+        """
+
         expected = node.name in self._starting or node.name in self._replacing
         if node.complete:
             self._starting.discard(node.name)

@@ -70,7 +70,11 @@ class Replacements:
             self._transaction.change(leaving=tuple(changed))
 
     def fill(self, plan: GenerationPlan) -> None:
-        """Assign standbys to the lost nodes of a plan, once all other members have reported."""
+        """Decide whether standbys replace the lost nodes of a plan now, and keep the reason.
+
+        If they do, assign a standby to each lost node while there are any. Otherwise the job first continues with
+        fewer nodes. Call this when all other members have reported.
+        """
         members, self.why = self._transaction.members, ""
         choice = self._weigh(plan)
         if not members.standbys or not self._config.spec.recovery.uses_standbys or not choice.at_once:

@@ -188,7 +188,10 @@ class JobPoolClient:
         return held.grants[hello.node].standby and not self._transaction.planned_on(hello.node)
 
     def refuse_node(self, node: str, why: str) -> None:
-        """Remember that a node does not fit the job, so that the pool does not offer it again unchanged."""
+        """Remember that a node does not fit the job. The job's next report tells the pool.
+
+        The refusal holds for the node's present grant. Without a grant it holds until a user allows the node.
+        """
         grant = self._held.grants.get(node) if self._held is not None else None
         self._unfit.pop(node, None)
         self._unfit[node] = NodeUnfit(grant=grant.number if grant is not None else 0, why=why[:_WHY_LENGTH])

@@ -50,7 +50,12 @@ def list_folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
 def find_intact_checkpoints(
     storage: Storage, damaged: Callable[[DamagedCheckpointError], None]
 ) -> list[CheckpointName]:
-    """Return the usable checkpoints of one lineage, oldest first. Call `damaged` for each damaged one, newest first.
+    """Return the intact checkpoints, oldest first, without steps that the job has rolled back.
+
+    The contents of files are verified only in local storage.
+
+    Args:
+        damaged: called for each damaged checkpoint, newest first.
 
     Raises:
         OSError: the directory cannot be listed.

@@ -110,6 +110,7 @@ class LoaderProcess:
                 unwanted.close()
 
     def _answer_request(self, request: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
+        """Seed the random generators, fetch a micro-batch, and send it, or the exception."""
         step, micro_batch, argument = request.unpack(main)
         try:
             seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)

@@ -71,13 +71,17 @@ class SnapshotRestorer:
     ) -> int:
         """Restore the state from a snapshot, and return its step. The present state is lost, even after an error.
 
+        A source that is `everywhere` is a state that was stashed under another layout. Otherwise all parts of this
+        worker's role are read.
+
         Args:
-            rank: members start with different parts, so that they read from different nodes.
-            experts: of this worker.
+            rank: decides with which of its role's parts this member starts, so that members read from different nodes.
+            experts: the experts that this worker hosts, or None.
             wanted: the experts of each layer that it will host; only these are read from other roles' parts.
 
         Raises:
-            SnapshotLostError: that is not possible; the reasons were reported.
+            SnapshotLostError: no node has a readable part, or the snapshot has another layout, does not fit, or
+                contains a NaN. The reasons were reported.
         """
         self.moved_bytes = 0
         if source.everywhere:

@@ -81,6 +81,13 @@ def read_dump(path: Path) -> _Table:
 
 
 def _windows(path: Path, found: Any) -> _Table:
+    """Return the loads from a dump as [window, layer, expert].
+
+    A mapping is searched for its table by name, or must have only one. A table without windows becomes one window.
+
+    Raises:
+        BadInputError: the table has another shape.
+    """
     table = cast(_Table, found) if isinstance(found, np.ndarray) else _choose_table(path, found)
     if table.ndim == 2:
         table = table[None]

@@ -77,7 +77,11 @@ class PlanRequest:
 
 
 def run(request: PlanRequest) -> None:
-    """Plan, print and draw; raises `BadInputError` for everything users can get wrong."""
+    """Plan the placement of experts, print it, and draw it if a plot file is given. With `compare`, compare placements.
+
+    Raises:
+        BadInputError: an input is wrong, or an option has no effect.
+    """
     per_node = parse_slots(request.slots, request.nodes)
     count = int(per_node.size)
     if idle := request.without_effect():

@@ -124,7 +124,11 @@ class _PlannerTables:
         self._planner = Planner(build_tasks(bids, floors, nodes), nodes, running_s)
 
     def find_plan(self, bids: Sequence[Bid], floors: Mapping[str, int]) -> WafPlan | None:
-        """Return the plan of these jobs if at most one of them differs from the tables; else None."""
+        """Look up the plan of these jobs.
+
+        The tables hold it if at most one job has started, ended or lost a node since they were made. Return None after
+        any other change of a bid, a floor or the mean.
+        """
         fresh = [bid for bid in bids if bid.name not in self._bids]
         if any(not self._is_same_bid(bid, floors) for bid in bids if bid not in fresh):
             return None

@@ -222,7 +222,11 @@ class JobExperts:
         return self.void is not None or 2 * self.state.exchanges == self.state.expected_exchanges
 
     def serve_evaluation_shard(self, step: int, shard: int) -> None:
-        """Compute for the other ranks' shards of one round of an evaluation, without an own one."""
+        """Compute for the other ranks' shards in one round of an evaluation, if this rank has no shard in it.
+
+        Args:
+            shard: index of the round's first shard.
+        """
         self.start_evaluation_shard(step, shard)
         for layer in self.layers:
             layer.serve()
