@@ -103,11 +103,18 @@ def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
         for inputs, targets in step.micro_batches():
             step.backward(torch.nn.functional.mse_loss(model(inputs), targets))
         if step.apply() and step.number == EXPERT_STEPS:
+            # A complete checkpoint of step 5 would replace that of step 4 before it was kept as one of the best.
+            wait_for_file(Path(directory) / "checkpoints" / "best-eval-00000004.json")
             break
     ended = ScriptErrorHook.installed()
     assert ended is not None
     ended.save()  # (as what runs a script does once that has ended)
-    while not (Path(directory) / "end").exists():  # (the agents' stand-in would take a process that ends for lost)
+    # The stand-in of the agents takes a process that ends for a lost one.
+    wait_for_file(Path(directory) / "end")
+
+
+def wait_for_file(path: Path) -> None:
+    while not path.exists():
         time.sleep(0.005)
 
 
