@@ -1,4 +1,4 @@
-"""A job with experts whose loads are known: what tests of loads, placements and searches begin with."""
+"""A job with experts and known loads, shared by tests of loads, placements and searches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SKEWED = np.array([[90.0, 10, 10, 10], [1, 1, 1, 30]])
 
 
 def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, *, rebalance_every: int = 200) -> Job:
-    """All nodes are there, in the first generation, and have entered it."""
+    """Return a job in which all nodes have entered the first generation."""
     job = Job(nodes=nodes, spec=JobSpec(experts=ExpertSpec(rebalance_every=rebalance_every))).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
@@ -34,6 +34,6 @@ def loads(
 
 
 def replicas(plan: msg.GenerationPlan, shape: msg.ExpertShape = SHAPE) -> list[list[int]]:
-    """Replicas per layer and expert."""
+    """Return the number of replicas per layer and expert."""
     assert plan.expert_plan is not None
     return sum(decode_experts(blob, shape) for blob in plan.expert_plan.placement).tolist()  # type: ignore[union-attr]

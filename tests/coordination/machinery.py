@@ -1,4 +1,4 @@
-"""A coordinator's machine under test, and short names for what goes in and comes out."""
+"""A driver for the coordinator's state machine under test, and short constructors of its messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def commit(loss: float = 1.0, *flags: msg.Flag) -> msg.Commit:
 
 
 def reduced(loss: float) -> dict[str, Any]:
-    """What a report says of a step whose reductions have all returned."""
+    """Return the report fields of a step after all its reductions have returned."""
     return {"result": msg.Holding(), "reduced": commit(loss)}
 
 
@@ -57,7 +57,7 @@ def attach(worker: str, model: str = "small", pid: int = 7, experts: msg.ExpertS
 
 
 def called(step: int, name: str, generation: int = 1) -> str:
-    """Return the name of a checkpoint that tests call so."""
+    """Return the checkpoint name that tests use for this step and short name."""
     short = name.lstrip(".").removeprefix("writing-").removeprefix("step-")
     return f"step-{step:08d}-t1-g{generation}-{short.encode().hex()}"
 
@@ -114,7 +114,7 @@ def applied(
 
 
 def calls(action: Callable[[], object]) -> int:
-    """Return how many functions, Python's own included, an action calls."""
+    """Return the number of function calls, builtins included, that an action makes."""
     count = 0
 
     def tally(_frame: FrameType, what: str, _arg: object) -> None:
@@ -131,7 +131,7 @@ def calls(action: Callable[[], object]) -> int:
 
 @dataclass
 class Job:
-    """Drives one coordinator; remembers what it said. `records`, `events` outlive it, as store and journal do."""
+    """Drives one coordinator and records its output. `records` and `events` survive it, as store and journal do."""
 
     nodes: int = 3
     spec: JobSpec = field(default_factory=JobSpec)
@@ -144,7 +144,7 @@ class Job:
     events: list[ev.AnyEvent] = field(default_factory=list)
     connections: dict[str, int] = field(default_factory=dict)
     last: list[Instruction] = field(default_factory=list)
-    #: what each node's agent knows of plans
+    #: the plans that each node's agent knows
     plans: dict[str, KnownPlans] = field(default_factory=dict)
     _handed: list[tuple[str, msg.Order]] = field(default_factory=list)
     _number: int = 0
@@ -157,7 +157,7 @@ class Job:
         checkpoints: Sequence[KnownCheckpoint] = (),
         ended: tuple[int, int] | None = None,
     ) -> Job:
-        """Start a coordinator from what is durable; `ended`: as of `Coordinator`."""
+        """Start a coordinator from the durable state; `ended` is passed to `Coordinator`."""
         config = CoordinatorConfig(
             spec=msgspec.structs.replace(self.spec, name="job", max_nodes=self.nodes),
             lease_s=3.0,
@@ -187,7 +187,7 @@ class Job:
         return instructions
 
     def _hand_on(self, connections: Sequence[int], message: msg.CoordinatorMessage) -> None:
-        """Do what agents do with what concerns a generation; all of their workers that are known have attached."""
+        """Handle a message about a generation as agents do; all their known workers have attached."""
         for number in connections:
             node = self.machine.members.on(number)
             known = self.plans.setdefault(node.name if node is not None else "", KnownPlans())
@@ -215,7 +215,7 @@ class Job:
         return self.feed(self.heard(message), after)
 
     def heard(self, message: msg.WorkerMessage) -> Received:
-        """Return the input that a worker's message is."""
+        """Return the coordinator's input for a worker's message."""
         return Received(self.connections[msg.node_of(message.worker)], msg.FromWorker(message=message))
 
     def tell(self, node: str, message: msg.AgentMessage) -> list[Instruction]:
@@ -228,7 +228,7 @@ class Job:
         return self.feed(Tick(), after)
 
     def start(self, *, saves: bool = False, in_time: bool = False) -> Job:
-        """All nodes are there, in the first generation, and have entered it; `saves`: they were given a directory."""
+        """Start a job and make all nodes enter generation 1; with `saves`, they have a checkpoint directory."""
         self.boot()
         for index in range(self.nodes):
             self.connect(hello(f"n{index}"))
@@ -242,7 +242,7 @@ class Job:
             self.say(applied(w(node), generation, step, world=len(nodes) or self.nodes))
 
     def join(self, *nodes: str, step: int, received: int = 0) -> tuple[str, ...]:
-        """The plan in force ends with a step, and the pending one, with these, begins; return all its nodes."""
+        """Swap to the pending plan, which adds these nodes, after a step; return all its nodes."""
         plan, pending = self.machine.record.plan, self.machine.record.pending
         assert plan is not None
         assert pending is not None
@@ -258,7 +258,7 @@ class Job:
         return tuple(map(msg.node_of, pending.workers))
 
     def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
-        """Answer the Stop that is under way."""
+        """Answer the current Stop."""
         stop = self.machine.context.interruption.stop
         assert stop is not None
         step = 1 if at is None else at + 1
@@ -268,7 +268,7 @@ class Job:
             )  # pyright: ignore[reportArgumentType]
         )
 
-    # ---- what came out of the last input ----
+    # ---- the output for the last input ----
 
     def orders(self, kind: type[O]) -> dict[str, O]:
         """Return the last input's orders of a kind, by worker."""
@@ -280,7 +280,7 @@ class Job:
         return orders | {worker: order for worker, order in self._handed if isinstance(order, kind)}
 
     def sent(self, kind: type[O]) -> list[O]:
-        """Return the last input's messages of a kind, one for each agent that it is for."""
+        """Return the last input's messages of a kind, one for each receiving agent."""
         sent = [(1, i.message) for i in self.last if isinstance(i, Send)]
         sent += [(len(i.connections), i.message) for i in self.last if isinstance(i, Broadcast)]
         return [message for times, message in sent if isinstance(message, kind) for _ in range(times)]
@@ -293,7 +293,7 @@ class Job:
 
     @property
     def kinds(self) -> list[str]:
-        """Return the last input's instructions in short."""
+        """Return short names of the last input's instructions."""
         out: list[str] = []
         for i in self.last:
             match i:

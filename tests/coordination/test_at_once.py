@@ -1,4 +1,4 @@
-"""What waits for a write is written down at once: in whatever groups inputs come, nothing is told before its record."""
+"""Tests of grouped writes: for any grouping of inputs, no message is sent before its record is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.protocol.position import Position
 
 @dataclass
 class Recording(Job):
-    """Keeps what the machine has answered."""
+    """Records the answers of the state machine."""
 
     answers: list[list[Instruction]] = field(default_factory=list[list[Instruction]])
 
@@ -35,7 +35,7 @@ class Recording(Job):
 
 
 def a_story() -> Recording:
-    """Nodes come, train, one is lost, and one comes."""
+    """Return a job in which nodes join and train, one is lost, and another joins."""
     job = Recording(nodes=3)
     job.start()
     job.step(1)
@@ -62,9 +62,9 @@ def said(instructions: list[Instruction]) -> list[Instruction]:
 def test_in_groups_the_same_is_told_and_nothing_before_the_record_of_it(seed: int) -> None:
     story, rng = a_story(), Random(seed)
     answers = story.answers
-    assert sum(isinstance(answer[0], Persist) for answer in answers if answer) > 5, "there is something to write"
+    assert sum(isinstance(answer[0], Persist) for answer in answers if answer) > 5, "the story contains enough writes"
     cuts = sorted({0, len(answers), *rng.choices(range(len(answers)), k=rng.randint(1, 20))})
-    journal = story.events[:1]  # (of its start)
+    journal = story.events[:1]  # the event of its start
     for begin, end in pairwise(cuts):
         group = answers[begin:end]
         together = at_once(group)
@@ -75,12 +75,12 @@ def test_in_groups_the_same_is_told_and_nothing_before_the_record_of_it(seed: in
         if records:
             (write,) = [place for place, one in enumerate(together) if isinstance(one, Persist)]
             assert together[:write] == said(together[:write])
-            assert alone.index(records[0]) == write, "whatever rests on no record is told as before"
+            assert alone.index(records[0]) == write, "messages that depend on no record are sent as before"
             persist = together[write]
             assert isinstance(persist, Persist)
             last = records[-1].record
             assert msgspec.structs.replace(persist.record, position=last.position, outbox=last.outbox) == last
-            # The coordinator dies with that write: the next one finds all events that led to the record.
+            # If the coordinator dies with that write, the next one finds all events that led to the record.
             before = [one.event for one in together[:write] if isinstance(one, Emit)]
             told = missing_events(persist.record, reduce(Position.after, before, tail))
             all_events = [one.event for one in together if isinstance(one, Emit)]

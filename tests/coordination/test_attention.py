@@ -1,4 +1,4 @@
-"""What needs a person: the event behind the one that it is about."""
+"""Tests of the event that asks for a person's attention after the event that it concerns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What members say does not let the record, or any table of the coordinator, grow without bound.
+"""Tests that messages of members cannot make the record or a coordinator table grow without bound.
 
-Valid messages of every type come from nodes under ever new names, with texts as long as they may be.
+Valid messages of every type arrive from nodes with always new names, with texts of the maximum length.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from holdfast.protocol import record as limits
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
-#: etcd takes 1.5 MB at a time, compressed; what is sent here hardly is
+#: etcd accepts writes of 1.5 MB, compressed; the texts sent here hardly compress
 RECORD_BYTES = 1_400_000
-#: of any table: what the largest bounds allow
+#: the largest size that the bounds allow for a table
 TABLE = 1000
 ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(msg.AgentMessage)
@@ -58,7 +58,7 @@ class Hostile:
                 return self.scalar(kind, field)
 
     def scalar(self, kind: inspect.Type, field: str) -> Any:
-        """Return a value that consists of no others."""
+        """Return a value of a scalar type."""
         match kind:
             case inspect.EnumType(cls=cls):
                 return self.random.choice(list[Enum](cls))
@@ -79,7 +79,7 @@ class Hostile:
                 pytest.fail(f"{field} is a {kind}: say here how to make one")
 
     def text(self, field: str, kind: inspect.StrType) -> str:
-        """Return a text that nobody has said before, as long as it may be."""
+        """Return a new, unique text of the maximum length."""
         self.count += 1
         unique = f"{self.count:08x}{self.random.randbytes(24).hex()}"
         if field in ("worker", "unreachable", "workers") or "/[0-9]" in (kind.pattern or ""):
@@ -96,7 +96,7 @@ class Hostile:
 
 
 def tables(root: object) -> Iterator[tuple[str, int]]:
-    """Yield all containers that can be reached from an object's attributes: where they are, and their sizes."""
+    """Yield the path and size of each container that is reachable from an object's attributes."""
     seen: set[int] = set()
     left: list[tuple[str, object]] = [("", root)]
     while left:
@@ -119,7 +119,7 @@ def tables(root: object) -> Iterator[tuple[str, int]]:
 
 
 def check(job: Job) -> None:
-    """The record fits, and no table is larger than its bound."""
+    """Check that the record fits and that no table exceeds its bound."""
     size = len(ENCODER.encode(job.machine.record))
     assert size < RECORD_BYTES, size
     large = {where: size for where, size in tables(job.machine) if size > TABLE}
@@ -137,7 +137,7 @@ WORKER_KINDS = list(get_args(msg.WorkerMessage))
 
 
 def job_of_three() -> Job:
-    """A job that trains, and forgets what it has said: that is not the coordinator's."""
+    """Return a training job of three nodes."""
     job = Job(nodes=3).start(saves=True)
     job.step(1)
     return job
@@ -229,7 +229,7 @@ def test_nodes_that_come_and_go_under_ever_new_names_leave_nothing(monkeypatch: 
 
 
 def test_the_longest_lists_together_fit_into_a_write() -> None:
-    """All of them at once, as long as they may be, with texts that do not compress."""
+    """All lists have their maximum length, with texts that do not compress."""
     hostile = Hostile(3)
 
     def text(length: int) -> str:

@@ -1,4 +1,4 @@
-"""Who has come how far is kept up with every change: what is asked after every message needs no walk."""
+"""Tests that membership indexes are updated with every change, so that queries need no walk over all workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan(generation: int, workers: list[str]) -> msg.GenerationPlan:
 
 
 class Driven:
-    """A membership, and what is done to it."""
+    """A membership and the changes applied to it."""
 
     def __init__(self) -> None:
         self.members = Membership()
@@ -76,7 +76,7 @@ def test_what_is_kept_up_is_what_a_walk_would_find(changes: list[tuple[str, str,
         complete = [worker for node in nodes if node.complete for worker in node.workers]
         assert members.outside(now) == [worker for worker in complete if now.rank(worker) is None]
         assert {info.id for info in members.everybody()} == {w for w in IDS if members.worker(w) is not None}
-        assert [info.id for info in members.workers()] == complete, "(nobody of these was told of yet)"
+        assert [info.id for info in members.workers()] == complete, "none of these workers was announced yet"
 
 
 def test_who_was_told_of_may_be_named_where_another_process_of_its_node_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""Roles, and the domains that follow from them."""
+"""Tests of roles and of the domains derived from them."""
 
 from __future__ import annotations
 

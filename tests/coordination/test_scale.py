@@ -1,4 +1,4 @@
-"""What one message costs the coordinator does not grow with the world."""
+"""Tests that the coordinator's cost per message does not grow with the world size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL, LARGE = 4, 64
 
 
 def costs(nodes: int) -> dict[str, int]:
-    """Return the calls that messages of a step cost which are neither the first nor the last of their kind."""
+    """Return the function calls for each kind of step message, measured between the first and the last of its kind."""
     job, half = Job(nodes=nodes).start(), nodes // 2
     job.tick(0.01)
     tell = job.machine.handle
@@ -63,7 +63,7 @@ def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> 
         return welcome.heartbeat_s
 
     assert [beat_s(nodes) for nodes in (1, 500, 800, 5000)] == [0.5, 0.5, 0.8, 1.0]
-    # (one server hears those of all jobs of its pool)
+    # One server receives the heartbeats of all jobs of its pool.
     assert CoordinatorConfig(spec=JobSpec(), pool_nodes=800).beat_s(32) == 0.8
 
 
@@ -76,7 +76,7 @@ def test_where_a_node_stands_costs_little_and_is_announced_with_the_last() -> No
         event = Received(job.connections[f"n{index}"], stands)
         cost = calls(lambda event=event: job.take(job.machine.handle(event, job.now)))
         assert not job.last
-    assert cost < 40  # (four times as many, where all is looked at that may be due)
+    assert cost < 40  # checking everything that may be due would take four times as many
     job.tell("n63", stands)
     assert [event.step for event in job.said(ev.StepCommitted)] == [1]
 
@@ -91,7 +91,7 @@ def test_a_sign_of_life_renews_a_lease_and_costs_nothing_else() -> None:
 
 
 def test_an_answer_where_everybody_stands_costs_the_same_whatever_the_world_s_size() -> None:
-    """A thousand come at once, and each may be later than it should."""
+    """A thousand answers arrive at once, and each of them may be overdue."""
 
     def cost(nodes: int) -> int:
         job = Job(nodes=nodes).start()

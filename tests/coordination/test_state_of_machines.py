@@ -1,4 +1,4 @@
-"""What nodes say of their machines: files that cannot be written, reported once, and their GPUs."""
+"""Tests of machine states that nodes report: files that cannot be written, and GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failed transfers between nodes: which senders are tried next, and which one is the suspect."""
+"""Tests of failed transfers between nodes: the next senders to try, and the suspect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_sender_that_failed_is_used_only_if_no_other_is_left() -> None:
     assert senders("x", "a", history=history) == ("a",)
     history.note_failure("x", ["b"])
     history.note_failure("y", ["a"])
-    assert senders("x", "a", "b", history=history) == ("b",), "the one with fewer failures"
+    assert senders("x", "a", "b", history=history) == ("b",), "the sender with fewer failures is tried"
 
 
 def test_a_sender_is_the_suspect_once_two_receivers_failed_with_it_and_received_from_another() -> None:
@@ -34,7 +34,7 @@ def test_a_sender_is_the_suspect_once_two_receivers_failed_with_it_and_received_
     assert history.is_suspect("a")
     assert not history.is_suspect("b")
     history.note_failure("y", ["a", "b"])
-    assert not history.is_suspect("a"), "y receives from no node any more"
+    assert not history.is_suspect("a"), "y has no other sender left"
 
 
 def test_a_receipt_clears_its_senders_and_the_receiver() -> None:

@@ -1,4 +1,4 @@
-"""An agent's machine: what it keeps and replays, whom it obeys, which workers it replaces, when its node ends."""
+"""Tests of the agent's state machine: replayed messages, accepted orders, replaced workers and the end of the node."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ from holdfast.protocol.messages.gpus import GpuFacts
 from holdfast.protocol.messages.progress import CountHang, EndHung
 
 COMMIT = Commit(grad_square=1.0, loss_sum=1.0, samples=1, nonfinite=0)
-#: why a worker that is stopped is killed
+#: the reason with which a stopped worker is killed
 STOPPED = "the process was stopped for longer than the lease"
 
 
 class Bench:
-    """A machine whose workers have all attached, with a connection that can be cut."""
+    """A state machine with attached workers and a connection that can be cut."""
 
     def __init__(self, workers: int = 1, term: int = 1) -> None:
         numbers = itertools.count(1)
@@ -110,7 +110,7 @@ class Bench:
         return self.machine.workers[0]
 
     def connect(self, term: int = 1, committed: int = 0) -> list[AgentMessage]:
-        """Connect (again) and be welcomed; return what was said to the coordinator, Hello first."""
+        """Connect or reconnect and receive a welcome; return the messages sent to the coordinator, Hello first."""
         self.machine.disconnected()
         out = self.machine.connected(self.now)
         return said([*out, *self.hear(welcome(term, committed, self.workers))])
@@ -119,7 +119,7 @@ class Bench:
         return self.machine.hear(message, self.now)
 
     def order(self, order: WorkerOrder, worker: str = "") -> list[AgentInstruction]:
-        """Order something of one worker."""
+        """Deliver an order for one worker."""
         return self.hear(ToWorker(worker=worker or self.worker, order=order))
 
     def say(self, *messages: WorkerMessage) -> None:
@@ -130,7 +130,7 @@ class Bench:
         return self.machine.worker_ended(down(worker or self.worker, exit_code), self.now, clean=clean)
 
     def kept(self, term: int = 1) -> list[WorkerMessage | AppliedSteps]:
-        """What a coordinator hears of the workers after a reconnection."""
+        """Return the messages about workers that a coordinator receives after a reconnection."""
         kept: list[WorkerMessage | AppliedSteps] = []
         for message in self.connect(term):
             kept += message.kept if isinstance(message, Hello) else ()
@@ -193,11 +193,11 @@ def prepare_node(term: int, generation: int, *workers: str, base: GenerationPlan
 REDO = Decision(kind=DecisionKind.REDO, applied=0)
 
 
-# ---- what is kept, and replayed ----
+# ---- kept and replayed messages ----
 
 
 def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
-    """A report comes after the steps that it speaks of: none of them is on its way any more when it is judged."""
+    """A report follows the steps that it mentions, so the coordinator has received all of them when it evaluates it."""
     bench = Bench()
     a = bench.worker
     written = CheckpointWritten(worker=a, term=1, generation=1, step=2, name="n", seconds=0.1)
@@ -236,7 +236,7 @@ def test_applied_steps_are_kept_until_the_journal_has_them() -> None:
 
 
 def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
-    """The journal once had them; what it had is undone, and a coordinator that dies now has not written the others."""
+    """The journal had these steps before the rollback. If the coordinator dies now, it has not written the new ones."""
     bench = Bench()
     bench.say(*(applied(bench.worker, step) for step in range(1, 11)))
     bench.hear(Committed(term=1, step=10))
@@ -270,7 +270,7 @@ def test_words_about_the_generation_that_is_entered_stay() -> None:
 
 
 def test_a_complaint_about_a_pending_generation_does_not_hide_that_the_group_in_force_is_broken() -> None:
-    """A coordinator that takes over hears of what is kept alone."""
+    """A coordinator that takes over receives only the kept messages."""
     bench = Bench()
     broken = Complaint(worker=bench.worker, generation=2, detail="a peer is gone")
     pending = Complaint(worker=bench.worker, generation=3, detail="the group could not be built in time")
@@ -289,7 +289,7 @@ def test_of_complaints_about_pending_generations_the_newest_is_kept() -> None:
 
 
 def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() -> None:
-    """The second worker's step may be heard of before the first one's entry, without which it could not have been."""
+    """The second worker's step may arrive before the first worker's entry, although that entry must come first."""
     bench = Bench(workers=2)
     first, second = bench.machine.workers
     bench.say(Entered(worker=second, generation=2, applied=5), applied(second, 6, generation=2))
@@ -313,13 +313,13 @@ def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() 
     bench.hear(begin_node(1, 1, a, b))
     assert posted(bench, post(a, 1)) == []
     assert posted(bench, post(a, 1, "second")) == []
-    assert posted(bench, post(c, 1)) == [], "it is no member"
+    assert posted(bench, post(c, 1)) == [], "the worker is not a member"
     assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1), post(a, 1, "second"), post(b, 1)))]
     assert posted(bench, post(a, 1, "late")) == [Posts(posts=(post(a, 1, "late"),))]
 
 
 def test_who_posts_no_key_is_waited_for_all_the_same() -> None:
-    """With NCCL rank 0 alone has one: what all the others say is that they have none."""
+    """With NCCL, only rank 0 has a key: each other rank posts that it has none."""
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a, b))
@@ -336,7 +336,7 @@ def test_keys_of_two_generations_do_not_mix() -> None:
     assert posted(bench, post(b, 2)) == []
     assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1), post(b, 1)))]
     assert posted(bench, post(a, 2)) == [Posts(posts=(post(b, 2), post(a, 2)))]
-    assert posted(bench, post(a, 3)) == [], "nobody is told of that one"
+    assert posted(bench, post(a, 3)) == [], "no worker was told about that generation"
 
 
 def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
@@ -379,7 +379,7 @@ def test_rendezvous_is_not_kept() -> None:
 
 
 def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
-    """Found by a simulation in which listeners lag: an expelled worker was taken back as fresh."""
+    """A simulation with slow listeners found this: an expelled worker was accepted again as a fresh one."""
     bench = Bench()
     bench.hear(begin_node(1, 3, bench.worker))
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
@@ -420,7 +420,7 @@ def test_how_a_worker_has_ended_without_a_coordinator_is_told_to_the_next_one_on
 
 
 def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> None:
-    """It is no failure, and the steps that it has applied are not done again: whoever coordinates must know them."""
+    """This is not a failure, and its applied steps are not repeated, so every coordinator must know them."""
     bench = Bench()
     left = bench.worker
     entered = Entered(worker=left, generation=1, applied=0)
@@ -452,7 +452,7 @@ def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_wi
 
 
 def test_a_step_that_a_dead_worker_has_applied_alone_is_not_told() -> None:
-    """The others do it again, with another v perhaps; that must not look like replicas that diverge."""
+    """The other workers repeat the step, perhaps with another result. That must not look like diverged replicas."""
     bench = Bench(workers=2)
     first, second = bench.workers
     bench.say(applied(first, 1), applied(second, 1), applied(first, 2))
@@ -488,7 +488,7 @@ def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> N
 
 
 def test_what_an_older_generation_did_after_the_step_that_a_newer_one_begins_with_is_not_told() -> None:
-    """Neither worker's: the second one, too, is about to lose what it did."""
+    """This holds for both workers: the second one will also discard its steps."""
     bench = Bench(workers=2)
     for step in range(1, 9):
         bench.say(*(applied(worker, step) for worker in bench.workers))
@@ -519,7 +519,7 @@ def test_nothing_uncommitted_of_a_live_worker_is_lost(story: list[tuple[str, int
     assert {step for step in bench.kept_steps() if step > committed} == {step for step in expected if step > committed}
 
 
-# ---- whom it obeys ----
+# ---- accepted orders ----
 
 
 def test_an_older_coordinator_is_refused() -> None:
@@ -550,9 +550,9 @@ def test_an_older_coordinator_is_refused() -> None:
 )
 def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     current, newer = Bench(term=2), Bench(term=3)
-    if isinstance(order, Arm | Void):  # (they are for whom a pending plan names)
+    if isinstance(order, Arm | Void):  # these orders concern members of a pending plan
         current.hear(prepare_node(2, 1, current.worker))
-    if isinstance(order, Disarm):  # (and those for whom the one in force does)
+    if isinstance(order, Disarm):  # this order concerns members of the plan in force
         current.hear(begin_node(2, 1, current.worker))
     (passed,) = current.hear(order)
     assert isinstance(passed, Pass)
@@ -566,19 +566,19 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
     a, b, c = bench.workers
     bench.hear(welcome(1, members=()))
     stop = Stop(term=1, generation=1)
-    assert bench.hear(stop) == [], "in no plan"
+    assert bench.hear(stop) == [], "the node is in no plan"
     assert bench.hear(begin_node(1, 1, a)) == [Pass((a,), begin(1, 1, a))]
     assert bench.hear(stop) == [Pass((a,), stop)]
     arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
     assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
     assert bench.hear(arm) == [Pass((a, b), arm)]
     disarm = Disarm(term=1, generation=2)
-    assert bench.hear(disarm) == [Pass((a,), disarm)], "who is only about to join knows of no step"
+    assert bench.hear(disarm) == [Pass((a,), disarm)], "a joining worker knows no steps yet"
     assert bench.hear(stop) == [Pass((a, b), stop)]
     assert bench.hear(void) == [Pass((a, b), void)]
-    assert bench.hear(stop) == [Pass((a,), stop)], "what was voided names nobody"
+    assert bench.hear(stop) == [Pass((a,), stop)], "a void plan has no members"
     bench.hear(prepare_node(1, 3, a, b))
-    bench.hear(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # (so the one before has come into force)
+    bench.hear(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # this implies that generation 3 is in force
     bench.hear(Void(term=1, generation=4))
     assert bench.hear(stop) == [Pass((a, b), stop)]
     assert bench.hear(JobDone()) == [Pass((a, b, c), JobDone())]
@@ -595,7 +595,7 @@ def test_a_welcome_says_who_is_a_member() -> None:
 
 
 def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids() -> None:
-    """Its Arm reached nobody, so that whoever was about to join did so only after a stop."""
+    """The Arm of a later coordinator reached no worker, so joining workers joined only after a stop."""
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a))
@@ -618,7 +618,7 @@ def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits(
 
 
 def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
-    """Its coordinator died after it had told the one, and its successor made another of that number."""
+    """The coordinator died after it had sent one plan, and its successor made another plan with that number."""
     bench = Bench()
     a = bench.worker
     bench.hear(begin_node(1, 4, a))
@@ -629,7 +629,7 @@ def test_a_change_that_does_not_lead_to_what_it_says_is_asked_for_whole() -> Non
     bench = Bench()
     wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
     assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [Say(AskPlan(generation=5))]
-    assert bench.hear(JobDone()) == [Pass((bench.worker,), JobDone())], "that concerns no plan"
+    assert bench.hear(JobDone()) == [Pass((bench.worker,), JobDone())], "this message concerns no plan"
 
 
 def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
@@ -656,7 +656,7 @@ def test_who_has_not_attached_is_told_nothing() -> None:
     a, b = bench.workers
     bench.die(b)
     assert bench.hear(JobDone()) == [Pass((a,), JobDone())]
-    assert bench.workers[1], "its successor starts, and is told when it attaches"
+    assert bench.workers[1], "its successor starts, and receives the order when it attaches"
     assert isinstance(bench.order(JobDone(), bench.workers[1])[0], Pass)
 
 
@@ -695,7 +695,7 @@ def test_a_refusal_for_good_and_the_end_of_the_node_end_it() -> None:
     assert Bench().hear(Refused(why="another script", exit_code=2)) == [EndAgent(2, "another script")]
     bench = Bench()
     assert bench.hear(EndNode(exit_code=2, why="x", alone=True)) == [EndAgent(2, "x", alone=True)]
-    assert bench.hear(EndNode(exit_code=1, why="y")) == []  # it ends only once
+    assert bench.hear(EndNode(exit_code=1, why="y")) == []  # the node ends only once
     assert bench.machine.tick(1000.0, set()) == []
 
 
@@ -709,7 +709,7 @@ def test_scripts_that_are_done_end_by_themselves() -> None:
     assert bench.die(second, 0, clean=True) == [Say(Leave(reason="finished")), EndAgent(TAIL_FAILED)]
 
 
-# ---- which workers it replaces ----
+# ---- replaced workers ----
 
 
 def test_bad_input_is_not_tried_again() -> None:
@@ -734,7 +734,7 @@ def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
 
 
 def end_hung(bench: Bench, *, on_trial: bool) -> str:
-    """End the worker as one that hangs; return its name."""
+    """End the worker because it hangs; return its name."""
     old, why = bench.worker, "late"
     assert bench.hear(EndHung(worker=old, why=why, on_trial=on_trial)) == [KillHung(old, why)]
     hung = msgspec.structs.replace(down(old), kind=FailureKind.HANG)
@@ -743,7 +743,7 @@ def end_hung(bench: Bench, *, on_trial: bool) -> str:
 
 
 def test_a_worker_that_is_ended_on_trial_counts_once_the_verdict_comes() -> None:
-    """A slow sample used up a healthy node's restarts."""
+    """A slow sample once used up the restarts of a healthy node."""
     bench = Bench()
     ended = [end_hung(bench, on_trial=True) for _ in range(2 * MAX_RESTARTS)]
     for worker in ended[:MAX_RESTARTS]:
@@ -766,7 +766,7 @@ def test_a_worker_that_is_ended_without_a_trial_or_dies_by_itself_counts_at_once
 
 
 def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() -> None:
-    """What it had said on a connection that was being closed nobody heard, and the job waited for ever."""
+    """A message on a closing connection was lost, and the job waited forever."""
     bench = Bench(workers=2)
     first, second = bench.workers
     died = msgspec.structs.replace(down(first), detail="uncorrectable ECC error")
@@ -781,7 +781,7 @@ def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() 
 
 
 def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_more() -> None:
-    """As one that had been in a generation it was sent away again and again, and never came to saying why it left."""
+    """Its workers had been in a generation, so the node was refused repeatedly and could never say why it left."""
     bench = Bench(workers=2)
     first, second = bench.workers
     bench.hear(begin_node(1, 5, first, second))
@@ -794,11 +794,11 @@ def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_mor
     assert isinstance(hello, Hello)
     assert hello.kept == ()
     assert isinstance(leave, Leave)
-    assert bench.die(second) == [Say(down(second))], "and none follows it"
+    assert bench.die(second) == [Say(down(second))], "no worker is started in its place"
 
 
 def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
-    """Found when agents started faster than their coordinator: they left before anybody could hear why."""
+    """Agents that started faster than their coordinator left before it could receive the reason."""
     bench = Bench()
     bench.machine.disconnected()
     for _ in range(MAX_RESTARTS + 1):
@@ -838,7 +838,7 @@ def test_a_worker_whose_script_raised_is_told_again_until_it_is_replaced_and_its
     assert bench.worker != old
     assert bench.hear(Replace(worker=old)) == [], "said twice"
     bench.say(attach(bench.worker))
-    assert bench.hear(Replace(worker=bench.worker)) == [], "this one has not raised"
+    assert bench.hear(Replace(worker=bench.worker)) == [], "this worker has not raised"
     assert [type(kept) for kept in bench.kept()] == [Attach]
 
 
@@ -870,11 +870,11 @@ def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
     stopped = {bench.workers[1]}
     assert not [i for now in (1.0, 1.9) for i in bench.machine.tick(now, stopped) if isinstance(i, KillHung)]
     assert KillHung(bench.workers[1], STOPPED) in bench.machine.tick(2.1, stopped)
-    bench.machine.tick(2.2, set())  # continued in time, after all
+    bench.machine.tick(2.2, set())  # it was continued in time
     assert KillHung(bench.workers[1], STOPPED) not in bench.machine.tick(3.5, stopped)
 
 
-# ---- signs of life ----
+# ---- heartbeats ----
 
 
 def test_who_has_just_said_something_sends_no_heartbeat() -> None:
@@ -901,7 +901,7 @@ def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
 @pytest.mark.parametrize("ahead_s", [-3.0, 0.0, 120.0])
 @pytest.mark.parametrize(("up_s", "down_s"), [(0.01, 0.01), (2.3, 0.1), (0.0, 4.0)])
 def test_how_far_the_clock_is_ahead_is_within_half_a_round_trip(ahead_s: float, up_s: float, down_s: float) -> None:
-    """One-way delays of a loaded machine were taken for an offset of its clock."""
+    """One-way delays of a loaded machine were once mistaken for a clock offset."""
     bench = Bench()
     bench.machine.connected(50.0, wall=1_000_000.0 + ahead_s)
     welcomed = msgspec.structs.replace(welcome(1), time=1_000_000.0 + up_s)

@@ -1,4 +1,4 @@
-"""Steps kept for a coordinator that is away: once per node, in pages, within a bound; and what it makes of them."""
+"""Tests of steps that a node keeps for an absent coordinator: once per node, in pages, bounded, then committed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_undone_is_forgotten_and_what_is_done_instead_is_kept(last: int,
     kept.undo_after(back, 2)
     assert steps(kept) == list(range(1, min(last, back) + 1))
     kept.note(applied(A, 2, back + 1, commit(9.0)), 1.0)
-    kept.undo_after(back, 2)  # said by another worker of the node, a little later
+    kept.undo_after(back, 2)  # another worker of the node says it a little later
     assert steps(kept)[-1] == back + 1
     assert kept.odd == ()
 
@@ -177,7 +177,7 @@ def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
 
 
 def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending() -> None:
-    """A step passed with every flag up and was decided FORWARD in a new generation; it is told again later."""
+    """A step passed with every flag up and was decided FORWARD in a new generation; a node reports it again later."""
     job = Job().start()
     record = job.records[-1]
     assert record.plan is not None
@@ -190,7 +190,7 @@ def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending(
 
 
 def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
-    """What they say of each step is there whole, and in order."""
+    """The pages contain all data of each step, in order."""
     much = {f"{number:020}": float(number) for number in range(500)}
     kept, last = KeptSteps(), 3 * PAGE_STEPS
     for step in range(1, last + 1):

@@ -1,4 +1,4 @@
-"""What a node tells of the steps that its workers apply: witnesses' at once, the others' where something breaks."""
+"""Tests of a node's messages about applied steps: witnesses' steps at once, other steps after a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEAT_S = 0.5
 
 
 class Bench:
-    """An agent's machine on a connection that stands; all of its workers have entered generation 1."""
+    """A connected agent's state machine; all its workers have entered generation 1."""
 
     def __init__(self, workers: int = 2) -> None:
         numbers = itertools.count(1)
@@ -40,7 +40,7 @@ class Bench:
         return said(self.machine.worker_said(message, self.now))
 
     def apply(self, step: int, *indices: int, generation: int = 1, **fields: object) -> list[msg.AgentMessage]:
-        """Let workers apply a step; return what the coordinator hears of it."""
+        """Make workers apply a step; return the messages that the coordinator receives."""
         out: list[msg.AgentMessage] = []
         for index in indices or range(len(self.workers)):
             out += self.say(applied(self.workers[index], step, generation, **fields))
@@ -51,7 +51,7 @@ class Bench:
         return said(self.machine.tick(self.now, ()))
 
     def report(self, index: int = 0, applied: int = 0) -> list[int]:
-        """Let a worker report; return the steps that the coordinator is told of before."""
+        """Make a worker report; return the steps that are sent to the coordinator before the report."""
         worker, phase = self.workers[index], msg.Phase.COMPUTE
         *pages, last = self.say(
             msg.Report(worker=worker, term=1, generation=1, applied=applied, step=applied + 1, phase=phase)
@@ -179,12 +179,12 @@ def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here(
     assert [(one.step, one.generation, one.world, one.commit.loss_sum) for one in kept[:-1]] == [
         (step.step, 1, 4, step.commit.loss_sum) for step in passed[1:]
     ]
-    assert [one.time for one in kept[:-1]] == [0.0, 0.0], "nobody here knows when"
+    assert [one.time for one in kept[:-1]] == [0.0, 0.0], "no worker of this node knows the time"
     assert kept[-1].step == 4
 
 
 def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_again() -> None:
-    """A node that was away meanwhile comes with fresh workers: what is in the journal, the coordinator says."""
+    """A node that was disconnected returns with fresh workers; the coordinator tells it which steps the journal has."""
     bench = Bench(1)
     bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
     bench.connect()
@@ -198,7 +198,7 @@ def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_agai
 
 
 def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_connection() -> None:
-    """Else a step is committed without its loss if the other nodes are lost before they have told of it."""
+    """Otherwise a step is committed without its loss if the other nodes fail before they report it."""
     bench = Bench(1)
     bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
     passed = msg.Passed(step=1, commit=commit(7.0), generation=4, world=1)

@@ -1,4 +1,4 @@
-"""An agent that is told to end says so, to whoever coordinates, and stays no longer than its grace."""
+"""Tests of an agent that is told to end: it notifies every coordinator and stays no longer than its grace period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby's agent: it says what its node is, keeps that its workers are warm, and outlives one that fails."""
+"""Tests of a standby's agent: its role in Hello, kept warm states, and workers that fail while they warm up."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code:
     assert cold.message.error
     assert isinstance(gone, msg.WorkerDown)
     assert (gone.final, gone.exit_code, gone.error) == (False, EXIT_FAILED, None)
-    assert isinstance(out[-1], StartWorker)  # another, cold
+    assert isinstance(out[-1], StartWorker)  # the new worker is cold
 
 
 def test_a_warm_up_that_fails_uses_up_none_of_the_nodes_tries() -> None:

@@ -1,4 +1,4 @@
-"""Units on a node: formed of those that ask for the same, and there as a whole or not at all."""
+"""Tests of replica groups on a node: formed by workers with equal layouts, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO, FOUR = Layout(shard=2), Layout(shard=2, tensor=2)
 
 
 class Node:
-    """A machine with a connection, and what its workers are told."""
+    """A connected agent's state machine and the messages to its workers."""
 
     def __init__(self, workers: int) -> None:
         numbers = itertools.count(1)
@@ -199,7 +199,7 @@ def test_who_does_not_come_is_ended_and_named() -> None:
     assert "place 1 of a unit (worker 3 of the node) did not come to holdfast.init() within 600 s" in late.why
     node.now = limit + 2
     node.die(late.worker)
-    assert killed(node.machine.tick(node.now, ())) == []  # (the next one has all its time)
+    assert killed(node.machine.tick(node.now, ())) == []  # its successor has the full time
     assert killed(node.machine.tick(node.now + limit, ())) == []
     assert killed(node.machine.tick(node.now + limit + 1, ())) == [node.workers[3]]
 
@@ -236,7 +236,7 @@ def test_who_posts_what_it_may_not_is_ended(keys: dict[str, bytes]) -> None:
     assert killed(node.machine.worker_said(post, 0.0)) == [node.workers[0]]
 
 
-# ---- its end ----
+# ---- the end of a replica group ----
 
 
 def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> None:
@@ -250,7 +250,7 @@ def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> Non
     assert sorted(started(out)) == [0, 1]
     assert node.workers[2:] == before[2:]
     assert not set(node.workers[:2]) & set(before)
-    assert node.die(before[0]) == []  # (it was killed)
+    assert node.die(before[0]) == []  # the agent killed it itself
 
 
 def test_those_that_go_along_use_up_no_try() -> None:
@@ -266,7 +266,7 @@ def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised()
     old = node.workers
     node.raised(0)
     out = node.machine.hear(Replace(worker=old[0]), node.now)
-    assert [each.worker for each in told(out)] == [old[1]]  # (of the first the coordinator knows)
+    assert [each.worker for each in told(out)] == [old[1]]  # the coordinator already knows about the first worker
     assert sorted(started(out)) == [0, 1]
     assert node.machine.hear(Replace(worker=old[1]), node.now) == []
 
@@ -346,7 +346,10 @@ def test_a_coordinator_that_was_away_hears_of_all() -> None:
     events=st.lists(st.tuples(st.sampled_from(["join", "die", "break", "raise", "replace"]), st.integers(0, 3))),
 )
 def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, int]]) -> None:
-    """Whatever happens in whichever order: nobody is in two units, all of a unit go together, each told once."""
+    """For any events in any order, no worker is in two replica groups and all of a group end together.
+
+    Each end is reported once.
+    """
     node, units = Node(4), {}
     dead: list[str] = []
     for event, index in events:
@@ -388,7 +391,7 @@ LISTED = tuple(ListedLayout(layout=layout) for layout in (TWO, FOUR, WHOLE))
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations((TWO, FOUR, WHOLE), 2)), ids=str)
 @pytest.mark.parametrize("early", [1, 2, 3])
 def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layout, after: Layout, early: int) -> None:
-    """A coordinator takes over in between; whoever has met under the layout before is replaced once it attaches."""
+    """A coordinator takes over meanwhile. Workers grouped under the old layout are replaced once they attach."""
     node = Node(4)
 
     def comes(index: int) -> list[AgentInstruction]:
@@ -406,11 +409,11 @@ def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layou
     formed = [answer for _, answer in passed(said) if isinstance(answer, UnitFormed)]
     assert [answer for _, answer in passed(said) if isinstance(answer, UnitRefused)] == []
     met = {worker for unit in formed for worker in unit.workers}
-    assert len(met) == sum(len(unit.workers) for unit in formed), "nobody is in two"
+    assert len(met) == sum(len(unit.workers) for unit in formed), "no worker is in two replica groups"
     assert {unit.layout for unit in formed} <= {before, after}
     assert all(len(unit.workers) == unit.layout.places for unit in formed)
     if all(unit.layout == after for unit in formed):
-        assert met == set(node.workers), "nobody waits for who comes never"
+        assert met == set(node.workers), "no worker waits for one that never arrives"
     node.machine.hear(Refused(why="another layout", exit_code=0, retry=True), node.now)
     anew = [*told(after), *(one for index in range(4) for one in comes(index))]
     last = [answer for _, answer in passed(anew) if isinstance(answer, UnitFormed)]

@@ -1,4 +1,4 @@
-"""Placements as they travel: blobs, what survivors hold, what moves."""
+"""Tests of encoded placements: blobs, the experts that survivors hold, and moves."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() ->
         moves.append(after.moves)
         for blob in after.placement:
             assert decode_experts(blob, SHAPE).sum(axis=1).tolist() == [6, 6, 6]
-    assert 0 < max(moves) <= 3 * 6, "no more travels than the dead node held"
+    assert 0 < max(moves) <= 3 * 6, "no more experts move than the dead node held"
 
 
 def test_a_joiner_is_given_experts_and_nothing_is_taken_for_held_that_is_not() -> None:

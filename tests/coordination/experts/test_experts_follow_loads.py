@@ -1,4 +1,4 @@
-"""Experts follow their loads while the job trains: when a new placement is asked for, weighed, and switched to."""
+"""Tests of rebalancing during training: when a new placement is requested, evaluated and adopted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.protocol.messages import any_side as msg
 
 EVERY = 10
 SHAPE = msg.ExpertShape(layers=2, experts=6, slots=4)
-#: Expert 0 has two replicas while nothing is known, and needs six.
+#: Expert 0 has two replicas while loads are unknown, and needs six.
 SKEWED = np.array([[90.0, 2, 2, 2, 2, 2], [90.0, 3, 3, 3, 3, 3]])
 
 
 def train(job: Job, first: int, last: int, *, generation: int = 1) -> None:
-    """Let all members apply steps, one per second."""
+    """Make all members apply steps, one per second."""
     plan = job.records[-1].plan
     assert plan is not None
     for step in range(first, last + 1):
@@ -38,7 +38,7 @@ def asked(job: Job) -> list[PlanExperts]:
 
 
 def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
-    """The first look finds even loads; after step 10, with skewed ones, a placement is asked for again."""
+    """Return a job that first had even loads and requests a placement after step 10 because of skewed loads."""
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     job.say(loads(np.ones((2, 6)), step=1))
     train(job, 1, 1)
@@ -60,7 +60,7 @@ def adopt(job: Job, order: PlanExperts) -> msg.GenerationPlan:
 
 
 def swap(job: Job, pending: msg.GenerationPlan, step: int) -> None:
-    """All build the group, raise the flag, and pass `step` with it."""
+    """Make all members build the group, raise the flag and pass `step` with it."""
     for worker in pending.workers:
         job.say(msg.Prepared(worker=worker, generation=pending.generation))
     assert set(job.orders(msg.Arm)) == set(pending.workers)
@@ -95,12 +95,12 @@ def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_nex
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     for step in (1, 2, 3):
         train(job, step, step)
-        assert not asked(job), "nobody has told any loads"
+        assert not asked(job), "no worker has reported loads"
     job.say(loads(SKEWED, step=3))
     (order,) = asked(job)
     for node in ("n0", "n1", "n2", "n3"):
         job.say(applied(w(node), 1, 4, commit(), world=4))
-        assert not asked(job), "the look at step 3 is not over"
+        assert not asked(job), "the evaluation at step 3 is not over"
     pending = adopt(job, order)
     (decided,) = job.said(ev.RebalanceDecided)
     assert (decided.step, decided.adopted) == (3, True)
@@ -111,7 +111,7 @@ def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_nex
         job.say(msg.Entered(worker=worker, generation=2, applied=5))
     for step in (6, 7, 8, 9):
         train(job, step, step, generation=2)
-        assert not asked(job), "the next look is at the next multiple"
+        assert not asked(job), "the next evaluation is at the next multiple"
     train(job, 10, 10, generation=2)
     assert asked(job)
 
@@ -122,7 +122,7 @@ def test_even_loads_are_no_reason_to_move() -> None:
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
     assert job.records[-1].pending is None
     train(job, 11, 20)
-    assert asked(job), "the next look comes ten steps later"
+    assert asked(job), "the next evaluation comes ten steps later"
 
 
 def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
@@ -225,7 +225,7 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
 @pytest.mark.parametrize("blob", [b"odd", b"\xff" * 16])
 @pytest.mark.parametrize("name", ["state", "result"])
 def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(name: str, blob: bytes) -> None:
-    """Every coordinator would be told it again, and end."""
+    """Otherwise every new coordinator would receive the report again, and end."""
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     plan = job.records[-1].plan
     assert plan is not None
@@ -273,13 +273,13 @@ def test_costs_are_those_measured_last() -> None:
     moved.moved(1 << 23, 0.25)
     costs.switched(moved, 11.75)
     assert costs.bandwidth == (1 << 25)
-    assert costs.pause_s == pytest.approx(0.75), "a step aside, beside which all has travelled"
+    assert costs.pause_s == pytest.approx(0.75), "the pause excludes a step that overlaps the whole transfer"
     moved.moved(0, 1.5)
     costs.switched(moved, 12.75)
-    assert costs.pause_s == pytest.approx(1.25), "what is left of the transfer after that step counts as one"
+    assert costs.pause_s == pytest.approx(1.25), "the rest of the transfer after that step counts as a pause"
     assert costs.bandwidth == pytest.approx((1 << 24) / 1.5)
     costs.switched(RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
-    assert costs.pause_s == LEAST_REBALANCE_S, "no switch is free, whatever noise says"
+    assert costs.pause_s == LEAST_REBALANCE_S, "a switch has a minimum cost, whatever the measurement"
     join = RecoveryCost(failed=10.0, detected=10.0, action="grow", swap=True)
     join.moved(1 << 24, 5.0)
     costs.switched(join, 20.0)

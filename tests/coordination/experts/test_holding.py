@@ -1,4 +1,4 @@
-"""What a worker holds from generation to generation: it lets go of nothing before a commit operation has passed."""
+"""Tests of the experts a worker holds across generations: it releases none before a commit operation has passed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ START, REDO, ROLLBACK = DecisionKind.START, DecisionKind.REDO, DecisionKind.ROLL
 
 
 def blob(*experts: int) -> bytes:
-    """One worker's experts, the same in both layers."""
+    """Return one worker's experts, the same in both layers."""
     return encode_experts(np.tile(np.bincount(experts, minlength=EXPERTS), (LAYERS, 1)))
 
 
 def plan(held: bytes, placement: bytes, moves: int = 0) -> ExpertPlan:
-    """What concerns rank 0."""
+    """Return the part of a plan that concerns rank 0."""
     return ExpertPlan(
         layers=LAYERS, experts=EXPERTS, held=(held,), placement=(placement,), moves=moves, asked=1, given=1
     )
 
 
 def holding(*experts: int) -> HeldExperts:
-    """A worker that holds these since a commit."""
+    """Return the state of a worker that has held these experts since a commit."""
     out = HeldExperts(SHAPE)
     out.apply_placement(plan(b"", blob(*experts)), 0, START)
     out.on_committed()
@@ -57,7 +57,7 @@ def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
     worker = holding(0, 1)
     change = worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
     assert change.fetch
-    assert worker.blob == blob(0, 1) == encode_experts(change.keep), "what is still to come is not held"
+    assert worker.blob == blob(0, 1) == encode_experts(change.keep), "experts in transfer are not held yet"
     worker.on_received()
     assert (worker.blob, worker.next_blob) == (blob(0, 1, 2), blob(1, 2))
     worker.on_committed()
@@ -65,7 +65,7 @@ def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
 
 
 def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
-    """A Stop between the end of a migration and the note of it: the next plan knows only of what was held before."""
+    """A Stop comes after a migration but before it is recorded: the next plan knows only the experts held before."""
     worker = holding(0, 1)
     worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
     worker.on_received()
@@ -127,14 +127,14 @@ def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
 
 
 class Member:
-    """A worker with its memory: what lies there, whatever is noted of it."""
+    """A worker and the actual content of its memory, independent of its records."""
 
     def __init__(self) -> None:
         self.holding = HeldExperts(SHAPE)
         self.memory = decode_experts(encode_all_experts(SHAPE), SHAPE) > 0
 
     def take_up(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None, reach: int) -> None:
-        """Get so far: 1 what does not count has gone, 2 what is missing is here, 3 and noted."""
+        """Apply a plan up to a stage: 1 dropped experts are freed, 2 missing ones received, 3 recorded."""
         if reach == 0:
             return
         change = self.holding.apply_placement(plan, rank, decision)
@@ -152,11 +152,11 @@ class Member:
         self.check()
 
     def check(self) -> None:
-        assert not ((self.holding.held > 0) & ~self.memory).any(), "more is noted than is in memory"
+        assert not ((self.holding.held > 0) & ~self.memory).any(), "the records name experts that are not in memory"
 
 
 def placements(ranks: int) -> st.SearchStrategy[list[bytes]]:
-    """Every expert of every layer on at least one rank."""
+    """Generate placements with every expert of every layer on at least one rank."""
     hosts = st.sets(st.integers(0, ranks - 1), min_size=1)
     return st.lists(hosts, min_size=LAYERS * EXPERTS, max_size=LAYERS * EXPERTS).map(
         lambda hosted: [
@@ -184,14 +184,14 @@ def _missing(have: IntArray, want: IntArray) -> int:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), ranks=st.integers(1, 4))
 def test_no_expert_is_lost_wherever_a_generation_is_broken_off(data: st.DataObject, ranks: int) -> None:
-    """Members that only ever report, obey plans made of their reports, and are stopped anywhere in between."""
+    """Members report, apply plans made from their reports, and are stopped at any point."""
     members = [Member() for _ in range(ranks)]
     held, decision = [b""] * ranks, START
     for _ in range(data.draw(st.integers(1, 6))):
         plan = next_plan(held, data.draw(placements(ranks)))
         reach = data.draw(st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks) | st.just([3] * ranks))
         if plan.moves and min(reach) == 0:
-            reach = [min(far, 1) for far in reach]  # all take part in the migration, or nothing comes
+            reach = [min(far, 1) for far in reach]  # either all take part in the migration or no expert arrives
         for rank, member in enumerate(members):
             member.take_up(plan, rank, decision, reach[rank])
         passed = min(reach) == 3 and data.draw(st.booleans())
@@ -199,7 +199,7 @@ def test_no_expert_is_lost_wherever_a_generation_is_broken_off(data: st.DataObje
         for member, is_late in zip(members, late, strict=True):
             if passed and not is_late:
                 member.commit()
-        # FORWARD: a worker that was stopped before it applied reports what it will hold, and does so first of all.
+        # FORWARD: a worker stopped before it applied reports the experts it will hold, and applies the step first.
         held = [m.holding.next_blob if is_late else m.holding.blob for m, is_late in zip(members, late, strict=True)]
         assert find_lost_experts(SHAPE, held) == []
         for member, is_late in zip(members, late, strict=True):

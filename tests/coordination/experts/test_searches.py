@@ -1,4 +1,4 @@
-"""Searches for placements: asked for after every repair, adopted where the job survives more, and never waited for."""
+"""Tests of placement searches: requested after every repair, adopted if they survive more failures, never awaited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.coordination.instructions import PlanExperts
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
-#: two of six nodes are lost, one after the other: what is mended survives less than what a search finds
+#: two of six nodes are lost in turn: the repaired placement survives fewer failures than the one a search finds
 SHAPE = msg.ExpertShape(layers=2, experts=8, slots=6)
 
 
@@ -23,7 +23,7 @@ def searches(job: Job) -> list[PlacementSearch]:
 
 
 def lose(job: Job, *nodes: str) -> msg.GenerationPlan:
-    """Lose nodes; the others report what they hold, and enter the next generation. Return its plan."""
+    """Lose nodes; the others report their experts and enter the next generation. Return its plan."""
     before = job.records[-1].plan
     assert before is not None
     assert before.expert_plan is not None
@@ -57,7 +57,7 @@ def test_a_repair_is_followed_by_a_search_whether_loads_are_known_or_not(every: 
     assert plan.expert_plan is not None
     assert search.question.held == plan.expert_plan.placement
     job.tick(0.1)
-    assert not searches(job), "one for each repair"
+    assert not searches(job), "each repair leads to one search"
 
 
 def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
@@ -70,12 +70,12 @@ def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
     pending = job.records[-1].pending
     assert pending is not None
     assert pending.expert_plan == msgspec.structs.replace(found.experts, beside=True)
-    assert not found.experts.repaired, "nobody has to look again"
+    assert not found.experts.repaired, "the placement needs no further search"
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [True]
 
 
 def test_a_search_says_the_same_wherever_it_is_made() -> None:
-    """It goes to another process as bytes, and its answer comes back so."""
+    """The search and its answer are passed between processes as bytes."""
     _, search = repaired_job()
     there = msgspec.msgpack.decode(msgspec.msgpack.encode(search), type=PlacementSearch)
     assert there == search
@@ -97,7 +97,7 @@ def test_an_answer_that_comes_while_a_node_joins_waits_until_it_is_worthless() -
 
 
 def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that() -> None:
-    """The job's course is the same as if it had come later."""
+    """The job behaves as if the answer had come later."""
     job, search = repaired_job()
     found = search.solve()
     plan = job.records[-1].plan
@@ -107,7 +107,7 @@ def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that
     job.say(attach(w("n6"), experts=SHAPE))
     assert job.records[-1].pending is not None
     job.feed(Planned(search.generation, found))
-    job.lose("n6")  # nobody has armed it: the pending generation is void
+    job.lose("n6")  # the pending generation was not armed, so it is void
     pending = job.records[-1].pending
     assert pending is not None
     assert pending.workers == plan.workers

@@ -1,4 +1,4 @@
-"""Classic expert parallelism: who is a member, and which chunk of the experts each holds."""
+"""Tests of classic expert parallelism: the members, and the chunk of experts that each holds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_members_hold_equal_chunks_and_no_live_chunk_is_left_behind(data: st.Dat
     ep_size = data.draw(st.integers(1, 4))
     shape = shape_of(2 * ep_size)
     workers = workers_of(data.draw(st.integers(ep_size, 11)))
-    # (two chunks: while experts move, a worker holds what it had and what it is to have)
+    # Two chunks: while experts move, a worker holds both its old and its new chunk.
     owned = {w: data.draw(st.sets(st.integers(0, ep_size - 1), max_size=2)) for w in workers}
     held = {w: chunk_blob(shape, ep_size, chunks) for w, chunks in owned.items() if chunks}
     chosen = assign_chunks(workers, held, shape, ep_size)

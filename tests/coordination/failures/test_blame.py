@@ -1,4 +1,4 @@
-"""Whose fault an exception is: the work's, where it is met wherever the work is done."""
+"""Tests of blame for exceptions: the work is at fault if the exception follows it to other nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blamed(*all_raised: RaisedBefore, nodes: int = 8, machine: bool = False) -> 
 def test_the_same_at_the_same_micro_batch_on_a_second_node_is_the_works_fault() -> None:
     assert blamed(raised("a")) == []
     assert blamed(raised("a"), raised("b")) == ["a", "b"]
-    assert blamed(raised("a"), raised("b"), machine=True) == ["a", "b"], "a sample may well run a GPU out of memory"
+    assert blamed(raised("a"), raised("b"), machine=True) == ["a", "b"], "a sample can exhaust the memory of any GPU"
     assert blamed(raised("a", micro_batch=None), raised("b", micro_batch=None)) == ["a", "b"]
 
 
@@ -35,12 +35,12 @@ def test_what_differs_is_each_nodes_own() -> None:
 
 
 def test_a_line_that_raises_on_three_nodes_raises_everywhere() -> None:
-    """One that only the first rank comes to, such as its logging: at each node another step's."""
+    """Only the first rank reaches the line, such as logging, so it raises at another step on each node."""
     nodes = [raised(node, step) for step, node in enumerate("abc")]
     assert blamed(*nodes[:2]) == []
     assert blamed(*nodes) == ["a", "b", "c"]
-    assert blamed(*nodes, machine=True) == [], "a file server that is away is met by all"
-    assert blamed(*nodes[:2], nodes=2) == ["a", "b"], "those are all there are"
+    assert blamed(*nodes, machine=True) == [], "an unreachable file server affects all nodes"
+    assert blamed(*nodes[:2], nodes=2) == ["a", "b"], "the job has no other nodes"
     late = [raised(node, step, time=step * WINDOW_S) for step, node in enumerate("abc")]
     assert blamed(*late) == []
 
@@ -57,7 +57,7 @@ def test_a_node_that_is_alone_is_asked_twice() -> None:
 
 
 def test_a_job_that_has_just_shrunk_to_one_node_had_another_to_compare_with() -> None:
-    """The other had raised a moment before, at another micro-batch: all were started again before the job ended."""
+    """The other node had just raised at another micro-batch; all workers were once restarted before the job ended."""
     assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1) == ["a", "b"]
     assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1, machine=True) == []
     assert blamed(raised("b", micro_batch=1), raised("b", micro_batch=0), nodes=1) == []

@@ -1,4 +1,4 @@
-"""Budgets of rungs: a window of time, and what counts as one try."""
+"""Tests of the budgets of escalation steps: the time window, and failures that count as one try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.coordination.failures.budget import TOGETHER_S, WINDOW_S, Budget
 def test_tries_count_for_a_window() -> None:
     budget = Budget()
     assert [budget.count_try(10.0 * number) for number in range(4)] == [1, 2, 3, 4]
-    assert budget.count_try(WINDOW_S) == 4  # (the first one is forgotten)
+    assert budget.count_try(WINDOW_S) == 4  # the first try is outside the window
     assert budget.count_try(10 * WINDOW_S) == 1
 
 

@@ -1,4 +1,4 @@
-"""Classes of failures: real messages, the order of the rules, and rules that are wrong."""
+"""Tests of failure classes: real messages, the order of rules, and invalid rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Sever
 
 NODE, PROCESS, RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
 
-#: what torch, CUDA, NCCL, gloo, the NVIDIA driver and Linux really say, as reported in public issue threads, logs and
+#: real messages of torch, CUDA, NCCL, gloo, the NVIDIA driver and Linux, from public issue threads, logs and
 #: documentation (pytorch, nccl, vllm and gloo among them; NVIDIA's pages on Xid errors and page retirement)
 RAISED = [
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "ecc_error", NODE),
@@ -88,7 +88,7 @@ def test_real_messages_of_exceptions(detail: str, status: str, severity: Severit
 
 @pytest.mark.parametrize(("detail", "status"), COLLECTIVES)
 def test_real_messages_of_collectives(detail: str, status: str) -> None:
-    """What may be over the next time takes nothing out by itself."""
+    """A failure that may be transient removes no node on its own."""
     for detector in (Detector.EXCEPTION, Detector.TIMEOUT):
         assert FailureClasses().classify(FailureKind.CONNECTION_LOST, detector, detail) == FailureClass(status, RETRY)
 

@@ -1,4 +1,4 @@
-"""The ladder: what is tried how often, who is quarantined, who comes back; and ranks that are kept for processes."""
+"""Tests of escalation: number of tries, quarantined and returning nodes, and rank holds for restarted processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def coming(node: str, worker: str, *, host: str = "", session: str = "0" * 8, ag
 
 
 def settle(job: Job, at: int = 0) -> None:
-    """n0 and n1 say where they stand, if they are asked."""
+    """Make n0 and n1 report their steps, if asked."""
     for node in ("n0", "n1"):
         if job.machine.context.interruption.stop is not None:
             job.report(node, at)
@@ -69,7 +69,7 @@ def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back(
     assert "node n2 is quarantined: it has failed 2 times" in refused.why
     job.boot(takeover=True)
     job.connect(coming("n2", "n2/0/9"))
-    assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED, "whoever coordinates"
+    assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED, "a later coordinator refuses it too"
     with pytest.raises(
         UnreachableError, match=r"n7 is not in the job, and neither drained nor quarantined: .* can be undrained: n2"
     ):
@@ -107,7 +107,7 @@ def test_a_machine_that_was_replaced_begins_anew() -> None:
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back_as(asks: bool) -> None:
-    """It kept all other newcomers out for as long as it liked: a machine that was replaced begins anew, it was said."""
+    """Such a node once kept all other newcomers out, because a replaced machine starts with an empty count."""
     job = Job().start()
     undone = 0
     for number in range(5 * (RecoverySpec().max_restarts + 1)):
@@ -127,7 +127,7 @@ def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back
         undone += job.machine.record.pending is None
     assert undone == RecoverySpec().max_restarts + 1
     job.connect(coming("n8", w("n8"), host="another"))
-    assert job.orders(msg.Prepare).keys() == {w(node) for node in ("n0", "n1", "n2", "n8")}, "others come in"
+    assert job.orders(msg.Prepare).keys() == {w(node) for node in ("n0", "n1", "n2", "n8")}, "other nodes still join"
 
 
 def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_first_of_them_alone() -> None:
@@ -150,7 +150,7 @@ def quarantines(job: Job) -> list[str]:
 
 
 def raises(job: Job, node: str, number: int, error: msg.ScriptError) -> None:
-    """The script of a node's newest worker raises, whether that has come as far as to attach or not."""
+    """Make the script of a node's newest worker raise, before or after it has attached."""
     if number % 2:
         job.say(attach(f"{node}/0/{number}"))
     died = msgspec.structs.replace(down(node, "oops", FailureKind.EXCEPTION), worker=f"{node}/0/{number}")
@@ -159,7 +159,7 @@ def raises(job: Job, node: str, number: int, error: msg.ScriptError) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_script_that_raises_on_all_nodes_quarantines_none_whichever_is_first_and_by_how_much(seed: int) -> None:
-    """On a slow machine one node had used up its tries before another had begun, and was quarantined."""
+    """On a slow machine, one node once used up its tries and was quarantined before another had started."""
     rng, error = Random(seed), msg.ScriptError(place="ValueError (train.py, line 1)", traceback="Traceback: oops")
     job = Job(nodes=3, spec=JobSpec(max_nodes=3)).boot()
     tries = dict.fromkeys(("n0", "n1", "n2"), 0)
@@ -192,7 +192,7 @@ def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     job.step(2, "n0", "n1", generation=2)
-    assert quarantines(job) == [], "that step may have been under way"
+    assert quarantines(job) == [], "that step may have been in progress"
     job.boot(takeover=True)
     for node in ("n0", "n1"):
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=2, applied=2))))
@@ -233,7 +233,7 @@ def test_a_job_that_cannot_begin_for_a_node_that_is_out_says_so_once_all_others_
 
 
 def lost(job: Job, node: str) -> None:
-    """It is beyond what it may be lost."""
+    """Lose a node more often than it may be lost."""
     job.now += 10.0
     job.lose(node)
 
@@ -251,7 +251,7 @@ def gives_up(job: Job, node: str) -> None:
 def test_the_job_ends_with_its_last_node_however_that_is_out(
     first: Callable[[Job, str], None], last: Callable[[Job, str], None]
 ) -> None:
-    """Where it was lost too often the job waited for ever."""
+    """If the last node was lost too often, the job once waited forever."""
     job = Job(nodes=2, spec=JobSpec(recovery=RecoverySpec(max_restarts=0))).start(saves=True)
     first(job, "n0")
     assert job.machine.over is None
@@ -309,7 +309,7 @@ def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
 def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(
     off: float, uncertain_s: float, told: float
 ) -> None:
-    """Nodes of one loaded machine were "2.3 s behind": that was how long their first words took."""
+    """Nodes of a loaded machine were once "2.3 s behind", which was only the delay of their first messages."""
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         shown = job.now + off if node == "n1" else job.now
@@ -338,7 +338,7 @@ def test_a_node_that_comes_back_by_itself_says_after_how_long() -> None:
 
 
 def broken(job: Job, step: int, detail: str = "reset by peer") -> None:
-    """A collective fails at n1 in the present generation, and all say where they stand."""
+    """Make a collective fail at n1 in the current generation, and all nodes report their steps."""
     generation = job.machine.record.generation
     job.say(msg.Complaint(worker=w("n1"), generation=generation, detail=detail))
     for node in ("n0", "n1", "n2"):
@@ -371,11 +371,11 @@ def test_a_member_whose_complaint_says_that_its_own_machine_is_broken_is_out() -
     assert end.alone
 
 
-# ---- ranks that are kept ----
+# ---- rank holds ----
 
 
 def held(job: Job, node: str = "n1") -> None:
-    """A worker dies, the others say where they stand, and wait."""
+    """Make a worker die; the others report their steps and wait."""
     job.tell(node, down(node))
     for other in {"n0", "n1", "n2"} - {node}:
         job.report(other, 1, summed=(0,) if other == "n0" else ())

@@ -1,4 +1,4 @@
-"""Workers that differ in settings or state: who is replaced, and what is said to be the cause."""
+"""Tests of workers with different settings or state: the replaced worker and the reported cause."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def found(*reports: Report, places: int = 1) -> Mismatch | None:
 def test_equal_workers_do_not_differ_and_what_was_not_compared_is_left_out() -> None:
     assert found(report(0), report(1)) is None
     assert found(report(0), report(1, 5, compared=False)) is None
-    assert found(report(0, step=7), report(1, 5, step=8)) is None, "one of them has come further"
+    assert found(report(0, step=7), report(1, 5, step=8)) is None, "reports of different steps are not compared"
 
 
 def test_a_minority_is_named_with_what_differs() -> None:
@@ -73,7 +73,7 @@ def test_of_two_that_differ_the_one_that_received_its_state_goes() -> None:
 
 
 def test_a_majority_counts_whether_it_was_sent_its_state_or_not() -> None:
-    """At the start of a job all but one worker are sent theirs."""
+    """At the start of a job, all workers but one receive their state."""
     mismatch = found(report(0, 9), report(1, 1, received=True), report(2, 1, received=True))
     assert mismatch is not None
     assert (mismatch.minority, mismatch.likely_cause) == (("n0",), SCRIPT)

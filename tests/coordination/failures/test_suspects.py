@@ -1,4 +1,4 @@
-"""Who is suspected where collectives fail although everybody answers."""
+"""Tests of suspects after failed collectives, although all workers answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_sus
 
 
 def test_who_only_waits_longer_is_none() -> None:
-    """The one that complained first stopped the others: that they had not complained yet says nothing."""
+    """The first complaint stopped the other workers, so their silence proves nothing."""
     complaints = dict([complaint("n3", timed_out=True)])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
 
@@ -75,7 +75,7 @@ def test_of_two_that_do_not_reach_each_other_the_later_goes() -> None:
 
 
 def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_the_earlier() -> None:
-    """n0 is cut off, and the job needs two: n1 and n2 took turns beside it for ever, each taken for the guilty one."""
+    """n0 is cut off and the job needs two nodes: n1 and n2 once alternated next to it forever, each blamed in turn."""
     suspects = Suspects()
     gone: list[str] = []
     for other in ("n1", "n2", "n1"):
@@ -86,7 +86,7 @@ def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_t
     complaints = [complaint("n0", "n1", timed_out=True), complaint("n1", "n0")]
     standing = {worker: report for worker, report in reports(*REDUCING).items() if worker in (w("n0"), w("n1"))}
     named = suspects.find_suspects((w("n0"), w("n1")), standing, dict(complaints), 5)
-    assert list(named) == ["n1"], "a step in between makes it good"
+    assert list(named) == ["n1"], "a step in between clears the suspicion"
 
 
 def test_who_is_cut_off_from_several_goes_alone() -> None:
@@ -131,7 +131,7 @@ def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
 
 
 def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out() -> None:
-    """n1 reaches nobody: with the next node that is here it would fail again, and with the first one after that."""
+    """n1 reaches no node: it would fail again with n3, and after that with n0."""
     job = Job().start()
     job.step(1)
     job.lose("n2")
@@ -165,7 +165,7 @@ def test_that_a_node_which_is_no_member_cannot_be_reached_is_nobodys_fault() -> 
 
 
 def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
-    """n0's other worker has waited itself: without further evidence its node goes, and n1 stays."""
+    """n0's other worker has waited too. Without further evidence n0 is removed and n1 stays."""
     a, b, c = msg.worker_id("n0", 0, "a"), msg.worker_id("n0", 1, "a"), msg.worker_id("n1", 0, "a")
     phases = {a: Phase.REDUCING, b: Phase.COMPUTE, c: Phase.COMPUTE}
     standing = {
@@ -177,7 +177,7 @@ def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
 
 
 def with_a_stranger() -> Job:
-    """n3 is in the pending plan, n4 in none yet."""
+    """Return a job in which n3 is in the pending plan and n4 is in no plan yet."""
     job = Job().start()
     for node in ("n3", "n4"):
         job.connect(hello(node))
@@ -186,7 +186,7 @@ def with_a_stranger() -> Job:
 
 
 def test_a_complaint_of_who_is_no_member_counts_for_nothing() -> None:
-    """It has no report by which it could be judged."""
+    """It has no report that could be evaluated."""
     job = with_a_stranger()
     stranger = complaint("n4", timed_out=True)[1]
     job.say(stranger)
@@ -272,7 +272,7 @@ def test_after_failed_transfers_the_receivers_go_and_a_proven_bad_sender_before_
 
 
 def joined_plan() -> GenerationPlan:
-    """n2 and n3 are sent the state by n0 and n1."""
+    """Return a plan in which n0 and n1 send the state to n2 and n3."""
     members = tuple(Member(worker=worker, host="h", state_port=1) for worker in WORKERS)
     source = LiveSource(members=(w("n0"), w("n1")))
     return GenerationPlan(term=1, generation=1, members=members, sources={w("n2"): source, w("n3"): source})
@@ -296,7 +296,7 @@ def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(*, trained: bool) -> None:
-    """The others came and went beside it until the end, because only it had the state of step 0."""
+    """Because only this node had the state of step 0, the other nodes were once removed in turn until the job ended."""
     job, at = Job().start(), 0
     if trained:
         job.step(1)
@@ -325,7 +325,7 @@ def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(
     plan = job.machine.record.plan
     assert plan is not None
     if trained:
-        assert blamed == ["n4", "n3"], "it has the only copy of step 1"
+        assert blamed == ["n4", "n3"], "n0 has the only copy of step 1"
         assert plan.workers == (w("n0"),)
     else:
         assert blamed == ["n0"]
@@ -341,7 +341,7 @@ def test_who_lacks_the_state_is_known_from_the_reports() -> None:
 
 
 def join_one(job: Job) -> None:
-    """n9 joins after the first step, and is to be sent its state by all members."""
+    """Make n9 join after the first step; all members will send it the state."""
     job.connect(hello("n9"))
     job.say(attach(w("n9")))
     pending = job.machine.record.pending
@@ -353,7 +353,7 @@ def join_one(job: Job) -> None:
 
 
 def fail_transfer(job: Job, sender: str) -> None:
-    """A member cannot send the newcomer its state; all answer Stop."""
+    """Make a member fail to send the state to the newcomer; all answer Stop."""
     detail = "state for n9 could not be sent: [Errno 111] Connection refused"
     generation = job.machine.record.generation
     job.say(msg.Complaint(worker=w(sender), generation=generation, detail=detail, transfer_peers=(w("n9"),)))
@@ -364,7 +364,7 @@ def fail_transfer(job: Job, sender: str) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_newcomer_that_cannot_be_sent_the_state_goes_and_every_member_stays(nodes: int) -> None:
-    """A forgotten --advertise destroyed a healthy job: each sender was blamed in turn, and all steps were lost."""
+    """A forgotten --advertise once destroyed a healthy job: each sender was blamed in turn, and all steps were lost."""
     job = Job(nodes=nodes).start()
     job.step(1)
     join_one(job)

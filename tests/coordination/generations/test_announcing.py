@@ -1,4 +1,4 @@
-"""Many that come at once: one generation for all of them, a few events, a few writes."""
+"""Tests of many nodes that arrive together: one generation, few events and few writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def connect(job: Job, nodes: list[str]) -> None:
 
 
 def come(job: Job, nodes: list[str]) -> None:
-    """All connect in one moment; their workers come up one after the other."""
+    """Connect all nodes at once; their workers attach one after the other."""
     connect(job, nodes)
     for place, node in enumerate(nodes):
         job.say(attach(w(node)), after=0.001)
@@ -30,7 +30,7 @@ def come(job: Job, nodes: list[str]) -> None:
 
 
 def pass_time(job: Job, seconds: float) -> None:
-    """Nobody is silent for long."""
+    """Advance the time while all nodes send heartbeats."""
     for _ in range(round(seconds / 0.1)):
         job.tick(0.1)
         for node in job.connections:
@@ -52,7 +52,7 @@ def test_nodes_that_start_together_make_one_generation_few_events_and_few_writes
     assert generations(job) == [("start", MANY)]
     assert sum(joined(job)) == MANY
     assert len(joined(job)) <= 2 + 0.001 * MANY / TOGETHER_S
-    # This coordinator's term, the script and the configuration of the first that came, the generation.
+    # The term, the script and the configuration of the first node, and the generation.
     assert len(job.records) == 4
 
 
@@ -121,7 +121,7 @@ def test_a_crowd_that_does_not_end_is_taken_in_all_the_same() -> None:
 
 @pytest.mark.parametrize("many", [1, 2, FEW])
 def test_a_few_that_come_do_not_wait_for_each_other(many: int) -> None:
-    """As small a job as this starts and grows as soon as it can."""
+    """A job this small starts and grows as soon as possible."""
     job = Job(nodes=1).start()
     connect(job, CROWD[:many])
     job.say(attach(w(CROWD[0])))
@@ -167,7 +167,7 @@ def test_who_has_left_before_it_was_told_of_is_told_of_as_left_alone() -> None:
 
 
 def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -> None:
-    """Each says what its workers are; nothing of it is a change of the record."""
+    """Each node describes its workers, which does not change the record."""
     first = Job(nodes=MANY).boot()
     come(first, [f"n{number}" for number in range(MANY)])
     job = Job(nodes=MANY, records=first.records, events=first.events, now=first.now + 1.0).boot(takeover=True)
@@ -197,7 +197,7 @@ def test_a_generation_names_nobody_of_a_node_that_has_come_only_now_before_all_i
     job.lose("n1")
     job.connect(msgspec.structs.replace(hello("n0", session="5" * 8), workers=2))
     job.say(attach("n0/0/b"))
-    assert job.machine.record.plan is None, "nobody is complete"
+    assert job.machine.record.plan is None, "no node is complete"
     job.connect(msgspec.structs.replace(hello("n1", session="6" * 8), workers=2))
     job.say(attach("n1/0/b"))
     job.say(attach("n1/1/b"))

@@ -1,4 +1,4 @@
-"""Every micro-batch belongs to exactly one rank, whoever holds what."""
+"""Tests that every micro-batch belongs to exactly one rank, whichever gradients the ranks hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_is_held_is_kept_and_nothing_is_doubled(data: st.DataObject, micro_
     taken: set[int] = set()
     for mine, given_ in zip(summed, shares, strict=True):
         if not taken & set(mine):
-            # (a gradient is one sum: it is kept as a whole or not at all)
+            # A gradient is one sum, so it is either kept completely or dropped.
             assert set(mine) <= set(given_)
             taken |= set(mine)
 

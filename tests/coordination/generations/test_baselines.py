@@ -1,4 +1,4 @@
-"""Scenarios of the policies that others have: nodes that do not fit wait, and restarts in place of reconfiguration."""
+"""Tests of baseline policies of other systems: surplus nodes wait, and restarts replace reconfiguration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTART = JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 
 
 def comes(job: Job, node: str, nonce: str) -> None:
-    """A node (back) with a fresh worker."""
+    """Connect or reconnect a node with a fresh worker."""
     job.connect(hello(node, session=f"{nonce * 8}"))
     job.say(attach(w(node, nonce)))
 
@@ -56,7 +56,7 @@ def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
     assert refused.retry
     comes(job, "n3", "b")
     assert job.said(ev.WorkersChanged)[0].node == "n3"
-    # It is of no use alone, and is at once where another one fails.
+    # It cannot be used alone, but is used as soon as another node fails.
     for node in ("n0", "n2"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     job.lose("n2")
@@ -98,7 +98,7 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True, True]
     assert job.machine.state == "waiting"
     comes(job, "n0", "b")
-    assert job.orders(msg.Begin) == {}  # the other is awaited
+    assert job.orders(msg.Begin) == {}  # the job waits for the other worker
     comes(job, "n2", "b")
     begin = job.orders(msg.Begin)
     assert set(begin) == {w("n0", "b"), w("n2", "b")}
@@ -164,7 +164,7 @@ def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_o
 
 
 def _redo(job: Job, nodes: tuple[str, ...], *, generation: int, first: int, until: int) -> ev.Recovered:
-    """Let restarted nodes do lost steps again, and one more; the recovery ends with that one."""
+    """Make restarted nodes repeat lost steps and train one more, which ends the recovery."""
     for node in nodes:
         job.say(msg.Entered(worker=w(node, "b"), generation=generation, applied=first - 1))
     for step in range(first, until + 1):

@@ -1,4 +1,4 @@
-"""Decisions against a statement of the rules that enumerates instead of deriving (DESIGN.md 3.1)."""
+"""Tests of decisions against an enumerated statement of the rules (DESIGN.md 3.1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = 5
 
 
 def report(index: int, stand: str) -> Report:
-    """Return the report of a worker after step 5 began: what it holds follows from where it stands."""
+    """Return the report of a worker after step 5 began; its phase determines the states it holds."""
     applied = {"void": None, "applied": STEP}.get(stand, STEP - 1)
     passed, ready = stand in ("passed", "applied"), stand in ("ready", "voted", "passed")
     return Report(
@@ -37,7 +37,7 @@ def report(index: int, stand: str) -> Report:
     )
 
 
-# PASSED or APPLIED anywhere proves that all were READY: whoever has state is at least that.
+# PASSED or APPLIED at one worker proves that every worker with state is at least READY.
 DURING = st.lists(st.sampled_from(["void", "computing", "ready", "voted"]), max_size=6)
 AFTER = st.lists(st.sampled_from(["void", "ready", "voted", "passed", "applied"]), max_size=6)
 CHECKPOINTS = st.lists(st.integers(1, 4), unique=True, max_size=3).map(
@@ -73,14 +73,14 @@ def test_the_rules(
     elif any(stand in ("passed", "applied") for stand in stands):
         assert verdict.decision == msgspec.structs.replace(FORWARD, commit=commit(3.0, Flag.SWAP))
     elif able:
-        assert verdict.decision == FORWARD, "what is raised counts only once somebody has passed"
+        assert verdict.decision == FORWARD, "flags count only after a worker has passed the vote"
     else:
         assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP - 1)
 
 
 @pytest.mark.parametrize("known", [None, Passed(step=STEP - 1, commit=commit(9.0))])
 def test_nobody_goes_forward_without_v_of_that_very_step(known: Passed | None) -> None:
-    """Somebody claims to have applied it, and gives no v: it goes on from there alone, nobody guesses."""
+    """A worker claims to have applied it but gives no step result: the job continues from that worker's state."""
     liar = msgspec.structs.replace(report(0, "applied"), passed=known)
     verdict = decide(None, STEP - 1, [report(1, "computing"), liar], [])
     assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP), holders=(liar.worker,))
@@ -136,7 +136,7 @@ def test_nothing_that_is_announced_is_undone_where_nobody_can_finish_the_next_st
 
 @pytest.mark.parametrize("stand", ["applied", "passed"])
 def test_a_worker_that_lacks_what_all_have_alike_brings_nobody_to_a_step(stand: str) -> None:
-    """It keeps the experts of the step alone: the others' next state cannot come from it."""
+    """It keeps only the experts of the step, so it cannot provide the next state for others."""
     apart = Holding(dense=False)
     torn = msgspec.structs.replace(report(0, stand), state=apart, result=apart)
     verdict = decide(None, STEP - 1, [torn, report(1, "computing")], [])
@@ -144,7 +144,7 @@ def test_a_worker_that_lacks_what_all_have_alike_brings_nobody_to_a_step(stand: 
 
 
 def lost_at(*steps: int) -> Callable[[Verdict], list[tuple[int, int]]]:
-    """Expert 7 of layer 1 has no copy of the state of these steps."""
+    """Return a function that reports expert 7 of layer 1 as lost at these steps."""
     return lambda verdict: [(1, 7)] if verdict.decision.applied in steps else []
 
 

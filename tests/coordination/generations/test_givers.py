@@ -1,4 +1,4 @@
-"""Who sends whom the state: several for each of a few, those nearby first; one for each of many."""
+"""Tests of state senders: several near ones for each of few receivers, one for each of many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans told as changes: what comes out is the plan, in few bytes, or nothing at all."""
+"""Tests of plan deltas: they rebuild the exact plan from few bytes, or are rejected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ blobs = st.sampled_from([b"", b"ab", b"cd"])
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[GenerationPlan | None, GenerationPlan]:
-    """Return two plans that have something in common, or one alone."""
+    """Return two related plans, or None and one plan."""
     pool = [member(node, place, life=life) for node in range(4) for place in range(2) for life in range(2)]
     pool += [member(0, 0, role=Role(stage=1)), member(5, 1, role=Role(place=1))]
 
@@ -113,7 +113,7 @@ def test_shares_are_rebuilt(before: int, after: int, micro_batches: int, seed: i
 
 
 def test_a_loss_costs_what_is_lost_whatever_the_world() -> None:
-    """The bytes of a change do not grow with the world, those of the whole do: what each node is sent, for its loss."""
+    """The delta sent to each node after a loss does not grow with the world size, unlike the complete plan."""
     changes, wholes = [], []
     for nodes in (16, 128, 1024):
         members, size = world(nodes), 8 * nodes
@@ -133,7 +133,7 @@ def test_a_loss_costs_what_is_lost_whatever_the_world() -> None:
             assert rebuilt_shares(shares, change, plan, known) == assignment
             sizes.append(size_of(BeginNode(plan=change, decision=REDO, shares=shares)))
     assert max(changes) < 1000
-    assert changes[2] - changes[0] < 100, "numbers of ranks and micro-batches have more digits"
+    assert changes[2] - changes[0] < 100, "only the numbers of ranks and micro-batches get longer"
     assert wholes[2] > 50 * wholes[0]
 
 
@@ -154,7 +154,7 @@ def test_a_join_costs_what_joins() -> None:
 
 
 def test_every_field_of_a_plan_is_told() -> None:
-    """One that is added and is not part of a change would be missed here."""
+    """This test fails if a new field of a plan is missing in the delta."""
     base = plan_of(4, world(2, 1))
     plan = msgspec.structs.replace(plan_of(5, world(3, 1)), last=True, term=9)
     rest, told_apart = change_of(plan, base).rest, {"members", "sources", "expert_plan"}
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_found_out(changes: dict[str, object]) -> None:
 
 
 def test_a_small_message_cannot_ask_for_much_memory() -> None:
-    """A world is copied at most once, however often it is named."""
+    """The members are copied at most once, however often the message refers to them."""
     base = plan_of(4, world(128))
     bomb = msgspec.structs.replace(change_of(base, base), members=(Stayers(0, 1024),) * 50_000)
     with pytest.raises(MisfitError):

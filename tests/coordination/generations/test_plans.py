@@ -1,4 +1,4 @@
-"""What nodes are told of a generation's plan: few bytes, the same for many, and the whole to whoever asks."""
+"""Tests of plan distribution: small deltas shared by many nodes, and the complete plan on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.protocol.state import LiveSource
 
 
 def broadcasts(job: Job, kind: type[msg.BeginNode] | type[msg.PrepareNode]) -> dict[tuple[int, ...], msg.PlanChange]:
-    """Return the last input's plans, by the connections to which they go."""
+    """Return the plans sent for the last input, by their target connections."""
     found = [i for i in job.last if isinstance(i, Broadcast) and isinstance(i.message, kind)]
     return {i.connections: i.message.plan for i in found if isinstance(i.message, msg.BeginNode | msg.PrepareNode)}
 
@@ -60,11 +60,11 @@ def test_whoever_asks_is_sent_the_whole_plan_and_once_too_often_refused() -> Non
     assert refused.why == "node n2 asks for the plan of generation 2 again and again"
     assert Close(job.connections["n2"]) in job.last
     assert [event.detail for event in job.said(ev.FailureDetected)] == [refused.why]
-    assert job.orders(msg.Stop).keys() == {w("n0")}, "the others go on without it"
+    assert job.orders(msg.Stop).keys() == {w("n0")}, "the other nodes continue without it"
 
 
 def test_the_whole_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand nodes that all lack the plan before would each keep it busy for as long as a plan takes."""
+    """Otherwise a thousand nodes that lack the previous plan would each cost the time of building one."""
     job = Job().start()
     job.lose("n1")
     for node in ("n0", "n2"):

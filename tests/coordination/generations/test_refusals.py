@@ -1,4 +1,4 @@
-"""A refused v: the step is done again with nothing held; only the refusal of such an attempt is another one."""
+"""Tests of refused step results: the step is repeated with no kept gradients, and a second refusal counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELD = {"n0": (0, 3), "n1": (1, 4), "n2": (2, 5)}
 
 
 def refuses(job: Job, *nodes: str, generation: int = 1, step: int = 1) -> None:
-    """These nodes' workers have a v that they refuse."""
+    """Make these nodes' workers refuse a step result."""
     for node in nodes:
         job.say(msg.VoteRefused(worker=w(node), generation=generation, step=step, why=WHY))
 
@@ -35,7 +35,7 @@ def report_held(job: Job, *nodes: str, at: int = 0) -> None:
 
 
 def refused_job(*, saves: bool = False) -> Job:
-    """Three nodes of which two have refused step 1 in generation 1; generation 2 is told to begin."""
+    """Return a job in which two of three nodes have refused step 1, and generation 2 begins."""
     job = Job().start(saves=saves)
     refuses(job, "n0")
     assert job.kinds == ["Stop", "Stop", "Stop"]
@@ -67,7 +67,7 @@ def test_the_step_is_done_again_by_the_same_members_with_nothing_held() -> None:
 
 
 def test_a_collective_that_broke_since_is_nobody_s_failure() -> None:
-    """Who has refused lets go of its groups on Stop: the operation of those who do not have v yet may fail of that."""
+    """A worker that refused closes its groups on Stop, which may break a collective of workers without a result."""
     job = Job().start()
     refuses(job, "n0")
     job.say(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
@@ -96,7 +96,7 @@ def test_nothing_is_held_in_whatever_follows_until_the_step_is_applied() -> None
 
 
 def test_a_refusal_of_an_attempt_from_before_is_the_same_one() -> None:
-    """Its teller never heard of generation 2: the coordinator died between writing and telling."""
+    """Its sender never received generation 2: the coordinator died between writing and sending it."""
     job = refused_job()
     job.boot(takeover=True)
     for node in ("n0", "n1", "n2"):
@@ -145,7 +145,7 @@ RESTARTS = JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 
 
 def refused_and_restarted(job: Job, nonce: str, *, step: int = 1) -> None:
-    """All refuse a step, computed by the workers of this nonce, in the newest generation; all start anew."""
+    """Make all workers with this nonce refuse a step in the newest generation, and restart."""
     generation = job.machine.record.generation
     for node in ("n0", "n1", "n2"):
         job.say(msg.VoteRefused(worker=w(node, nonce), generation=generation, step=step, why=WHY))
@@ -166,7 +166,7 @@ def refused_and_restarted(job: Job, nonce: str, *, step: int = 1) -> None:
 
 
 def fresh(job: Job, nonce: str) -> None:
-    """All nodes are there with fresh workers."""
+    """Connect all nodes with fresh workers."""
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (attach(w(node, nonce)),), session=f"{ord(nonce):08x}"))
     for node in ("n0", "n1", "n2"):

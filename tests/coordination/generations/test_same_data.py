@@ -1,4 +1,4 @@
-"""Nodes with other data than the job's are refused: at the start by the majority, later by the members."""
+"""Tests that nodes with different data are refused: at the start by majority, later by the members."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE, OTHER = data(1.0, -3.0), data(5.0, 2.0)
 
 
 def comes(job: Job, node: str, summary: BatchSummary) -> list[msg.EndNode]:
-    """A node comes with these data; return how it is told to end."""
+    """Connect a node with these data; return the orders that end it."""
     job.connect(hello(node))
     job.say(msgspec.structs.replace(attach(w(node)), data=summary))
     return job.sent(msg.EndNode)
@@ -61,7 +61,7 @@ def test_what_differs(other: BatchSummary) -> None:
 
 
 def test_the_message_names_both_parts_and_whose_they_are() -> None:
-    """Parts of other names were said to be "int64 4, the job's is int64 4"."""
+    """For parts with different names, the message once said "int64 4, the job's is int64 4"."""
     renamed = (ONE[0], msgspec.structs.replace(LABELS, name="['labels']"))
     part = "part ['labels'] of micro-batch 0 of step 1"
     assert difference(renamed, ONE) == f"{part} is int64 4, the job's is part [1], int64 4"

@@ -1,4 +1,4 @@
-"""A pending generation and a failure at the same time; whose words count at a stop."""
+"""Tests of failures during a pending generation, and of the reports that count after a Stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NODES = ("n0", "n1", "n2", "n3")
 
 
 def joining(*, armed: bool) -> Job:
-    """Three members, and n3 about to join in generation 2."""
+    """Return a job of three members in which n3 joins in generation 2."""
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -30,7 +30,7 @@ def test_those_of_the_pending_plan_are_stopped_too() -> None:
 
 
 def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None:
-    """Whoever has is in generation 2: a Stop of generation 1 would be an old one to it."""
+    """A worker that has swapped is in generation 2, so it would ignore a Stop of generation 1 as stale."""
     job = joining(armed=True)
     job.lose("n2")
     assert {stop.generation for stop in job.orders(msg.Stop).values()} == {2}
@@ -43,7 +43,7 @@ def test_a_step_may_take_longer_than_a_group_has_time_to_be_built() -> None:
 
 
 def stops_within(job: Job, seconds: float) -> bool:
-    """Tell whether members are stopped in that time, in which all nodes say that they are there."""
+    """Whether members are stopped in that time, while all nodes send heartbeats."""
     for _ in range(int(seconds / 0.9)):
         job.tick(0.9)
         if job.orders(msg.Stop):
@@ -70,7 +70,7 @@ def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
         job.tick(0.9)
         assert set(job.machine.members.nodes) == {"n0", "n1"}
     job.tick(0.9)
-    assert not job.machine.members.nodes, "from then on their time counts"
+    assert not job.machine.members.nodes, "their leases run from then on"
 
 
 def test_a_swap_that_passed_before_a_stop_is_void() -> None:
@@ -93,7 +93,7 @@ def test_a_pending_group_of_the_coordinator_before_may_be_armed_and_is_not_simpl
 
 
 def disarming() -> Job:
-    """Once all were armed n3 is lost: the flags are to be down again."""
+    """Return a job that lost n3 after all were armed, so that the flags must be lowered."""
     job = joining(armed=True)
     job.lose("n3")
     assert set(job.orders(msg.Disarm)) == {w("n0"), w("n1"), w("n2")}
@@ -123,7 +123,7 @@ def test_what_a_member_says_of_another_time_or_generation_proves_nothing() -> No
     job.say(disarmed())
     assert job.machine.record.pending is None
     job.say(disarmed("n1"))
-    assert job.kinds == [], "once is enough"
+    assert job.kinds == [], "one order is enough"
 
 
 def test_nobody_is_believed_who_was_not_asked() -> None:
@@ -134,11 +134,11 @@ def test_nobody_is_believed_who_was_not_asked() -> None:
     job.connect(hello("n4"))
     job.say(attach(w("n4")))
     job.say(disarmed("n4"))
-    assert job.machine.record.pending is not None, "it is in no plan"
+    assert job.machine.record.pending is not None, "the worker is in no plan"
 
 
 def test_whoever_comes_again_meanwhile_the_flags_stay_down() -> None:
-    """Arm once more, and what a member has said of its flag would not be the last word."""
+    """Another Arm would make a member's earlier message about its flag outdated."""
     job = joining(armed=False)
     job.boot(takeover=True)
     for node in NODES:

@@ -1,4 +1,4 @@
-"""Replicas over several workers of a node: plans of whole units, shares by unit, and what is lost with one process."""
+"""Tests of replica groups of several workers: plans, shares, and the effect of one lost process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_plans_and_shares_of_units_are_told_as_changes(
         assert rebuilt_shares(shares_of(assignment, 9, plan, known), change, plan, known) == assignment
 
 
-# ---- what of a step is kept ----
+# ---- gradients that are kept ----
 
 
 def stand(worker: str, at: int | None, *summed: int, **fields: object) -> msg.Report:
@@ -113,13 +113,15 @@ def test_begin_says_what_each_unit_keeps() -> None:
         )
     }
     redo = Decision(kind=DecisionKind.REDO, applied=3)
-    assert kept_by_units(plan, redo, reports, ((0, 3), (2, 4), (1, 5))) == ((0,), (), ()), "n1's is another's now"
+    assert kept_by_units(plan, redo, reports, ((0, 3), (2, 4), (1, 5))) == ((0,), (), ()), (
+        "n1's micro-batch belongs to another group now"
+    )
     sources: dict[str, msg.StateSource] = {w("n2", place): LiveSource(members=(w("n0", place),)) for place in (0, 1)}
     plan = msgspec.structs.replace(plan, sources=sources)
     kept = kept_by_units(plan, redo, reports, ((0, 3), (1, 4), (2, 5)))
-    assert kept == ((0,), (1,), (5,)), "n2 keeps what it has of the step before until the state is here"
+    assert kept == ((0,), (1,), (5,)), "n2 keeps its gradients of the previous step until the state arrives"
     assert kept_by_units(plan, Decision(kind=DecisionKind.START, applied=0), reports, ()) == ()
-    assert kept_by_units(plan_of(2, (w("n0", 0),), WHOLE), redo, reports, ((0, 3),)) == (), "nothing on the wire"
+    assert kept_by_units(plan_of(2, (w("n0", 0),), WHOLE), redo, reports, ((0, 3),)) == (), "the field is omitted"
 
 
 # ---- decisions by role ----
@@ -148,7 +150,7 @@ def test_a_step_that_no_whole_unit_can_finish_is_done_again() -> None:
     assert (one_role.decision.kind, one_role.holders) == (DecisionKind.REDO, (*a, *b))
     mixed = decided(ready(a[0], 3), stand(a[1], 3), stand(b[0], 3), ready(b[1], 3))
     assert isinstance(mixed, Verdict)
-    assert mixed.decision.kind is DecisionKind.REDO, "whoever goes forward alone has neither state if others are lost"
+    assert mixed.decision.kind is DecisionKind.REDO, "a group that goes forward alone has neither state if others fail"
 
 
 def test_what_was_passed_goes_forward_by_whoever_can_of_each_role() -> None:
@@ -178,7 +180,7 @@ def test_the_first_state_is_that_of_one_unit() -> None:
 
 @dataclass
 class Units(Job):
-    """A job of nodes with two workers each that are one replica."""
+    """Drives a job of nodes with two workers each, which form one replica group."""
 
     workers: int = 2
 
@@ -237,7 +239,7 @@ def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
     (failed,) = job.said(ev.FailureDetected)
     assert failed.detail == "gone; worker 0 of its unit is replaced with it"
     assert job.machine.context.interruption.awaited(set()) == [w("n1", 0), w("n1", 1)], (
-        "nobody waits for the other place"
+        "no worker waits for the other local rank"
     )
     job.down(w("n0", 0))
     assert job.said(ev.FailureDetected) == []
@@ -257,7 +259,7 @@ def test_the_others_of_its_node_stay() -> None:
     assert job.plan.workers == (*units_of("n0"), *units_of("n1", places=4))
     job.up(w("n0", 3, "b"))
     here = [info.id for info in job.machine.members.workers()]
-    assert here == [*units_of("n0"), *units_of("n1", places=4)], "half a unit is nobody that a plan may name"
+    assert here == [*units_of("n0"), *units_of("n1", places=4)], "a plan contains only complete replica groups"
 
 
 def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
@@ -269,7 +271,7 @@ def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
     job.up(w("n0", 1, "b"))
     assert job.machine.record.pending is None
     job.up(w("n0", 0))
-    assert job.machine.record.pending is None, "that process is one of those that are gone"
+    assert job.machine.record.pending is None, "that process has ended"
     job.up(w("n0", 0, "b"))
     job.tick(1.0)
     pending = job.machine.record.pending
@@ -291,7 +293,7 @@ def test_a_process_that_was_gone_before_a_coordinator_came_takes_its_unit_with_i
 
 
 def test_a_unit_that_was_started_anew_before_a_coordinator_came_is_taken_in() -> None:
-    """That the one before it is gone is known by its absence alone: that takes nobody of the new one along."""
+    """The old replica group is only missing, so its loss must not remove workers of the new one."""
     job = Units(nodes=2).begin()
     job.boot(takeover=True)
     anew = (w("n0", 0, "b"), w("n0", 1, "b"))
@@ -328,7 +330,7 @@ def raise_in(job: Units, worker: str) -> None:
 
 @pytest.mark.parametrize("late", ["raises", "reports"])
 def test_a_replica_group_that_raised_and_is_not_in_the_last_plan_counts_no_longer(late: str) -> None:
-    """The other worker of n1 raised too, and its message came after the plan of those that save: it was recorded."""
+    """The other worker of n1 raised too. Its message came after the plan that saves, and was recorded by mistake."""
     job = Units(nodes=3).begin(saves=True)
     for worker in job.plan.workers:
         job.say(applied(worker, 1, 1, world=6))

@@ -1,4 +1,4 @@
-"""Who tells of steps: enough workers, on as many nodes and racks as can be."""
+"""Tests of the choice of witnesses: enough workers, on as many nodes and racks as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a coordinator waits for, by name."""
+"""Tests of the named workers and nodes that a coordinator waits for."""
 
 from __future__ import annotations
 

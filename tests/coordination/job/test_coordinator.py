@@ -1,4 +1,4 @@
-"""Scenarios of the coordinator's machine: an input, and the instructions that follow."""
+"""Tests of the coordinator's state machine: inputs and the resulting instructions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_who_is_ready_finishes_the_step_and_sends_it_to_the_others() -> None:
     job.lose("n1")
     job.report("n0", 0, Phase.ENTERING, summed=(0, 3))
     begin = job.orders(msg.Begin)[w("n0")]
-    assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=0), "it has what it had, and does it again"
+    assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=0), "it keeps its state and repeats the step"
     assert sorted(begin.assignment[0]) == list(range(6))
 
 
@@ -307,7 +307,7 @@ def test_a_paused_coordinator_renews_all_leases() -> None:
 
 
 def test_a_pause_of_the_coordinator_makes_nobodys_name_taken() -> None:
-    """Found by a simulation (746000442): a node came back while its old lease ran, and the pause renewed that lease."""
+    """Found by simulation 746000442: a node returned while its old lease ran, and the pause renewed that lease."""
     job = Job(nodes=1).start()
     job.connect(hello("n0", session="abcdef01", term=1))
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
@@ -350,7 +350,7 @@ def test_a_connection_whose_end_nobody_saw_is_replaced() -> None:
 
 
 def namesake(job: Job) -> msg.Refused:
-    """Ask for n2's name; its own connection stays."""
+    """Connect another node as n2 while the connection of n2 stays open."""
     connection = job.connections["n2"]
     job.connect(hello("n2", session="abcdef01"))
     job.connections["n2"] = connection
@@ -460,7 +460,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     job.say(attach(w("n3")))
     prepare_all(job)
     job.step(2, "n0", "n1")
-    # One call commits step 2 and writes a record; the journal gets none of it before the crash.
+    # One call commits step 2 and writes a record; the crash comes before the journal has any of it.
     job.events.clear()
     job.say(applied(w("n2"), 1, 2, commit(1.0, msg.Flag.SWAP)))
     record = job.records[-1]
@@ -546,7 +546,7 @@ def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> Non
     assert (repaired.from_step, repaired.to_step, repaired.samples) == (end.step, 3, 72)
     assert isinstance(restarted, ev.CoordinatorRestarted)
     assert restarted.seq == told.seq + 1 == before
-    # Step 4 had not been told: the agents say it again.
+    # Step 4 had not been reported: the agents send it again.
     for node in ("n0", "n1", "n2"):
         kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 4))
         job.connect(hello(node, kept, term=1))
@@ -579,7 +579,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
 
 
 def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lease_from_the_first() -> None:
-    """It may listen at an address that no agent knows: the job failed after a lease, and its steps were lost."""
+    """The coordinator may listen at an address that no agent knows; the job once failed then and lost its steps."""
     job = Job().start()
     job.boot()
     for _ in range(50):
@@ -599,7 +599,7 @@ def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lea
 
 
 def test_nobody_is_given_up_while_members_still_come_back_after_a_restart() -> None:
-    """A thousand come at once, and one coordinator takes them in: who has not come yet may stand in the queue."""
+    """A thousand nodes reconnect to one coordinator at once, so a missing node may still be in the queue."""
     job = Job(nodes=6).start()
     job.boot()
     here: list[str] = []
@@ -707,7 +707,7 @@ def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_
     generation = job.machine.transaction.generation
     after = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1)
     after.boot(takeover=True)
-    for node in ("n1", "n2"):  # (neither says what step 2 came to)
+    for node in ("n1", "n2"):  # neither reports the result of step 2
         said = (attach(w(node)), msg.Begun(worker=w(node), generation=generation))
         after.connect(hello(node, (*said, msg.Entered(worker=w(node), generation=generation, applied=2)), term=1))
     for step in (3, 4):
@@ -728,7 +728,7 @@ def test_every_input_has_a_row_for_every_state() -> None:
 
 
 def join(job: Job, *nodes: str) -> msg.GenerationPlan:
-    """Let nodes come; return the pending plan."""
+    """Connect nodes; return the pending plan."""
     for node in nodes:
         job.connect(hello(node))
         job.say(attach(w(node)))
@@ -738,7 +738,7 @@ def join(job: Job, *nodes: str) -> msg.GenerationPlan:
 
 
 def keep_alive(job: Job, seconds: float) -> None:
-    """Let time pass; everybody gives signs of life."""
+    """Advance the time while all nodes send heartbeats."""
     for _ in range(round(seconds / 0.5)):
         job.tick(0.5)
         for connection in job.connections.values():
@@ -778,7 +778,7 @@ def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
 
 
 def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
-    """It is tried nowhere else: there it would raise as well."""
+    """The step is not tried on another node, because it would raise there too."""
     job = Job().start()
     job.step(1)
     why = "after_apply raised at step 1 on n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
@@ -803,7 +803,7 @@ def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
 
 
 def test_bad_input_that_a_member_finds_while_it_trains_is_bad_input_to_all() -> None:
-    """Found with odd_models.py: each node ended alone, and the job waited for others that would do the same."""
+    """odd_models.py found this: each node ended alone, and the job waited for others that would end too."""
     job = Job().start()
     job.step(1)
     why = "extra['ema'] was changed outside of apply()"
@@ -888,7 +888,7 @@ def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time
 
 
 def leave(job: Job, *nodes: str) -> None:
-    """The scripts of these nodes have left their loops and ended."""
+    """Make the scripts of these nodes leave their loops and end."""
     for node in nodes:
         job.feed(Received(job.connections[node], left(node, job.machine.context.ledger.committed)))
 
@@ -910,7 +910,7 @@ def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done()
 
 
 def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
-    """It was found to go on for ever: the nodes had no workers any more, and were waited for."""
+    """The job once never ended: it waited for nodes that had no workers left."""
     job = Job().boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
@@ -940,7 +940,7 @@ def test_a_newcomer_whose_script_ends_before_its_first_step_does_not_end_what_ot
 
 
 def came_back(node: str, *, applied: int) -> msg.Hello:
-    """What a node says whose script has left its loop while nobody listened."""
+    """Return the Hello of a node after its script has left its loop without a coordinator."""
     lived = (
         attach(w(node)),
         msg.Begun(worker=w(node), generation=1),
@@ -972,7 +972,7 @@ def test_a_node_whose_script_left_its_loop_comes_after_the_job_is_done_and_is_to
 
 
 def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_without_it() -> None:
-    """Its last step did not pass everywhere, and was done again by the others, with another v."""
+    """Its last step did not pass everywhere, and the other workers repeated it with another step result."""
     job = Job().start()
     job.step(1)
     job.say(applied(w("n0"), 1, 2, commit(1.0)))
@@ -1046,7 +1046,7 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
     said = {node: (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)) for node in ("n0", "n1")}
     lanes = msg.CompactCommit(**msgspec.structs.asdict(commit()))
     for node, clock in (("n0", 50.0), ("n1", -3600.0)):
-        # Two seconds and one second ago; n1's clock is set forward by an hour before it tells of the third step.
+        # Two seconds and one second ago; n1's clock is set forward by an hour before it reports the third step.
         times = (clock - 2.0, clock - 1.0, clock + 3600.0 * (node == "n1"))
         steps = tuple(
             msg.KeptStep(step=step, generation=1, world=2, time=time, commit=lanes)
@@ -1060,7 +1060,7 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
 
 
 def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_not_left_out_without_a_word() -> None:
-    """The others waited for five seconds until it should come in, and went on without it."""
+    """The other workers once waited five seconds for it, and continued without it."""
     job = Job().start(saves=True)
     job.step(1)
     job.tell("n1", down("n1", FailureKind.PROCESS_EXIT, "SIGKILL"))
@@ -1068,12 +1068,12 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     job.report("n2", 1, summed=(2,))
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
     leave(job, "n2")
-    assert job.machine.context.interruption.stop is not None, "it never comes in"
+    assert job.machine.context.interruption.stop is not None, "it never reports"
     job.report("n0", 1, Phase.ENTERING)
     assert set(job.orders(msg.Begin)) == {w("n0")}
     job.say(msg.Entered(worker=w("n0"), generation=3, applied=1))
     job.tick(0.2)
-    assert job.machine.record.will is None, "it may be about to leave, too"
+    assert job.machine.record.will is None, "it may also be about to leave its loop"
     job.step(2, "n0", generation=3)
     job.tick(0.2)
     assert job.machine.record.will is not None
@@ -1082,7 +1082,7 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
 
 
 def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_is_done() -> None:
-    """It had to wait for a state that nobody has any more, and then the job failed: no live copy was left."""
+    """It once waited for a state that no worker had any longer, and the job failed without a live copy."""
     job = joining()
     prepare_all(job)
     members = ("n0", "n1", "n2")
@@ -1091,7 +1091,7 @@ def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     assert not [event for event in job.events if isinstance(event, ev.StepCommitted)]
     for node in members:
-        assert job.machine.context.interruption.stop is None, "others have the state"
+        assert job.machine.context.interruption.stop is None, "other workers have the state"
         job.feed(Received(job.connections[node], left(node, 1)))
     assert "Stop" in job.kinds
     job.report("n3", None)

@@ -1,4 +1,4 @@
-"""What is foreseen of a move or a drain, before it is asked for: nothing is changed."""
+"""Tests of forecasts of moves and drains, which change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def beside(*, warm: bool | None = None) -> Job:
-    """Three nodes that have committed step 1, and standby s0: warm, cold, or (None) not there."""
+    """Return a job of three nodes that have committed step 1, with standby s0 warm, cold or, if None, absent."""
     job = Job().start()
     job.step(1)
     if warm is not None:
@@ -40,7 +40,7 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
     for _ in range(64):
         costs.step(2.0, 0.0, 2)
     assert forecast_moves(job.machine.context, ["n1"], stays=True)[0].down_s == pytest.approx(2.06), (
-        "the step itself, too"
+        "the step itself is included"
     )
     assert "a guess" not in one.why
 

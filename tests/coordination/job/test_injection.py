@@ -1,4 +1,4 @@
-"""What a user may break, and who is told to."""
+"""Tests of fault injection: accepted faults and the workers that receive the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that stands still says what it waits for, once, and goes on when that is there."""
+"""Tests of a waiting job: it reports the reason once, and continues when the wait is over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def waits(job: Job) -> list[tuple[int, int]]:
 
 
 def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
-    """A job in its first generation, with a checkpoint of step 1."""
+    """Return a job in its first generation, with a checkpoint of step 1."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         come(job, f"n{index}", shape)
@@ -55,7 +55,7 @@ def test_a_job_without_nodes_waits_for_one() -> None:
     assert job.machine.need_reporter.need is not None
     come(job, "n0", nonce="b")
     job.tick(0.2)
-    assert job.orders(msg.Begin) == {}  # it was sent with the arrival
+    assert job.orders(msg.Begin) == {}  # it was sent when the node arrived
     assert job.machine.state == "running"
     assert job.machine.need_reporter.need is None
     assert waits(job) == [(1, 0)]
@@ -68,7 +68,7 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     assert plan.expert_plan is not None
     job.lose("n1")
     job.tick(0.2)
-    assert waits(job) == [], "its report is still awaited"
+    assert waits(job) == [], "its report is still missing"
     job.report("n0", 1, state=msg.Holding(experts=plan.expert_plan.placement[0]))
     for _ in range(3):
         job.tick(0.2)
@@ -118,5 +118,5 @@ def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
     left = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
     assert left == ["n2", "n0", "n1"]
     generations = [event for event in job.events if isinstance(event, ev.GenerationStarted)]
-    assert len(generations) == 1, "no generation of a node that is as silent as the one before"
+    assert len(generations) == 1, "no generation contains another silent node"
     assert waits(job) == [(1, 0)]

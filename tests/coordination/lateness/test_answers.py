@@ -1,4 +1,4 @@
-"""How long a node's answer may take is learnt from those before."""
+"""Tests of answer timeouts learned from a node's earlier answers."""
 
 from __future__ import annotations
 

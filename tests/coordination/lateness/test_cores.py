@@ -1,4 +1,4 @@
-"""Who is ready and has no core is told from who does not go on, also before the kernel has counted that."""
+"""Tests that a thread ready to run without a core is not taken for a hung one, before the kernel counts the wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.coordination.timing.reading import CoreWaits, Reading, ThreadClock
 from holdfast.protocol.messages.progress import Activity
 
 ME = "a/0/a"
-#: of a worker beside three busy processes, as it was recorded: looks 0.34, 0.23, 0.11 and 0 s before it would have been
+#: Recorded from a worker next to three busy processes: samples 0.34, 0.23, 0.11 and 0 s before it would have been
 #: late. Its main thread was ready all the time, and had a core for a millisecond.
 RECORDED = ((0.0, True, 5.0, 2.0), (0.11, True, 5.001, 2.021), (0.23, True, 5.001, 2.021), (0.34, True, 5.001, 2.021))
 
@@ -29,7 +29,7 @@ def waiting(now: float, starved_s: float) -> Reading:
 
 
 def recorded(scale: float = 1.0) -> list[float]:
-    """Return for how long a worker is told not to have looked, by who is late: the recorded looks, longer."""
+    """Return the starvation times of a worker for the recorded samples, scaled."""
     watch, cores, late = LateWatch(), CoreWaits(), list[float]()
     for at, *clock in RECORDED:
         now = 100.0 + at * scale
@@ -61,7 +61,7 @@ def test_once_it_is_over_the_kernel_s_count_is_all_there_is() -> None:
 
 def test_who_runs_or_sleeps_waits_for_no_core() -> None:
     cores = CoreWaits()
-    for look in range(5):  # (a loop that never ends, and a lock that nobody lets go)
+    for look in range(5):  # an endless loop, and a lock that is never released
         spins, sleeps = ThreadClock(True, 5.0 + look / 10, 2.0), ThreadClock(False, 5.0, 2.0)
         assert cores.look(look / 10, {1: spins, 2: sleeps}) == {1: 2.0, 2: 2.0}
 

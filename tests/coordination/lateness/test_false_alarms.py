@@ -1,4 +1,4 @@
-"""In a job in which nothing fails nobody is ever ended, given up or told to try again."""
+"""Tests that a job without failures ends no worker, expels no node and repeats no step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.fakes.played_steps import PlayedSteps
 
-#: medians in seconds, and how far the times scatter about them, of the recovery benchmark's job on a busy machine
+#: medians in seconds and the spread of the times of the recovery benchmark's job on a busy machine
 KINDS = {
     "script": (1e-3, 0.5),
     "compute": (0.05, 0.4),
@@ -29,7 +29,7 @@ def times(seed: int) -> dict[str, list[float]]:
 def test_nothing_is_taken_for_a_failure_where_nothing_fails(seed: int) -> None:
     found = PlayedSteps(times(seed), seed=seed).run(1500)
     assert found.alarms == []
-    assert found.probes > 10  # (evaluations and checkpoints are asked after)
+    assert found.probes > 10  # evaluations and checkpoints lead to probes
 
 
 def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -> None:
@@ -42,7 +42,7 @@ def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -
 @pytest.mark.parametrize("nodes", [(2,), (0, 1, 2, 3)], ids=["one", "all"])
 @pytest.mark.parametrize("times_as_long", [4.0, 12.0])
 def test_a_node_that_gets_other_work_beside_its_own_does_not_hang(nodes: tuple[int, ...], times_as_long: float) -> None:
-    """Limits are those of a quiet machine; and the kernel counts no wait for a core before it is over."""
+    """The limits come from a quiet machine, and the kernel counts a wait for a core only after it ends."""
     found = PlayedSteps(times(4), loaded=dict.fromkeys(nodes, (60, times_as_long))).run(160)
     assert found.alarms == []
 

@@ -1,4 +1,4 @@
-"""A job that stands still: its coordinator asks where everybody stands, and acts on what that shows."""
+"""Tests of a stalled job: its coordinator probes all workers and acts on the answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trained(steps: int = 10) -> Job:
 
 
 def stand(node: str, step: int = 11, **fields: object) -> ThreadActivity:
-    """Return where a worker is late at its third micro-batch."""
+    """Return the activity of a worker that is late at its third micro-batch."""
     late = ThreadActivity(
         worker=w(node),
         generation=1,
@@ -60,7 +60,7 @@ def waits(node: str) -> ThreadActivity:
 
 
 def asked(job: Job) -> Probe:
-    """Let time pass until everybody is asked."""
+    """Advance the time until all nodes are probed; return the probe."""
     for _ in range(40):
         job.tick(0.02)
         if probes := job.sent(Probe):
@@ -70,7 +70,7 @@ def asked(job: Job) -> Probe:
 
 
 def answer(job: Job, probe: Probe, *stands: ThreadActivity) -> list[EndHung]:
-    """Let the nodes of these workers answer; return what agents are told to end."""
+    """Make the nodes of these workers answer; return the orders to end workers."""
     ended: list[EndHung] = []
     for each in stands:
         job.tell(msg.node_of(each.worker), ProbeAnswer(number=probe.number, stands=(each,)))
@@ -113,7 +113,7 @@ def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_th
     assert len(watched) == 4
     assert (watched[0].step, watched[0].activity, watched[0].micro_batch) == (11, Activity.COMPUTE, 3)
     assert watched[0].for_s == stand("n1").for_s
-    job.tell("n0", Late(stand=stand("n1", for_s=9.0), ended=True))  # no node speaks for another one's worker
+    job.tell("n0", Late(stand=stand("n1", for_s=9.0), ended=True))  # a node may not report another node's worker
     job.tell("n0", Late(stand=stand("n0", for_s=9.0), ended=True))
     assert job.sent(Probe) == []
 
@@ -182,7 +182,7 @@ def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_ru
 
 @pytest.mark.parametrize(("took_s", "least_s", "most_s"), [(0.01, 0.2, 0.75), (0.15, 0.45, 0.95)])
 def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, least_s: float, most_s: float) -> None:
-    """Its machine is loaded."""
+    """The machine of the node is loaded."""
     job, others = trained(), (waits("n0"), waits("n1"), waits("n2"))
     probe = asked(job)
     answer(job, probe, *others)
@@ -215,7 +215,7 @@ def test_what_a_coordinator_has_not_read_in_time_speaks_against_nobody() -> None
     job = trained()
     probe = asked(job)
     answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
-    job.tick(1.2)  # (a slow store: what n3 has said waits to be read)
+    job.tick(1.2)  # because of a slow store, n3's message is still unread
     assert not job.said(ev.FailureDetected)
 
 
@@ -255,7 +255,7 @@ def test_where_all_reach_each_other_the_same_try_again() -> None:
 
 
 def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> list[EndHung]:
-    """Let a worker be late while others wait; return whom its agent is told to end."""
+    """Make a worker late while others wait; return the orders to end workers."""
     late = stand(node, **fields)
     job.tell(node, Late(stand=late))
     probes = job.sent(Probe)
@@ -386,7 +386,7 @@ def test_without_its_key_nobody_is_asked() -> None:
 
 
 def story_of(job: Job, **stacks: str) -> ev.StacksTaken:
-    """Let nodes say where their workers' threads are; return what is kept of it."""
+    """Make nodes report their workers' stacks; return the recorded event."""
     ask = job.sent(TakeStacks)[0]
     for node, text in stacks.items():
         waiting = Collective(what="all_to_all", size=4, bytes=100, began_s=0.5)
@@ -439,7 +439,7 @@ def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of()
     stories.start(list(nodes.values()), stands, [w("n1")])
     asked = [i for i in turn.flush() if isinstance(i, Broadcast) and isinstance(i.message, TakeStacks)]
     assert [list(one.connections) for one in asked] == [[nodes["n1"].connection]]
-    for name in ("n2", "n1"):  # (the first was not asked)
+    for name in ("n2", "n1"):  # n2 was not asked
         stories.on_stacks(nodes[name], Stacks(number=1, workers=(WorkerStack(worker=w(name), stack=f"of {name}"),)))
     (story,) = [i.event for i in turn.flush() if isinstance(i, Emit) and isinstance(i.event, ev.StacksTaken)]
     assert story.workers[0].worker == "rank 1 on n1"

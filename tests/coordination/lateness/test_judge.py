@@ -1,4 +1,4 @@
-"""Whose fault it is: who computes, or does not answer, while others wait; being late is none by itself."""
+"""Tests of hang verdicts: a worker is hung if it computes or does not answer while others wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKERS = tuple(f"{node}/0/0" for node in NODES)
 
 
 def stand(node: str, activity: Activity = Activity.COMPUTE, for_s: float = 1.0, limit_s: float = 0.5) -> ThreadActivity:
-    """Return where a worker of a node is late."""
+    """Return the activity of a late worker of a node."""
     return ThreadActivity(worker=f"{node}/0/0", generation=1, step=5, activity=activity, for_s=for_s, limit_s=limit_s)
 
 
@@ -48,7 +48,7 @@ def test_who_has_come_last_is_given_time_to_take_part() -> None:
 
 def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_others_is_named() -> None:
     def first(took_s: float, lasts_s: float, activity: Activity = Activity.COMPUTE) -> Finding:
-        """Return what is found once all others have waited since they took so long."""
+        """Return the finding if all other workers took `took_s` and then waited until `lasts_s`."""
         late = stand("a", activity, for_s=lasts_s, limit_s=0.0)
         others = (msgspec.structs.replace(waits(node), waits_s=lasts_s - took_s) for node in "bcd")
         return find_hung(case(late, *others, overdue=False))
@@ -58,7 +58,7 @@ def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_o
     assert first(20.0, 59.0) == Finding()
     assert first(20.0, 61.0).hung
     assert first(1.0, 90.0, Activity.PAUSED) == Finding()
-    assert first(1.0, 29.5, Activity.ENDING) == Finding(), "a traceback and the way out take their time"
+    assert first(1.0, 29.5, Activity.ENDING) == Finding(), "a traceback and the exit take time"
     assert first(1.0, 30.5, Activity.ENDING).hung
 
 

@@ -1,4 +1,4 @@
-"""An agent's watch: who is late is told, again where it lasts, and never for time in which the agent did not run."""
+"""Tests of an agent's watchdog: late workers are reported repeatedly, but not for time when the agent did not run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.protocol.messages.progress import Activity, Late, OwnTimes, WatchW
 
 ME = "a/0/a"
 COMPUTING = Reading(generation=1, step=5, activity=Activity.COMPUTE, micro_batch=2, since=100.0, world=4)
-#: three times a tenth of a second, and the floor
+#: three times a tenth of a second, plus the floor of 0.2 s
 LIMIT_S = 0.5
 
 
 def made(activity: Activity = Activity.COMPUTE) -> LateWatch:
-    """Return a watch that knows what the activity takes: a tenth of a second."""
+    """Return a watchdog that knows that the activity takes a tenth of a second."""
     watch = LateWatch()
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={activity: Total(10, 1.0, 0.1)})})
@@ -28,7 +28,7 @@ def made(activity: Activity = Activity.COMPUTE) -> LateWatch:
 
 
 def look_until(watch: LateWatch, reading: Reading, start: float, end: float) -> list[tuple[float, Late]]:
-    """Look as often as the watch wants to; return what is told, and when."""
+    """Run the watchdog at its check interval; return its reports with their times."""
     told: list[tuple[float, Late]] = []
     now = start
     while now < end:
@@ -74,13 +74,13 @@ def test_another_activity_begins_anew() -> None:
 def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
     watch = made()
     watch.find_late(100.01, {ME: COMPUTING})
-    assert watch.find_late(130.0, {ME: COMPUTING}) == []  # (all of the machine stood still, perhaps)
+    assert watch.find_late(130.0, {ME: COMPUTING}) == []  # perhaps the whole machine was stopped
     assert look_until(watch, COMPUTING, 130.02, 130.4) == []
     assert len(look_until(watch, COMPUTING, 130.4, 130.6)) == 1
 
 
 def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
-    """On a machine that has four times as much to do as it has cores: no process there hangs."""
+    """The machine has four times as many busy threads as cores, but no process hangs."""
     watch, late = made(), []
     for look in range(-20, 200):
         now = 100.0 + look / 50
@@ -90,7 +90,7 @@ def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
 
 
 def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
-    """It may have the interpreter's lock."""
+    """The other thread may hold the interpreter lock."""
     watch, late = made(), []
     for look in range(100):
         now = 100.0 + look / 50
@@ -170,8 +170,9 @@ def test_it_looks_seldom_where_nothing_is_due() -> None:
 
 
 def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> None:
-    """Asked in the moment between two collectives, whoever had waited in the first counted as late: a slow link of
-    another cost it its process."""
+    """A worker probed between two collectives once counted as late because it had waited in the first one.
+
+    It lost its process because of another worker's slow link."""
     watch = made()
     waited = replace(COMPUTING, looked=108.0)
     (stood,) = watch.list_activities(108.1, {ME: waited}, ())
@@ -220,14 +221,14 @@ def test_times_of_one_world_are_not_those_of_another() -> None:
     watch = made()
     larger = replace(COMPUTING, world=8)
     watch.learn(2.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(20, 51.0, 5.0)})})
-    assert watch.times.mean_s(Activity.COMPUTE, 8) is None  # (nobody knows which of it was in which)
+    assert watch.times.mean_s(Activity.COMPUTE, 8) is None  # the time cannot be split between the two world sizes
     assert watch.times.mean_s(Activity.COMPUTE, 4) == 0.1
     watch.learn(3.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(24, 53.0, 5.0)})})
     assert watch.times.mean_s(Activity.COMPUTE, 8) == 0.5
 
 
 def ends(watch: LateWatch, reading: Reading, until: float) -> list[tuple[float, float]]:
-    """Let an activity last, and another one follow; return how long it took and its limit, as reported."""
+    """Run an activity until a time, then another one; return the reported durations and limits."""
     look_until(watch, reading, reading.since, until)
     following = replace(reading, micro_batch=None, activity=Activity.REDUCING, since=until)
     reported = [late for _, late in look_until(watch, following, until + 0.05, until + 0.3)]
@@ -240,7 +241,7 @@ def test_the_end_of_late_work_is_reported_with_how_long_it_took() -> None:
 
 
 def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_takes_as_long() -> None:
-    """The limit here may be longer than where the worker was ended."""
+    """The limit here may be longer than on the node that ended its worker."""
     watch = made()
     watch.expect_end(WatchWork(step=5, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
     assert ends(watch, COMPUTING, 100.4) == [(pytest.approx(0.4, abs=0.001), pytest.approx(LIMIT_S))]
@@ -257,7 +258,7 @@ def test_no_more_than_some_pieces_of_work_are_expected() -> None:
 
 
 def first_time_s(first_s: float, done: int) -> float:
-    """Return the limit of a new process that has computed `done` times; the one before took `first_s` at first."""
+    """Return the limit of a new process after `done` computations; its predecessor's first one took `first_s`."""
     watch = LateWatch()
     slow = ProgressAccount(totals={Activity.COMPUTE: Total(1, first_s, first_s)})
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
@@ -275,14 +276,14 @@ def first_time_s(first_s: float, done: int) -> float:
 
 
 def test_a_new_process_has_as_long_for_what_it_does_first_as_those_before_it() -> None:
-    """A worker that came back and compiled in its first step was taken for one that hung (torch.compile)."""
+    """A restarted worker that compiled in its first step (torch.compile) was once taken for a hung one."""
     assert first_time_s(20.0, done=0) == first_time_s(20.0, done=2) == 40.0
     assert first_time_s(20.0, done=3) < 2.0
     assert first_time_s(0.1, done=0) < 1.0
 
 
 def test_a_garbage_collection_is_not_work() -> None:
-    """With a large heap it takes a second, on one worker at a time."""
+    """With a large heap, a collection takes a second on one worker at a time."""
     watch = made()
     look_until(watch, replace(COMPUTING, collected_s=7.0), 100.01, 100.1)
     assert look_until(watch, replace(COMPUTING, collected_s=12.0), 100.1, 105.4) == []

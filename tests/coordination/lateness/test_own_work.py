@@ -1,4 +1,4 @@
-"""Slow work and hung workers: which kills count, and how long work may take."""
+"""Tests of slow work and hung workers: the kills that count, and the time limits of work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ended(work: SlowWork, stand: ThreadActivity) -> bool:
 
 
 def counted(job: Job, work: SlowWork, step: int) -> list[str]:
-    """Return the workers whose kills count once a step is committed, and the time for a verdict is over."""
+    """Return the workers with counted kills after a step is committed and the time for a verdict is over."""
     told: list[str] = []
     for seconds in (0.0, VERDICT_S - 0.1, 0.2):
         job.now += seconds
@@ -40,19 +40,19 @@ def counted(job: Job, work: SlowWork, step: int) -> list[str]:
 
 
 def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_process(job: Job) -> None:
-    """It computes the same again: ended as soon as before, a long sequence never ended, and cost its node the job."""
+    """It computes the same work again. With the old limit, a long sequence never finished and its node was removed."""
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
-    assert is_ended(work, late(w("n1"), 0.7)), "until it is gone"
+    assert is_ended(work, late(w("n1"), 0.7)), "the order is repeated until the process has ended"
     for process, for_s, ended in (("b", 0.6, False), ("b", 4.9, False), ("b", 5.1, True), ("c", 49.0, False)):
         assert is_ended(work, late(w("n1", process), for_s)) == ended
-    assert is_ended(work, late(w("n1", "c"), 51.0)), "what hangs each time is found each time"
+    assert is_ended(work, late(w("n1", "c"), 51.0)), "a repeated hang is detected each time"
     counted(job, work, 11)
     assert is_ended(work, late(w("n1", "d"), 0.6, step=12))
 
 
 def test_a_worker_that_is_ended_is_named_with_the_limit_in_force(job: Job) -> None:
-    """Messages named the limit of the agent, although ten times as much was allowed."""
+    """Messages once named the agent's limit, although ten times as much was allowed."""
     work = SlowWork(job.machine.transaction)
     assert [stand.limit_s for stand in work.exclude_slow_work([late(w("n1"), 0.6)])] == [0.5]
     assert [stand.limit_s for stand in work.exclude_slow_work([late(w("n1", "b"), 5.1)])] == [5.0]
@@ -69,7 +69,7 @@ def ended_at(work: SlowWork, *, step: int, limit_s: float) -> None:
 
 
 def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
-    """It was learnt at the moment of suspicion: a sample of 3 s cost a process in each epoch, and a node its place."""
+    """When the limit was learned at the time of suspicion, a 3 s sample cost a process per epoch and finally a node."""
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     work.record_kill(late(w("n1"), 0.6), "late")
@@ -85,7 +85,7 @@ def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
 
 
 def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job: Job) -> None:
-    """Nobody waits for it, and it may not be late by its own limit: with two nodes nothing was learnt."""
+    """No worker waits for it, and it may be within its own limit: with two nodes nothing was once learned."""
     work = SlowWork(job.machine.transaction)
     assert work.record_kill(late(w("n1"), 0.6), "late")
     work.on_work_ended(late(w("n0"), 1.0, limit_s=1.2))
@@ -116,7 +116,7 @@ def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
 
 
 def test_a_verdict_waits_for_the_report_of_slow_work(job: Job) -> None:
-    """Agents report its end after the step is committed."""
+    """Agents report the end of slow work after the step is committed."""
     work = SlowWork(job.machine.transaction)
     work.record_kill(late(w("n1"), 0.6), "late")
     work.tick(11)
@@ -135,7 +135,7 @@ def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
 
 
 def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> None:
-    """Else it would cost a process each time."""
+    """Otherwise it would cost a process each time."""
     work = SlowWork(job.machine.transaction)
     for step in (11, 12):
         work.record_kill(late(w("n1"), 0.6, step=step), "late")

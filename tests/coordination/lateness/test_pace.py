@@ -1,4 +1,4 @@
-"""How fast a job goes, as its coordinator hears it."""
+"""Tests of a job's speed as measured by its coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP_S = 0.5
 
 
 def trained(steps: int) -> Pace:
-    """Return a pace that has seen so many steps, the newest at `steps` times their length."""
+    """Return a pace after this many steps of equal length, the newest at `steps` times that length."""
     pace = Pace()
     pace.on_generation(4, 0.0)
     pace.on_entered(0.0)
@@ -21,7 +21,7 @@ def trained(steps: int) -> Pace:
 
 
 def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
-    assert trained(3).mean_s is None  # (the first one begins before it is known that all are in)
+    assert trained(3).mean_s is None  # the first step begins before all are known to have entered
     assert trained(4).mean_s == STEP_S
 
 

@@ -1,4 +1,4 @@
-"""A sequential test finds who computes slower than the others, and only them."""
+"""Tests that the sequential test finds the nodes that compute slower than the others, and no other nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODES = ("a", "b", "c", "d")
 def run(
     words: int, factor: Callable[[int], float], *, noise: float, seed: int = 0, nodes: tuple[str, ...] = NODES
 ) -> list[int]:
-    """Return at which words node `a`, which takes so many times as long there, counts as slow; others never may."""
+    """Return the reports at which node `a`, slower by `factor`, counts as slow; check that no other node does."""
     rng, slow, found = random.Random(seed), SlowNodes(), list[int]()
     for word in range(words):
         for name in nodes:
@@ -56,13 +56,13 @@ def test_it_is_fast_again_once_it_is() -> None:
     found = run(400, lambda word: 1.5 if 100 <= word < 200 else 1.0, noise=0.02)
     assert found[0] <= 106
     assert found[-1] <= 215
-    assert found == list(range(found[0], found[-1] + 1)), "once slow it is slow, without flapping"
+    assert found == list(range(found[0], found[-1] + 1)), "the verdict does not alternate"
 
 
 def test_at_the_border_it_does_not_flap() -> None:
     found = run(4000, lambda _: (1.0 + SLOWER) / 2, noise=0.03)
     changes = sum(1 for before, after in itertools.pairwise(found) if after != before + 1)
-    assert changes <= 60, "a word comes every five seconds at the most: once in some minutes, and told once an hour"
+    assert changes <= 60, "with a report every five seconds, that is one change in some minutes, and one event an hour"
 
 
 def test_two_nodes_are_compared_with_each_other() -> None:

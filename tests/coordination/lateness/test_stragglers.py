@@ -1,4 +1,4 @@
-"""Who is slower than the others at its own work."""
+"""Tests of workers that are slower than the others at their own work."""
 
 from __future__ import annotations
 

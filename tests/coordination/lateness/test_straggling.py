@@ -1,4 +1,4 @@
-"""What becomes of a node that computes slower than the others."""
+"""Tests of the actions for a node that computes slower than the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def warm(job: Job, standby: str) -> None:
 def words(
     job: Job, slow: str, times: int, *, factor: float = 1.3, nodes: tuple[str, ...] = NODES
 ) -> list[ev.StragglerFound]:
-    """Each node says so many times what it has computed; return what was found."""
+    """Send each node's compute times `times` times; return the stragglers found."""
     before = len(job.events)
     for _ in range(times):
         for node in nodes:
@@ -57,7 +57,7 @@ def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
     assert "`holdfast move n1`" in found.why
     assert job.machine.record.leaving == ()
     job.now += REPORT_AGAIN_S
-    assert len(words(job, "n1", 2)) == 1, "it is slow still"
+    assert len(words(job, "n1", 2)) == 1, "the node is still slow"
 
 
 def test_off_is_off() -> None:
@@ -89,7 +89,7 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
     job.report("n2", 4)
     plan = job.machine.record.plan
     assert plan is not None
-    assert "n1" in {member.node for member in plan.members}, "better slow than not at all"
+    assert "n1" in {member.node for member in plan.members}, "a slow node is better than none"
 
 
 def test_it_is_moved_as_soon_as_a_standby_is_warm_though_it_was_told_of_lately() -> None:
@@ -119,7 +119,7 @@ def counts(job: Job) -> tuple[int, ...]:
 
 
 def take_effect(job: Job, step: int) -> int:
-    """The pending plan of the same members is built, armed and entered; return its generation."""
+    """Build, arm and enter the pending plan of the same members; return its generation."""
     pending = job.machine.record.pending
     assert pending is not None
     assert {member.node for member in pending.members} == set(NODES)
@@ -139,7 +139,7 @@ def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again()
     (found,) = words(job, "n1", 20, factor=3.0)
     assert (found.node, found.action) == ("n1", "fewer")
     assert "no standby is warm" in found.why
-    assert counts(job) == (), "not before all have it"
+    assert counts(job) == (), "the counts change only when all members have the plan"
     generation = take_effect(job, 2)
     assert counts(job) == (3, 1, 2)
     assert words(job, "n1", 40, factor=3.0) == []
@@ -186,7 +186,7 @@ def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None
     take_effect(job, 2)
     warm(job, "s0")
     assert [found.action for found in words(job, "n1", 20, factor=3.0)] == ["move"]
-    assert counts(job) == (3, 1, 2), "until it goes"
+    assert counts(job) == (3, 1, 2), "it computes fewer until it leaves"
 
 
 def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:

@@ -1,4 +1,4 @@
-"""A job whose layout changes, as its coordinator's machine sees it."""
+"""A driver for a job with a changing layout, as its coordinator's state machine sees it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def w(node: str, index: int, nonce: str = "a") -> str:
 
 @dataclass
 class Changing(Job):
-    """Nodes of two workers: with three nodes each has a whole replica, with fewer those of a node have one."""
+    """Drives nodes of two workers: with three nodes each worker has a replica, with fewer each node has one."""
 
     nodes: int = 3
     listed: tuple[ListedLayout, ...] = LISTED
@@ -67,21 +67,21 @@ class Changing(Job):
                 self.say(msg.Report(worker=worker, applied=at, step=at + 1, **known))
 
     def shrink(self) -> Changing:
-        """A node is lost: the others go on as they were, until two steps later they are stopped for another layout."""
+        """Lose a node: the others continue unchanged for two steps, then stop for another layout."""
         self.done(1)
         self.lose("n2")
         self.all_report(1)
-        assert not self.plan.puts_away, "first they go on at once"
+        assert not self.plan.puts_away, "at first they continue at once"
         self.enter(1)
         self.done(2)
-        assert self.machine.context.interruption.stop is None, "two nodes may soon be three again"
+        assert self.machine.context.interruption.stop is None, "the third node may soon return"
         self.done(3, SETTLE_S)
         self.all_report(3)
         assert self.plan.puts_away
         return self
 
     def changed(self) -> dict[str, tuple[SnapshotPart, ...]]:
-        """Another layout is in force: until its workers have come the state is in the memory of the nodes alone."""
+        """Put another layout in force; until its workers attach, only the nodes' memory has the state."""
         self.enter(3)
         parts = {node: self.put(node) for node in dict.fromkeys(map(msg.node_of, self.plan.workers))}
         assert (self.machine.record.layout, self.machine.record.plan) == (TWO, None)

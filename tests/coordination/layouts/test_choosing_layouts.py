@@ -1,4 +1,4 @@
-"""Which layout belongs to a number of nodes, and whether a change to it pays."""
+"""Tests of the layout choice for a number of nodes, and whether a change pays."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def test_a_script_that_says_it_is_obeyed(nodes: int, layout: Layout) -> None:
 
 
 def test_what_has_as_many_micro_batches_for_each_unit_is_no_faster_with_larger_units() -> None:
-    """Twelve micro-batches: 12 workers as six units have two each, as three units four, that take more than half."""
+    """Twelve micro-batches: six groups do two each; three larger ones do four each, each in over half the time."""
     choice = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={})
     assert choice.layout == TWO
     assert not choice.is_worth(0.0)
 
 
 def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() -> None:
-    """Four micro-batches on eight workers: four units of two do one each; two of four do two, each in half the time.
+    """Four micro-batches on eight workers: four groups of two do one each; two of four do two, each in half the time.
 
-    With five workers too many units have nothing to do: one micro-batch, by two places or by four.
+    With one micro-batch, five workers leave groups idle: it is done by two or by four workers.
     """
     even = choose_layout(LISTED, FOUR, nodes=2, workers=4, micro_batches=4, measured_s={})
     assert even.layout == TWO
@@ -49,20 +49,20 @@ def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
     measured = {str(FOUR): 1.0, str(TWO): 1.0}
     choice = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s=measured)
     assert choice.layout == TWO, "four places are no faster than two"
-    # (one was measured: the others are guessed from that, and not from one second)
+    # Guesses for other layouts start from the measured one, not from one second.
     slow = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={str(TWO): 50.0})
     assert slow.layout == FOUR
     assert slow.gain_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
 
 
 def test_one_that_is_as_fast_takes_nobodys_place() -> None:
-    """Two units go through four micro-batches in two rounds, one through them in four, each half as long."""
+    """Two groups need two rounds for four micro-batches; one group needs four rounds of half the time."""
     same = {str(TWO): 1.0, str(FOUR): 0.5}
     for in_force in (TWO, FOUR):
         choice = choose_layout(LISTED, in_force, nodes=1, workers=4, micro_batches=4, measured_s=same)
         assert choice.layout == in_force
         assert not choice.is_worth(0.0)
-    assert layout_for(LISTED, 7) == TWO, "where nothing is in force yet the first is taken"
+    assert layout_for(LISTED, 7) == TWO, "without a layout in force, the first one is chosen"
 
 
 def test_one_that_has_not_fitted_memory_is_left() -> None:
@@ -88,7 +88,7 @@ def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
     assert told == TOLD
     assert places_by_nodes(told) == (4, 4, 2)
     chosen = layouts_by_nodes(record(TWO, *LISTED), nodes=3, workers=4)
-    assert places_by_nodes(chosen) == (2, 4, 2), "on two nodes four units of two would wait for each other"
+    assert places_by_nodes(chosen) == (2, 4, 2), "on two nodes, four groups of two would wait for each other"
 
 
 def test_a_layout_that_does_not_fit_memory_belongs_to_no_number_of_nodes() -> None:

@@ -1,4 +1,4 @@
-"""A layout under which the script fails: the change to it is undone, nothing is lost, and it is told."""
+"""Tests of a layout under which the script fails: the change is undone without loss, and reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OOPS = msg.ScriptError(place="ValueError (train.py, line 9)")
 
 
 def changed(**known: Any) -> tuple[Changing, Parts]:
-    """Shard 2 is in force with two nodes, and step 3 in their memory alone; their agents are here."""
+    """Return a job with layout shard 2 on two nodes; only their memory has step 3, and their agents are connected."""
     job = Changing(**known).begin().shrink()
     parts = job.changed()
     for node in parts:
@@ -35,7 +35,7 @@ def changed(**known: Any) -> tuple[Changing, Parts]:
 
 
 def again(job: Changing, node: str, nonce: str, parts: Parts) -> None:
-    """An agent comes with fresh workers that have not attached yet."""
+    """Connect an agent with fresh workers that have not attached yet."""
     held = msg.NodeSnapshots(host="h", port=1, parts=parts[node])
     session = f"{hash((node, nonce)) % 16**8:08x}"
     job.connect(msgspec.structs.replace(hello(node, session=session), workers=2, snapshots=held))
@@ -139,10 +139,12 @@ def test_a_script_that_fails_under_a_layout_goes_on_under_the_one_before(
     assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
     job.done(5, 2 * SETTLE_S)
     job.done(6, 2 * SETTLE_S)
-    assert job.machine.context.interruption.stop is None, "it is not tried again soon"
+    assert job.machine.context.interruption.stop is None, "the layout is not tried again soon"
     job.done(7, RECENT_S)
     job.done(8, 2 * SETTLE_S)
-    assert job.machine.context.interruption.stop is not None, "but some time: it may have been a disk that was full"
+    assert job.machine.context.interruption.stop is not None, (
+        "it is tried again later, because the cause may have been a full disk"
+    )
 
 
 def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:
@@ -156,7 +158,7 @@ def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:
 
 
 def test_another_coordinator_makes_nothing_of_what_ended_under_the_layout_that_failed() -> None:
-    """The one before has died right after it had written that all go back, and nobody was told."""
+    """The first coordinator wrote that all go back, and died before it told any node."""
     job, parts = changed(saves=True)
     bad_input(job, parts)
     job.boot(takeover=True)
@@ -164,7 +166,7 @@ def test_another_coordinator_makes_nothing_of_what_ended_under_the_layout_that_f
         held = msg.NodeSnapshots(host="h", port=1, parts=parts[node])
         known = msgspec.structs.replace(hello(node, (down(w(node, 0, "b"), error=OOPS),)), workers=2)
         job.connect(msgspec.structs.replace(known, snapshots=held))
-        assert node not in job.machine.members.nodes, "it is to come with workers of the layout in force"
+        assert node not in job.machine.members.nodes, "the node must return with workers of the layout in force"
     assert (job.machine.over, job.machine.state) == (None, "waiting")
     for node, held in parts.items():
         job.up(node, WHOLE, "d", held)
@@ -178,7 +180,7 @@ def test_what_fails_is_waited_for_longer_each_time_and_forgotten_by_another_run(
     job.boot(takeover=True)
     assert job.machine.record.failed_layouts == before
     job.boot()
-    assert job.machine.record.failed_layouts == (), "its script may have been mended"
+    assert job.machine.record.failed_layouts == (), "the script may have been fixed"
 
 
 def test_a_process_that_dies_once_starts_again() -> None:
@@ -232,7 +234,7 @@ def test_where_no_try_is_allowed_the_first_end_is_enough() -> None:
     for _ in range(9):
         job.tick(1.0)
         job.tell("n1", msg.Heartbeat())
-    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n1"}, "the node itself may be gone"
+    assert {msg.node_of(worker) for worker in job.plan.workers} == {"n1"}, "the node itself may be lost"
 
 
 def test_a_job_that_is_to_end_is_saved_under_the_layout_before() -> None:
@@ -257,10 +259,10 @@ def wait(job: Changing, seconds: float, *nodes: str) -> None:
 
 
 def test_workers_that_never_come_under_a_layout_are_waited_for_ten_minutes() -> None:
-    """They hang somewhere before `job.protect()`, each in another collective perhaps: nobody else would notice."""
+    """Workers may hang before `job.protect()` in different collectives, which no other check detects."""
     job, parts = changed()
     wait(job, 590, "n0", "n1")
-    assert job.machine.record.layout == TWO, "to load a large model takes its time"
+    assert job.machine.record.layout == TWO, "loading a large model takes time"
     wait(job, 20, "n0", "n1")
     assert job.machine.record.layout == WHOLE
     kept = [event for event in job.events if isinstance(event, ev.LayoutKept)][-1]
@@ -286,7 +288,7 @@ def test_where_workers_have_taken_longer_before_they_are_given_more() -> None:
     for node in parts:
         again(job, node, "b", parts)
     wait(job, 1190, "n0", "n1")
-    assert job.machine.record.layout == TWO, "three times as long as before"
+    assert job.machine.record.layout == TWO, "the limit is three times the earlier duration"
     wait(job, 30, "n0", "n1")
     assert job.machine.record.layout == WHOLE
 

@@ -1,4 +1,4 @@
-"""A change of layout: told, put away, in force; and what a failure at each moment makes of it."""
+"""Tests of a layout change: announced, stashed, in force; and of failures at each point."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
     assert change is not None
     assert (change.before, change.after, change.nodes, change.kept) == (WHOLE, TWO, 2, None)
     parts = {"n0": job.put("n0")}
-    assert [(part.part, part.parts) for part in parts["n0"]] == [(0, 1)], "one unit of a node puts it away"
+    assert [(part.part, part.parts) for part in parts["n0"]] == [(0, 1)], "one replica group of a node stashes it"
     assert job.machine.record.layout == WHOLE
     parts["n1"] = job.put("n1")
-    assert job.machine.record.layout == WHOLE, "not all have entered with the state that was decided"
+    assert job.machine.record.layout == WHOLE, "not all have entered with the decided state"
     job.enter(3)
     record = job.machine.record
     assert (record.layout, record.plan, record.change and record.change.kept) == (TWO, None, parts["n0"][0].key)
@@ -45,7 +45,7 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
     assert isinstance(decision.source, SnapshotSource)
     assert decision.source.everywhere
     assert [len(keepers) for keepers in decision.source.parts] == [2]
-    assert not [event for event in job.events if isinstance(event, ev.RolledBack)], "nothing is undone"
+    assert not [event for event in job.events if isinstance(event, ev.RolledBack)], "no step is undone"
     job.enter(3)
     job.done(4, 1.0)
     (changed,) = [event for event in job.events if isinstance(event, ev.LayoutChanged)]
@@ -57,7 +57,7 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
 
 
 def test_experts_are_put_away_by_all_who_host_them() -> None:
-    """Four experts in six slots: some are on one of the two nodes alone."""
+    """Four experts in six slots: some are on only one of the two nodes."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     job.enter(3)
     placed = job.plan.expert_plan
@@ -76,7 +76,7 @@ def test_experts_are_put_away_by_all_who_host_them() -> None:
     assert (source.dense, [len(keepers) for keepers in source.parts]) == (1, [2, 1, 1, 1, 1])
     assert source.experts == placed.placement
     assert anew is not None
-    assert (anew.moves, set(anew.held)) == (0, {b""}), "they are loaded, wherever they are placed anew"
+    assert (anew.moves, set(anew.held)) == (0, {b""}), "they are loaded in the new placement"
     job.enter(3)
     job.done(4, 1.0)
     assert job.machine.record.change is None
@@ -98,11 +98,11 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
 
 
 def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_its_lease() -> None:
-    """To start many processes may keep a machine from everything else: that it is late says nothing yet."""
+    """Starting many processes may block a machine, so a late node is not lost yet."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     parts = job.changed()
     job.up("n1", TWO, "b", parts["n1"])
-    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    job.up("n3", TWO, "b")  # with this node there is room for all experts
     for _ in range(20):
         job.tick(1.0)
         for node in ("n1", "n3"):
@@ -116,12 +116,12 @@ def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_it
 
 @pytest.mark.parametrize("loading", [False, True])
 def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
-    """Of four experts in six slots n0 alone has some: it is lost before, or while, what was put away is loaded."""
+    """Only n0 has some of four experts in six slots. It is lost before or while the stash is loaded."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     parts = job.changed()
     for node in ("n1", "n0") if loading else ("n1",):
         job.up(node, TWO, "b", parts[node])
-    job.up("n3", TWO, "b")  # (with which there is room for all experts)
+    job.up("n3", TWO, "b")  # with this node there is room for all experts
     if loading:
         job.lose("n0")
         stop = job.machine.context.interruption.stop
@@ -145,14 +145,14 @@ def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nob
         job.up(node, TWO, "b", parts[node])
     known = {"worker": w("n0", 0, "b"), "generation": job.plan.generation, "why": "cut short"}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
-    assert job.machine.context.interruption.stop is None, "whoever has said so reads another"
+    assert job.machine.context.interruption.stop is None, "the worker that reported it reads another part"
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
-    assert job.machine.record.layout == WHOLE, "it has found none that has what it needs"
+    assert job.machine.record.layout == WHOLE, "no part has the experts that it needs"
     for node in ("n0", "n1"):
         job.up(node, WHOLE, "c", parts[node])
     known |= {"worker": w("n0", 0, "c"), "generation": job.plan.generation}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
-    assert job.machine.context.interruption.stop is not None, "nor under the layout before"
+    assert job.machine.context.interruption.stop is not None, "the same holds under the previous layout"
     assert job.machine.context.snapshots.find_newest(3) is None
 
 
@@ -198,7 +198,7 @@ def test_whoever_asks_for_nodes_to_leave_while_none_is_here_is_told_why() -> Non
 
 
 def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:
-    """n2 is drained, which changes the layout; then n1 is lost."""
+    """The drain of n2 changes the layout; then n1 is lost."""
     spec = JobSpec(name="job", max_nodes=4, workers_per_node=2, recovery=RecoverySpec(on_node_failure="wait"))
     job = Changing(spec=spec).begin()
     job.feed(Drain(("n2",)))
@@ -231,7 +231,7 @@ def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> 
     assert not job.plan.puts_away
     (kept,) = [event for event in job.events if isinstance(event, ev.LayoutKept)]
     assert "another change came first" in kept.why
-    assert job.machine.context.snapshots.find_newest(3) is None, "it was never known whether all had that state"
+    assert job.machine.context.snapshots.find_newest(3) is None, "it was never certain that all had that state"
     job.enter(3)
     job.done(4)
     assert parts[0] not in (job.machine.members.nodes["n0"].snapshots or msg.NodeSnapshots(host="h", port=1)).parts
@@ -254,7 +254,7 @@ def test_where_there_is_no_room_training_goes_on() -> None:
 
 
 def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_of_nodes() -> None:
-    """An average that was made late cannot be spread: to stop all for it each minute would be of no use."""
+    """A late average cannot be distributed, so stopping all workers for it each minute would be useless."""
     job = Changing().begin().shrink()
 
     def refused(at: int) -> None:
@@ -276,7 +276,7 @@ def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_o
     job.done(9)
     job.done(10, SETTLE_S)
     job.all_report(10)
-    assert job.plan.puts_away, "with another number of nodes it is tried, once"
+    assert job.plan.puts_away, "with another number of nodes it is tried once"
     refused(10)
     told = [event.nodes for event in job.events if isinstance(event, ev.LayoutKept)]
     assert told == [2, 1]
@@ -342,7 +342,7 @@ def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
 
 
 def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
-    """A longer sequence comes after some steps, and whoever computes it runs out of memory: the job cannot go on so."""
+    """After some steps, a longer sequence exhausts the memory of any worker, so the job cannot keep this layout."""
     job = Changing(listed=FASTEST, saves=True).begin()
     job.done(1)
     job.done(2)
@@ -351,7 +351,7 @@ def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
         known = {"generation": job.plan.generation, "detail": "OutOfMemoryError", "error": error, "exit_code": 1}
         job.say(msg.Raised(worker=w(node, 0), **known))
     job.all_report(2)
-    assert job.plan.last, "what all have is saved first"
+    assert job.plan.last, "the state of all is saved first"
     job.enter(2)
     checkpoint = KnownCheckpoint(step=2, name="step-2", term=1, generation=job.plan.generation)
     job.machine.transaction.change(checkpoints=(checkpoint,))
@@ -397,14 +397,14 @@ def test_other_exceptions_say_nothing_of_the_layout() -> None:
     assert job.machine.record.plan is not None
     told = Changing().begin()
     raises(told, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
-    assert told.machine.record.layout == WHOLE, "a script that says which is obeyed"
+    assert told.machine.record.layout == WHOLE, "the layout named by the script is used"
 
 
 SAVED = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
 
 
 def all_saved(job: Changing) -> None:
-    """The last generation begins with the state of step 3, and the job ends once that is saved."""
+    """Check that the last generation begins with the state of step 3, and that the job ends once it is saved."""
     decision = job.machine.record.decision
     assert decision is not None
     assert (job.plan.last, decision.applied) == (True, 3)
@@ -421,9 +421,9 @@ def test_a_job_that_is_to_end_saves_what_lies_in_memory_alone() -> None:
     job = Changing(saves=True).begin().shrink()
     parts = job.changed()
     job.feed(SAVED)
-    assert job.machine.over is None, "nobody has saved what was put away"
+    assert job.machine.over is None, "no worker has saved the stash"
     job.tick(job.machine.config.save_timeout_s + 1)
-    assert job.machine.over is None, "workers need their time to start"
+    assert job.machine.over is None, "workers need time to start"
     for node in parts:
         job.up(node, TWO, "b", parts[node])
     all_saved(job)
@@ -473,11 +473,11 @@ def test_a_node_that_is_drained_stays_as_long_as_it_has_what_no_other_may_have()
     parts = job.changed()
     assert "n1" in job.machine.record.stash_nodes
     job.up("n1", TWO, "b", parts["n1"])
-    assert "n1" in job.machine.members.nodes, "some experts are in its memory alone"
+    assert "n1" in job.machine.members.nodes, "some experts are only in its memory"
     job.up("n0", TWO, "b", parts["n0"])
     job.up("n3", TWO, "b", parts["n3"])
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
     job.enter(3)
     job.done(4, 1.0)
     assert job.machine.record.stash_nodes == ()
-    assert [one.node for one in job.machine.record.leaving] == ["n1"], "it goes at the end of a later step"
+    assert [one.node for one in job.machine.record.leaving] == ["n1"], "it leaves at the end of a later step"

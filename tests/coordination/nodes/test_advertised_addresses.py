@@ -1,4 +1,4 @@
-"""Which advertised addresses are refused: those that only their own host can reach, unless all is on one host."""
+"""Tests of refused advertised addresses: addresses that only their own host can reach, unless all are on one host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def come(job: Job, node: str, address: str, *, beside: bool) -> msg.Refused | None:
-    """Return why an agent is refused, None if it is let in."""
+    """Return the refusal of an agent, or None if it is accepted."""
     job.connect(msgspec.structs.replace(hello(node), address=address, beside_coordinator=beside))
     return next(iter(job.sent(msg.Refused)), None)
 
@@ -75,9 +75,9 @@ def test_a_node_from_elsewhere_is_told_whose_loopback_address_it_cannot_reach() 
 
 
 def test_a_member_that_comes_back_is_not_refused() -> None:
-    """The coordinator may run on another host by now: its members have reached each other."""
+    """The coordinator may now run on another host, but its members have already reached each other."""
     job = Job(nodes=1).start()
     job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()
     refused = come(job, "n0", "127.0.0.1", beside=False)
-    assert refused is None or refused.retry, "for its workers, which are gone"
+    assert refused is None or refused.retry, "it is refused only for its lost workers"
     assert not job.said(ev.NodeRefused)

@@ -1,4 +1,4 @@
-"""Nodes that are asked to give their places to standbys: who may, to whom, and what they wait for."""
+"""Tests of requested moves: the nodes that may move, their standbys, and the reasons to wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def beside(*standbys: str, warm: bool = True, nodes: int = 3) -> Job:
-    """Nodes that have committed step 1, and standbys."""
+    """Return a job of nodes that have committed step 1, with standbys."""
     job = Job(nodes=nodes).start()
     job.step(1, *(f"n{index}" for index in range(nodes)))
     for name in standbys:
@@ -95,7 +95,7 @@ def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_firs
     assert waited_for(job) == {"n1": "standby s0 to join next to it", "n2": pending}
     everybody = job.join("s0", step=2)
     assert waited_for(job) == {"n1": "the end of a step", "n2": "n1, which leaves before it"}
-    assert job.machine.record.pending is None, "no other one joins in between"
+    assert job.machine.record.pending is None, "no other node joins in between"
     job.step(3, *everybody, generation=2)
     assert waited_for(job)["n1"] == "the others to report where they stand"
     for node in everybody:

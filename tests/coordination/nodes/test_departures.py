@@ -1,4 +1,4 @@
-"""Nodes that are asked to leave: nothing is lost with them, nobody has failed, and they stay away."""
+"""Tests of draining nodes: no state is lost, no failure is counted, and they stay away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def entered(job: Job, *nodes: str, generation: int, at: int = 1) -> None:
 
 
 def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
-    """These enter a generation, and apply its first step; the first one's word brings about what is looked at."""
+    """Make these nodes enter a generation and apply its first step; keep all instructions for checks."""
     entered(job, *nodes, generation=generation, at=step - 1)
     said: list[Instruction] = []
     for node in nodes:
@@ -38,7 +38,7 @@ def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
 
 
 def leaves() -> Job:
-    """n1 of n0 to n2 has left after step 1, and nobody has gone on yet."""
+    """Return a job of n0 to n2 in which n1 has left after step 1 and no node has continued yet."""
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -47,7 +47,7 @@ def leaves() -> Job:
 
 
 def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() -> None:
-    """Found under load: who hears of the Stop lets go of the group, and others, who have not yet, see peers go."""
+    """Found under load: a stopped worker closes its group, and others not yet stopped see failed peers."""
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -70,7 +70,7 @@ def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_we
     job = leaves()
     job.lose("n0")
     stops = job.orders(msg.Stop)
-    assert stops.keys() == {w("n1"), w("n2")}, "it is asked what it has, too"
+    assert stops.keys() == {w("n1"), w("n2")}, "it is also asked for its report"
     assert stops[w("n1")].generation == 2
     job.lose("n2")
     reported(job, "n1")
@@ -108,7 +108,7 @@ def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> 
 
 
 def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
-    """Found as servers were killed amid moves: who had left, and did not come back, was taken for lost."""
+    """Found when servers were killed during moves: departed nodes that did not return were taken for lost."""
     job = leaves()
     job.boot(takeover=True)
     for node in ("n0", "n2"):
@@ -127,7 +127,7 @@ def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
 
 
 def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
-    """n1 was stopped before it had applied step 2, which the others end with: nobody waits for n1."""
+    """n1 was stopped before it applied step 2, the last step of the others: no node waits for n1."""
     job = Job().start()
     job.step(1)
     job.feed(Drain(("n1",)))
@@ -146,7 +146,7 @@ def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
 
 
 def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
-    """No later step proves that the others have it, and they finish only once it is committed and saved."""
+    """No later step proves that the other nodes have it; they finish only once it is committed and saved."""
     job = Job().start(saves=True)
     job.step(1)
     job.feed(Drain(("n1",)))
@@ -163,13 +163,13 @@ def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
 def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
-    assert job.machine.context.interruption.stop is None, "not in the midst of a step"
+    assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
     job.step(1)
     assert job.machine.context.interruption.stop is not None
     reported(job, "n0", "n1", "n2")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
-    assert not job.said(ev.NodeLeft), "it is owed until the others have gone on without it"
+    assert not job.said(ev.NodeLeft), "it is retained until the others have continued without it"
     gone_on(job, 2, "n0", "n2")
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "drained")
@@ -232,7 +232,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
 
 
 def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> None:
-    """n1 alone has applied the step to which the others cannot come: it is their source, and leaves later."""
+    """Only n1 has applied a step that the others cannot reach: it sends them the state, and leaves later."""
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -327,7 +327,7 @@ def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> No
 
 
 def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> None:
-    """It was refused to leave, and before that `holdfast drain` waited for ever."""
+    """The drain was once refused; before that, `holdfast drain` waited forever."""
     job = with_experts(slots=2, nodes=3)
     plan = job.machine.record.plan
     assert plan is not None
@@ -337,12 +337,12 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     alone = [name for name in held if find_lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
     job.feed(Drain((alone[0],)))
     job.step(1)
-    assert job.machine.context.interruption.stop is None, "not before others have what it has"
+    assert job.machine.context.interruption.stop is None, "it does not leave before others have its experts"
     pending = job.machine.record.pending
     assert pending is not None
     assert pending.expert_plan is not None
     rows = dict(zip(("n0", "n1", "n2"), pending.expert_plan.placement, strict=True))
-    assert rows[alone[0]] == held[alone[0]], "it is where they come from"
+    assert rows[alone[0]] == held[alone[0]], "the draining node sends them"
     assert not find_lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
     for node in held:
         job.say(msg.Prepared(worker=w(node), generation=2))
@@ -358,7 +358,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
 
 
 def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_it() -> None:
-    """n2 alone finishes step 3, which n1 has no part in: step 2 was told all the same, and was lost with n2."""
+    """Only n2 finishes step 3, without n1. Step 2 was announced anyway, and was lost with n2."""
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -382,7 +382,7 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
 
 
 def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
-    """n1 had reduced step 2 before it left; the others did it anew: finished with both, the replicas would differ."""
+    """n1 had reduced step 2 before it left, and the others repeated it. With both results, replicas would diverge."""
     job = with_experts(slots=4, nodes=3)
     all_of_them, half = (
         msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])
@@ -393,7 +393,7 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
     job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
     job.report("n2", 1, state=all_of_them)
     (begun,) = job.said(ev.GenerationStarted)
-    assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "it leaves, and is owed"
+    assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "n1 leaves, and is retained"
     entered(job, "n0", "n2", generation=2)
     job.lose("n2")
     anew, third = commit(2.5), msg.Passed(step=3, commit=commit(3.0))
@@ -404,11 +404,11 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
     decision = job.machine.record.decision
     assert decision is not None
     assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
-    assert sorted(begun.members) == ["n0", "n1"], "what it has is needed"
+    assert sorted(begun.members) == ["n0", "n1"], "its state is needed"
 
 
 def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
-    """n0 alone has gone on to step 3, and n2 is lost with the experts: back to step 2, which n1 finishes."""
+    """Only n0 continued to step 3, and the experts are lost with n2: the job returns to step 2, which n1 finishes."""
     job = with_experts(slots=4, nodes=3)
     all_of_them, half = (
         msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])

@@ -1,4 +1,4 @@
-"""Layouts: what is taken from the first worker, and who is turned away."""
+"""Tests of layouts: the first worker sets the layout, and nodes with another one are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARD_2, TENSOR_2 = Layout(shard=2), Layout(tensor=2)
 
 
 def a_node(job: Job, name: str, layout: Layout, workers: int = 2, **fields: object) -> msg.EndNode | None:
-    """A node comes and its first worker attaches; return what the node is told where it does not fit."""
+    """Connect a node and attach its first worker; return the order that ends the node if it does not fit."""
     job.connect(msgspec.structs.replace(hello(name), workers=workers))
     fields = {"layout": layout, **fields}
     job.say(msgspec.structs.replace(attach(msg.worker_id(name, 0, "a")), **fields))

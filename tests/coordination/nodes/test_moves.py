@@ -1,4 +1,4 @@
-"""A node gives its place to a standby, and is one itself from then on, in the same process."""
+"""Tests of moves: a node gives its rank to a standby and becomes a standby itself, in the same process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def waits(job: Job, *names: str, warm: bool = True) -> None:
 
 
 def with_standbys(*names: str) -> Job:
-    """Nodes n0 to n2 have committed step 1; these wait, warm."""
+    """Return a job of nodes n0 to n2 that have committed step 1, with these warm standbys."""
     job = Job().start()
     job.step(1)
     waits(job, *names)
@@ -34,13 +34,13 @@ ALL = ("n0", "n1", "n2")
 
 
 def joins(job: Job, *standbys: str, step: int = 2) -> None:
-    """A step is committed, with which these join beside the others; and another one, with them."""
+    """Commit a step with which these standbys join, and another step with them."""
     everybody = job.join(*standbys, step=step)
     job.step(step + 1, *everybody, generation=job.machine.record.generation)
 
 
 def moves(job: Job, *names: str, step: int = 3, to: tuple[str, ...] = ()) -> None:
-    """These are asked to move, standbys have joined beside them, and all have reported after that step."""
+    """Request moves of these nodes, make standbys join next to them, and make all report after that step."""
     standbys = to or tuple(job.machine.members.standbys)[: len(names)]
     job.feed(MoveNodes(names, to))
     joins(job, *standbys, step=step - 1)
@@ -69,7 +69,7 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
     moves(job, "n1")
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.reason, begun.decision, members(job)) == ("move", DecisionKind.REDO, ("n0", "s0", "n2"))
-    assert job.orders(msg.Begin)[w("s0")].assignment == (), "it has the state, and computes what n1 did"
+    assert job.orders(msg.Begin)[w("s0")].assignment == (), "it has the state, and takes n1's micro-batches"
     assert not job.said(ev.NodeLeft)
     gone_on(job, 4, "n0", "s0", "n2")
     (left,) = job.said(ev.NodeLeft)
@@ -153,8 +153,8 @@ def test_while_the_standby_joins_the_others_compute_what_they_did_and_it_nothing
     assert pending.counts == (2, 2, 2, 0)
     assert job.machine.context.interruption.stop is None
     joins(job, "s0")
-    assert job.machine.record.wanted == 3, "it has come for a place that is there"
-    assert job.machine.context.interruption.stop is not None, "with the first step of all of them it goes"
+    assert job.machine.record.wanted == 3, "it joins for an existing rank"
+    assert job.machine.context.interruption.stop is not None, "it leaves after the first step that all of them share"
 
 
 def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_next_one_takes_the_place() -> None:
@@ -164,7 +164,7 @@ def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_ne
     job.lose("s0")
     for node in ALL:
         job.report(node, 3)
-    assert members(job) == ALL, "nobody's place is empty: s1 waits on"
+    assert members(job) == ALL, "no rank is empty, so s1 stays a standby"
     assert job.machine.record.wanted == 3
     assert [(one.node, one.to) for one in job.machine.record.leaving] == [("n1", "s0")]
     gone_on(job, 4, *ALL, generation=job.machine.record.generation)
@@ -191,7 +191,7 @@ def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_r
 
 
 def test_a_second_standby_stays_one_when_a_new_node_fills_the_place_of_a_lost_one_during_a_move() -> None:
-    """The node that moves is lost, too: its replacement has joined already."""
+    """The moving node is lost too; its replacement has already joined."""
     job = with_standbys("s0", "s1")
     job.feed(MoveNodes(("n1",), ("s0",)))
     joins(job, "s0")
@@ -212,7 +212,7 @@ def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_o
     for node, at in (("n0", 1), ("n1", 1), ("s0", None)):
         job.report(node, at)
     assert members(job) == ("n0", "s0")
-    assert job.machine.record.wanted == 3, "n2's place is still one to fill"
+    assert job.machine.record.wanted == 3, "n2's rank is still to be filled"
 
 
 def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
@@ -229,7 +229,7 @@ def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
     gone_on(job, 4, "n0", "s0", "n2")
     moved = [event for event in job.events if isinstance(event, ev.NodeMoved)]
     assert [(one.from_node, one.to_node, one.moved_bytes) for one in moved] == [("n1", "s0", 5_000_000)]
-    assert moved[0].down_s == pytest.approx(0.25 + 1.5), "what the join took beside a step, and the leaving"
+    assert moved[0].down_s == pytest.approx(0.25 + 1.5), "the join, excluding a step, plus the departure"
     assert [event.action for event in job.events if isinstance(event, ev.Recovered)] == ["grow", "replace"]
 
 
@@ -238,7 +238,7 @@ def told(job: Job) -> list[tuple[str, str, str]]:
 
 
 def test_a_place_given_away_right_before_another_node_is_lost_is_told_all_the_same() -> None:
-    """`holdfast move` waited for it, and said at last that nobody had the place."""
+    """`holdfast move` once waited for it, and finally reported that no node had the rank."""
     job = with_standbys("s0")
     moves(job, "n1")
     job.lose("n2")
@@ -371,7 +371,7 @@ def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
 
 @pytest.mark.parametrize("request_", [MoveNodes(("n0",)), Drain(("n0",))])
 def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: MoveNodes | Drain) -> None:
-    """It has the only copy of the state: the standby is given that before it goes."""
+    """It has the only copy of the state, which the standby receives before the node leaves."""
     job = Job(nodes=1).start()
     job.step(1)
     waits(job, "s0")

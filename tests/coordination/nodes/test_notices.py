@@ -1,4 +1,4 @@
-"""Nodes whose machines are taken away: they leave in good order while they can, and say what kept them else."""
+"""Tests of nodes on reclaimed machines: they drain within the grace period, or report the obstacle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def beside(*, warm: bool | None = None, nodes: int = 3) -> Job:
-    """Nodes that have committed step 1, and standby s0: warm, cold, or (None) not there."""
+    """Return a job of nodes that have committed step 1, with standby s0 warm, cold or, if None, absent."""
     job = Job(nodes=nodes).start()
     job.step(1, *(f"n{index}" for index in range(nodes)))
     if warm is not None:
@@ -33,7 +33,7 @@ def reported(job: Job, at: int, *others: str) -> None:
 def test_it_leaves_at_the_end_of_the_step_and_nobody_has_failed() -> None:
     job = beside()
     job.tell("n1", msg.EndNotice(grace_s=30.0))
-    assert job.machine.context.interruption.stop is None, "not in the midst of a step"
+    assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
     job.step(2)
     reported(job, 2)
     (begun,) = job.said(ev.GenerationStarted)
@@ -42,7 +42,7 @@ def test_it_leaves_at_the_end_of_the_step_and_nobody_has_failed() -> None:
 
 
 def joined(job: Job, step: int) -> None:
-    """s0 has joined beside n1 with a step, and has taken its place with the next one."""
+    """Make s0 join next to n1 at a step, and check that it takes n1's rank at the next one."""
     everybody = job.join("s0", step=step)
     job.step(step + 1, *everybody, generation=2)
     reported(job, step + 1, "s0")
@@ -64,7 +64,9 @@ def test_with_too_little_time_for_that_it_takes_the_place_in_the_same_breath() -
     reported(job, 2)
     (begun,) = job.said(ev.GenerationStarted)
     assert begun.members == ("n0", "s0", "n2")
-    assert job.orders(msg.Begin)[w("s0")].assignment[1] == (), "nothing of the step in which its state comes"
+    assert job.orders(msg.Begin)[w("s0")].assignment[1] == (), (
+        "it computes nothing of the step in which it receives its state"
+    )
 
 
 def test_a_node_that_is_moved_and_is_told_to_end_keeps_the_standby_that_joins_beside_it() -> None:

@@ -1,4 +1,4 @@
-"""Newcomers are probed before they are let in: by a member, and they probe it; if that fails, by a second member."""
+"""Tests that a newcomer and a member probe each other before it joins; if that fails, a second member tries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def at(node: str, port: int = 9) -> msg.Hello:
 
 
 def begin(nodes: int, *, saves: bool = False) -> Job:
-    """A job of nodes with addresses trains: these have reached each other while their workers started."""
+    """Return a training job of nodes with addresses, which reached each other while their workers started."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         job.connect(at(f"n{index}"))
@@ -32,7 +32,7 @@ def begin(nodes: int, *, saves: bool = False) -> Job:
 
 
 def probes(job: Job) -> dict[str, msg.ProbeAddress]:
-    """Return what each node is asked to connect to by the last input."""
+    """Return the probe that the last input ordered for each node."""
     sent = {
         i.connection: i.message for i in job.last if isinstance(i, Send) and isinstance(i.message, msg.ProbeAddress)
     }
@@ -55,7 +55,7 @@ def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other(
     assert not job.sent(msg.Welcome)
     job.tell(member, msg.AddressProbed(number=asked[member].number))
     assert not job.sent(msg.Welcome)
-    job.say(attach(w("n9")))  # its worker is up before it is let in
+    job.say(attach(w("n9")))  # its worker attaches before the node is accepted
     job.tell("n9", msg.AddressProbed(number=asked["n9"].number))
     assert job.sent(msg.Welcome)
     assert w("n9") in job.machine.members.nodes["n9"].workers
@@ -112,7 +112,7 @@ def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
 
 
 def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> None:
-    """Two failed probes would refuse the newcomer, which is needed most now."""
+    """Two failed probes would refuse the newcomer, which the job now needs most."""
     job = begin(2)
     job.connect(at("n9"))
     (lost,) = probes(job).keys() - {"n9"}
@@ -136,7 +136,7 @@ def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> No
 
 
 def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection() -> None:
-    """Its link was down for a moment: the end of the first connection is not known here yet."""
+    """Its link was down for a moment, and the coordinator has not yet seen the first connection end."""
     job, lost = begin(1), at("n9")
     job.connect(lost)
     first = job.connections["n9"]
@@ -153,7 +153,7 @@ def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection()
 
 
 def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> None:
-    job = Job(nodes=2).start()  # members of before, without addresses
+    job = Job(nodes=2).start()  # members from an earlier version, without addresses
     job.connect(at("n9"))
     assert job.sent(msg.Welcome)
     assert not probes(job)

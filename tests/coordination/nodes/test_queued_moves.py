@@ -1,4 +1,4 @@
-"""Moves that wait: for one that comes before, for another standby than was named, or for nobody who will ever come."""
+"""Tests of waiting moves: for an earlier move, for another standby than the named one, or in vain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = ("n0", "n1", "n2")
 
 
 def beside(*standbys: str, warm: bool = True, spec: JobSpec | None = None, saves: bool = False) -> Job:
-    """Nodes n0 to n2 have committed step 1, and standbys are here."""
+    """Return a job of nodes n0 to n2 that have committed step 1, with standbys."""
     job = (Job(spec=spec) if spec is not None else Job()).start(saves=saves)
     job.step(1)
     for name in standbys:
@@ -37,7 +37,7 @@ def come(job: Job, name: str, *, warm: bool = True) -> None:
 
 
 def fails_to_warm_up(job: Job, name: str) -> None:
-    """Its script raises in each warm-up that it is told to go through."""
+    """Make a standby's script raise in each warm-up."""
     for nonce in "abcdef"[:MAX_TRIES]:
         worker = w(name, nonce)
         job.say(msg.Warmed(worker=worker, seconds=0.5, error="ValueError: cold"))
@@ -75,7 +75,7 @@ def beside_of(job: Job) -> dict[str, str]:
 
 
 def goes(job: Job, standby: str, step: int) -> None:
-    """A standby joins with a step, whoever leaves goes with the next one, and the others go on."""
+    """Make a standby join at a step and the draining node leave at the next one; the others continue."""
     everybody = job.join(standby, step=step)
     job.step(step + 1, *everybody, generation=job.machine.record.generation)
     for node in everybody:
@@ -88,7 +88,7 @@ def goes(job: Job, standby: str, step: int) -> None:
     job.step(step + 2, *stayers, generation=plan.generation)
 
 
-# ---- the standby that was named ----
+# ---- the named standby ----
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -120,7 +120,7 @@ def test_one_that_was_named_and_took_a_lost_nodes_place_is_not_waited_for() -> N
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
-    assert beside_of(job) == {"n1": ""}, "s0 may be warm yet"
+    assert beside_of(job) == {"n1": ""}, "s0 may still become warm"
     job.lose("s0")
     job.step(2)
     assert beside_of(job) == {"n1": "s1"}
@@ -137,13 +137,13 @@ def test_a_coordinator_that_takes_over_waits_a_lease_for_the_one_that_was_named(
     s1 = hello("s1", kept=(attach(w("s1")), msg.Warmed(worker=w("s1"), seconds=0.5)))
     job.connect(msgspec.structs.replace(s1, standby=True))
     job.step(2)
-    assert beside_of(job) == {"n1": ""}, "s0 is about to come"
+    assert beside_of(job) == {"n1": ""}, "s0 may still connect"
     for _ in range(8):
         time_goes_by(job, 0.5)
-    assert beside_of(job) == {"n1": "s1"}, "it has not come"
+    assert beside_of(job) == {"n1": "s1"}, "s0 has not connected"
 
 
-# ---- standbys that are never warm ----
+# ---- standbys that never become warm ----
 
 
 def test_where_the_only_one_is_never_warm_the_move_is_refused_with_what_would_do() -> None:
@@ -196,7 +196,7 @@ def test_with_another_one_that_may_be_warm_it_waits_on() -> None:
     assert beside_of(job) == {"n1": "s1"}
 
 
-# ---- one after another ----
+# ---- consecutive moves ----
 
 
 def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
@@ -265,4 +265,4 @@ def test_a_move_that_the_job_did_not_wait_for_is_said(ends: Callable[[Job], None
     assert job.machine.over is not None
     assert stayed(job) == [("n1", "the job ended before a standby had its place")]
     assert isinstance(job.events[-1], ev.JobFinished | ev.JobFailed | ev.ActionRequested)
-    assert leaving(job) == [], "another run does not take it up"
+    assert leaving(job) == [], "another run does not continue the move"

@@ -1,4 +1,4 @@
-"""A record that is older than the job: what agents report shows it, and nobody is stopped because of it."""
+"""Tests of a record older than the job: agents' reports reveal it, and no worker is stopped because of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDENTITY = "0123456789abcdef"
 
 
 def from_backup(*, generation: int = 1) -> Job:
-    """A coordinator begins with a backup of the record of a job whose nodes n0 and n1 trained in a generation."""
+    """Start a coordinator from a backup of the record of a job in which n0 and n1 trained in a generation."""
     before = Job(nodes=2).start()
     record = replace(before.records[-1], identity=IDENTITY, generation=generation)
     return Job(nodes=2, records=[record], events=before.events, now=before.now + 1.0).boot()
@@ -30,7 +30,7 @@ def comes(
 
 
 def stopped(job: Job) -> str:
-    """Return why the coordinator has ended itself by its last answer, "" if it has not."""
+    """Return the reason with which the last answer ended the coordinator, or ""."""
     return next((one.newer for one in job.last if isinstance(one, StopOutdated)), "")
 
 
@@ -43,7 +43,7 @@ def test_an_agent_of_a_newer_generation_stops_the_coordinator_and_is_left_alone(
 
 
 def test_a_second_generation_of_the_same_number_hides_nothing() -> None:
-    """The outdated coordinator has begun others of its own: an agent in the first of that number is in a newer one."""
+    """The outdated coordinator started generations of its own; an agent in the first one of that number is newer."""
     job = from_backup()
     job.machine.transaction.change(generation=5)
     comes(job, "n1", 5, heard_term=1)
@@ -81,7 +81,7 @@ def test_an_agent_of_another_job_of_that_name_stops_no_job_that_has_begun() -> N
 
 
 def test_a_newer_term_alone_is_no_newer_generation() -> None:
-    """A coordinator that had an older store was seen: this one, which leads, goes on with a higher term."""
+    """A coordinator with an older store was seen; this coordinator leads, and continues with a higher term."""
     job = from_backup()
     comes(job, "n0", 1, term=9)
     assert not stopped(job)

@@ -1,4 +1,4 @@
-"""A standby takes the place of a node that is lost: the same rank and share, at once; and what else may be wanted."""
+"""Tests of standbys that replace lost nodes at once, with the same rank and share, and of other policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Policy = Literal["auto", "standby", "shrink", "wait", "restart-all"]
 
 
 def beside(policy: Policy = "auto", *, warm: bool = True) -> Job:
-    """Three nodes that have committed step 1, and standby s0."""
+    """Return a job of three nodes that have committed step 1, with standby s0."""
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy)))
     job.start()
     job.step(1)
@@ -162,7 +162,7 @@ def test_one_that_was_given_a_place_is_lost_and_comes_again_has_it_no_more() -> 
     job.connect(msgspec.structs.replace(hello("s0"), standby=True, session="cafecafe", agent_pid=777))
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
-    assert job.machine.record.generation == 1, "of the three only two are here"
+    assert job.machine.record.generation == 1, "only two of the three nodes are connected"
     job.say(attach(w("s0", "b")))
     assert job.machine.record.generation == 2
     assert set(members(job)) == {w("n0"), w("n3"), w("s0", "b")}
@@ -254,7 +254,7 @@ def test_one_of_the_rack_comes_before_one_of_the_zone_and_that_before_others(
 
 
 def in_zones() -> Job:
-    """Three nodes that have committed step 1, each in a zone of its own."""
+    """Return a job of three nodes in different zones that have committed step 1."""
     job = Job()
     job.boot()
     for index in range(3):
@@ -267,7 +267,7 @@ def in_zones() -> Job:
 
 
 def take_over(job: Job, *names: str, generation: int, standbys: tuple[str, ...] = ()) -> None:
-    """Another coordinator begins; these nodes come to it, and standbys, each in the zone that its name ends with."""
+    """Start another coordinator; connect these nodes and standbys, each in the zone of the digit in its name."""
     job.boot(takeover=True)
     for name in names:
         kept = (attach(w(name)), msg.Entered(worker=w(name), generation=generation, applied=1))
@@ -305,7 +305,7 @@ def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> Non
         take_over(job, "n0", "n2", generation=2)
     for name in ("s0", "s1"):
         come(job, name, zone=f"z{name[-1]}", warm=False)
-    for name in ("s0", "s1"):  # (both warm up as the step passes)
+    for name in ("s0", "s1"):  # both become warm while the step passes
         job.machine.context.standbys.on_warmed(job.machine.members.nodes[name], msg.Warmed(worker=w(name), seconds=0.5))
     job.step(2, "n0", "n2", generation=2)
     assert list(job.machine.members.standbys) == ["s0"], "s1 is of the zone of n1"
@@ -325,7 +325,7 @@ def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
 
 @pytest.mark.parametrize(("policy", "begins_with"), [("wait", 3), ("shrink", 1)])
 def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(policy: Policy, begins_with: int) -> None:
-    """All nodes are lost, and there is a checkpoint: the first node that comes back trains alone only with shrink."""
+    """All nodes are lost, but a checkpoint exists: the first returning node trains alone only with shrink."""
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy))).start()
     job.step(1)
     job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
@@ -405,6 +405,6 @@ def test_a_standby_that_is_drained_takes_no_place_of_the_job_with_it() -> None:
     job = beside()
     job.feed(Drain(("s0",)))
     assert [one.node for one in job.machine.record.drained] == ["s0"]
-    assert not job.said(ev.NodeLeft), "it was never of the job"
+    assert not job.said(ev.NodeLeft), "it was never a member of the job"
     assert job.machine.record.wanted == 3
     assert not job.machine.members.standbys

@@ -1,4 +1,4 @@
-"""The nodes with which a job begins connect to each other while their workers start; unreachable ones are refused."""
+"""Tests of probes between a job's first nodes while their workers start; unreachable nodes are refused."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def every_link_fails(_here: str, _there: str) -> str:
 
 
 def bad_node(*bad: str, error: str = REFUSED, sends: bool = True) -> Callable[[str, str], str]:
-    """Nobody can connect to these nodes; they can connect to others if `sends`."""
+    """Return links on which no node can connect to these nodes; they can connect to others if `sends`."""
     return lambda here, there: error if there in bad or (not sends and here in bad) else ""
 
 
 class Start:
-    """Nodes come to a job that has not begun; `link` returns why a node cannot connect to another, "" if it can."""
+    """Connects nodes to a new job; `link` returns the error of a connection between two nodes, or ""."""
 
     def __init__(self, nodes: int, link: Callable[[str, str], str], *, least: int = 0) -> None:
         self.job = Job(nodes=nodes, spec=JobSpec(min_nodes=least) if least else JobSpec()).boot()
@@ -51,7 +51,7 @@ class Start:
                 self.answer()
 
     def answer(self) -> None:
-        """Do what the agents do that the last input has asked to probe others."""
+        """Handle the probe orders of the last input as agents do."""
         names = {number: node for node, number in self.job.connections.items()}
         queue = list(self.job.last)
         while queue:
@@ -96,7 +96,7 @@ def test_every_node_is_tried_by_two_others_in_both_directions_and_all_begin() ->
     assert start.members == names(6)
     pairs = {frozenset(pair) for pair in start.tried}
     assert all(sum(node in pair for pair in pairs) >= 2 for node in names(6))
-    assert {(there, here) for here, there in start.tried} == set(start.tried), "each direction"
+    assert {(there, here) for here, there in start.tried} == set(start.tried), "each pair is tried in both directions"
     assert len(pairs) == 2 * 6 - 3
     assert not start.reported()
 
@@ -134,7 +134,7 @@ def test_a_probe_that_hangs_times_out_and_its_node_is_refused() -> None:
     start = Start(3, bad_node("n2", error=HANGS), least=2)
     start.come(*names(3))
     start.wait(4.5)
-    assert not start.members, "the probes are still under way"
+    assert not start.members, "the probes are still running"
     assert not start.reported()
     start.wait(1.5)
     assert start.reported() == ["n2"]

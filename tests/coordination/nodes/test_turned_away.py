@@ -1,4 +1,4 @@
-"""Who does not fit the job is told so, and ends. The job has not known it: it has neither failed there nor left."""
+"""Tests of nodes that do not fit the job: they are told and end, and the job counts no failure or departure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERS = {
 
 
 def a_job_of_two() -> Job:
-    """Two train, and there is room for a third."""
+    """Return a job in which two nodes train, with room for a third."""
     job = Job(nodes=2)
     job.start()
     job.step(1)
@@ -26,7 +26,7 @@ def a_job_of_two() -> Job:
 
 
 def comes(job: Job, node: str, **fields: object) -> msg.EndNode:
-    """A node comes that does not fit; return what it is told."""
+    """Connect a node that does not fit; return the order that ends it."""
     job.connect(hello(node))
     job.say(msgspec.structs.replace(attach(w(node)), **fields))
     (end,) = job.sent(msg.EndNode)
@@ -34,7 +34,7 @@ def comes(job: Job, node: str, **fields: object) -> msg.EndNode:
 
 
 def told_of(job: Job, node: str) -> list[str]:
-    """Return which events name a node as one that came, failed or left."""
+    """Return the events that report a node as joined, failed or left."""
     told: list[str] = []
     for event in job.events:
         if isinstance(event, ev.FailureDetected | ev.NodeLeft | ev.NodeRepaired) and event.node == node:
@@ -56,7 +56,7 @@ def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, obj
     if how == "its connection ends":
         job.lose("n2")
     else:
-        for _ in range(8):  # (its lease is over)
+        for _ in range(8):  # until its lease is over
             job.tick(1.0)
             job.tell("n0", msg.Heartbeat())
             job.tell("n1", msg.Heartbeat())

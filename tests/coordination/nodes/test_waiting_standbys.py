@@ -1,4 +1,4 @@
-"""Standbys: who waits counts in no world; they are warmed up, and what befalls one meanwhile concerns nobody else."""
+"""Tests of standbys: they count in no world and are warmed up, and their failures affect no other node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def down(name: str = "s0", nonce: str = "a", exit_code: int = EXIT_FAILED, detai
 
 
 def with_standby() -> Job:
-    """A job of three nodes that train, and a standby that was told to warm up."""
+    """Return a job of three training nodes, with a standby that was told to warm up."""
     job = Job().start()
     job.step(1)
     job.connect(waits())
@@ -40,8 +40,8 @@ def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
     for name in ("n0", "n1"):
         job.connect(hello(name))
         job.say(attach(w(name)))
-    assert job.machine.record.plan is None, "the third is awaited"
-    assert job.machine.record.config == {"model": "small"}, "what a standby has is no word about the job"
+    assert job.machine.record.plan is None, "the job waits for a third node"
+    assert job.machine.record.config == {"model": "small"}, "a standby's config does not set the job's"
     job.connect(hello("n2"))
     job.say(attach(w("n2")))
     plan = job.machine.record.plan
@@ -62,14 +62,14 @@ def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
     for index in range(3):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     assert job.orders(msg.Warm) == {w("s0"): msg.Warm(term=1)}
-    assert job.kinds[0] == "persist", "that it was told is written down before"
+    assert job.kinds[0] == "persist", "the order is recorded before it is sent"
     job.say(warmed())
     (ready,) = job.said(ev.StandbyReady)
     assert (ready.node, ready.roles, ready.warm_s) == ("s0", 1, 0.5)
     job.step(1)
     job.boot(takeover=True)
     job.connect(waits("s0", attach(w("s0")), warmed()))
-    assert not job.said(ev.StandbyReady), "that is known"
+    assert not job.said(ev.StandbyReady), "the standby is already known to be warm"
     assert job.machine.context.standbys.ready("s0")
     assert not job.orders(msg.Warm)
 
@@ -122,7 +122,7 @@ def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> 
 
 
 def test_one_whose_process_hangs_while_it_waits_is_told_of_and_warmed_up_again() -> None:
-    """Its agent ends what is stopped for longer than a lease, whether anybody waits for it or not."""
+    """Its agent ends a process that is stopped for longer than a lease, even if no worker waits for it."""
     job = with_standby()
     job.say(warmed())
     hangs = msgspec.structs.replace(down(detail="the process was stopped for longer than the lease"), exit_code=-9)
@@ -144,7 +144,7 @@ def test_a_warm_up_has_a_limit() -> None:
     for node in job.connections:
         job.tell(node, msg.Heartbeat())
     job.tick(0.5)
-    assert not job.said(ev.StandbyFailed), "the coordinator itself was away"
+    assert not job.said(ev.StandbyFailed), "the coordinator itself did not run"
     job.tick(0.5)
     (failed,) = job.said(ev.StandbyFailed)
     assert f"longer than {limit_s:g} s" in failed.why

@@ -1,4 +1,4 @@
-"""Jobs as policies see them, drawn by hypothesis."""
+"""Hypothesis strategies for the jobs that policies see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bids(draw: st.DrawFn, *, preemptible: bool = True) -> tuple[Bid, ...]:
 
 @st.composite
 def demands(draw: st.DrawFn, *, preemptible: bool = True) -> Demand:
-    """Return a pool of some nodes, no fewer than its jobs have."""
+    """Return a pool with at least as many nodes as its jobs have."""
     jobs = draw(bids(preemptible=preemptible))
     held = sum(bid.has + bid.waiting for bid in jobs)
     nodes = held + draw(st.integers(0, MOST_NODES))

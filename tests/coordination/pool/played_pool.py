@@ -1,4 +1,4 @@
-"""A pool's machine as tests drive it: nodes and jobs say what the test has them say, and what comes of it is kept."""
+"""A driver for a pool's state machine: tests send messages of nodes and jobs, and the results are recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def a_job(name: str, least: int = 1, most: int = 8, *, saves: bool = True, **key
 
 
 class PlayedPool:
-    """A pool whose store, journal, nodes and jobs are in the test's hands."""
+    """A pool with a store, journal, nodes and jobs that the test controls."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class PlayedPool:
         self.now = 1000.0
         self.stored: bytes | None = None
         self.events: list[AnyPoolEvent] = []
-        #: what each was told last
+        #: the last message to each node and job
         self.node_told: dict[int, NodeGrant] = {}
         self.job_told: dict[str, JobShares] = {}
         self.closed: list[int] = []
-        #: what was to be foreseen last
+        #: the last question about next plans
         self.question: NextPlansQuestion | None = None
         self.connections: dict[str, int] = {}
         self.sessions: dict[str, str] = {}
-        #: what jobs say of nodes that they would not take
+        #: the nodes that each job refuses
         self.refuses: dict[str, dict[str, NodeUnfit]] = {}
         self._last_connection = 0
         self._opened()
@@ -83,7 +83,7 @@ class PlayedPool:
         return self._carry_out(self.pool.start(self.now, "http://here", 1))
 
     def restart(self) -> list[PoolInstruction]:
-        """The server dies, and another takes the pool up."""
+        """Start another server after the first one dies."""
         self.connections.clear()
         return self._opened()
 
@@ -127,7 +127,7 @@ class PlayedPool:
         rack: str = "",
         passing: bool = False,
     ) -> None:
-        """A node connects; with another session than before it is another process of its agent."""
+        """Connect a node; another session than before means another process of its agent."""
         self._last_connection += 1
         self.connections[node] = self._last_connection
         self.sessions[node] = session or self.sessions.get(node, "a")
@@ -137,14 +137,14 @@ class PlayedPool:
         self.feed(NodeMessage(self._last_connection, hello))
 
     def go(self, node: str) -> None:
-        """A node is out of touch."""
+        """Disconnect a node."""
         self.feed(NodeDisconnected(self.connections.pop(node)))
 
     def says(self, node: str, *, runs: int = 0, ended: int = 0, changes: int = 0) -> None:
         self.feed(NodeMessage(self.connections[node], NodeState(runs=runs, ended=ended, changes=changes)))
 
     def lives(self, seconds: float, *away: str) -> None:
-        """Time passes; all nodes but these say that they live."""
+        """Advance the time while all nodes but these send heartbeats."""
         for _ in range(int(seconds)):
             for node, connection in self.connections.items():
                 if node not in away:
@@ -152,7 +152,7 @@ class PlayedPool:
             self.tick(1.0)
 
     def whose(self, node: str) -> str:
-        """Return what a node was told last: the job whose it is."""
+        """Return the job that a node was last granted to."""
         return self.node_told[self.connections[node]].job
 
     # ---- jobs ----
@@ -172,10 +172,10 @@ class PlayedPool:
         pace: JobPace | None = None,
         unfit: frozenset[str] | set[str] = frozenset(),
     ) -> None:
-        """A job has heard all, and holds all but these nodes and those that it is to give back; all of them train.
+        """Make a job report that it has received all messages and holds its nodes, all of which train.
 
-        taken: standbys that have taken places. waiting: nodes that are standbys now. unfit: nodes that it refuses from
-        here on, by the grants that it has been told of.
+        It does not hold `without` and the nodes that it must return. taken: standbys that have become members.
+        waiting: nodes that have become standbys. unfit: nodes that it refuses from now on, by its known grants.
         """
         told = self.job_told[job]
         refuses = self.refuses.setdefault(job, {})
@@ -197,7 +197,7 @@ class PlayedPool:
         self.feed(JobMessage(job, stands))
 
     def foresee(self) -> None:
-        """Answer what was to be foreseen last."""
+        """Answer the last question about next plans."""
         assert self.question is not None
         assert self.feed(NextPlansSolved(self.question.number, self.question.solve())) == []
 
@@ -207,12 +207,12 @@ class PlayedPool:
         return msgspec.json.decode(self.stored, type=PoolRecord)
 
     def nodes_of(self, job: str) -> set[str]:
-        """Return the nodes that are a job's by the record, and stay so."""
+        """Return the nodes that a job has by the record and will keep."""
         grants = self.record.grants.items()
         return {node for node, grant in grants if grant.job == job and not (grant.recalled or grant.standby)}
 
     def standbys_of(self, job: str) -> set[str]:
-        """Return the nodes that wait in a job by the record, and stay so."""
+        """Return the standbys that a job has by the record and will keep."""
         grants = self.record.grants.items()
         return {node for node, grant in grants if grant.job == job and grant.standby and not grant.recalled}
 

@@ -1,4 +1,4 @@
-"""A reserve whose size the pool decides: against a simulation of its model, and in a pool that is played."""
+"""Tests of a reserve sized by the pool: against a simulation of its model, and in a simulated pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAY = 86400.0
 
 
 def bid(name: str, order: int, *, least: int, has: int, sizes: tuple[int, ...] = (), weight: float = 1.0) -> Bid:
-    """Return a job that grows with its nodes, and has some."""
+    """Return a job with some nodes; its throughput grows with its nodes."""
     return Bid(
         name=name,
         order=order,
@@ -101,7 +101,7 @@ def test_it_stays_where_another_number_does_not_make_up_for_the_moves() -> None:
 
 @pytest.mark.parametrize("reserve", [0, 1, 2])
 def test_what_a_reserve_is_worth_is_what_a_simulation_of_its_model_achieves(reserve: int) -> None:
-    """Nodes fail and come back; a failure stops the job that it hits, for as long as is said."""
+    """Nodes fail and return; a failure stops the job that it hits for the given time."""
     nodes, rate, repair_s = 8, 1 / 3600.0, 900.0
     jobs = (bid("a", 1, least=2, has=4), bid("b", 2, least=2, has=4, weight=1.2))
     asked = stops(2.0, 40.0, 60.0)
@@ -127,7 +127,7 @@ def simulated(
             now = until
         done += (at - now) * divisions.waf(divisions.sizes(divisions.nodes - max(len(back), reserve))).sum()
         now = at
-        # (as in the model: who trains is hit, by how many nodes it has of all, and whoever is in repair counts as one)
+        # As in the model, a training job is hit in proportion to its nodes, and a node in repair counts as one.
         sizes = divisions.sizes(divisions.nodes - reserve)
         hit = rng.random() * divisions.nodes
         waf = divisions.waf(sizes)
@@ -156,7 +156,7 @@ def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> 
     assert (absurd.replaced_s, absurd.hit_s) == (MAX_CHANGE_S, MAX_CHANGE_S)
 
 
-#: with four nodes as fast as with eight
+#: the pace of a job that is as fast with four nodes as with eight
 FOUR = JobPace(step_s={1: 8.0, 2: 4.0, 4: 2.0, 8: 2.0}, micro_batches=4, samples=4, workers=1, flop_per_sample=1e12)
 
 
@@ -215,7 +215,7 @@ def test_how_long_nodes_were_away_that_had_failed_is_kept() -> None:
     drained = min(pool.nodes_of("one"))
     pool.go(drained)
     pool.come(drained)
-    assert len(pool.record.repairs) == 1, "it was only out of touch"
+    assert len(pool.record.repairs) == 1, "the node was only disconnected"
 
 
 def test_reserve_of_many_nodes_takes_no_time() -> None:

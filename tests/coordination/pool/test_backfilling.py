@@ -1,4 +1,4 @@
-"""Back-filling: the first in the queue is begun no later than its reservation said, whoever is begun before it."""
+"""Tests of backfilling: the first queued job starts no later than its reservation, despite jobs started before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_that_may_run_longer_waits_and_hears_why() -> None:
 
 def test_one_that_runs_for_ever_takes_nodes_that_the_first_leaves_over() -> None:
     found = admit([bid(2, 6), bid(3, 2), bid(4, 1)], [running(1, 4, ends_by=10.0)], 8, need, now=0.0)
-    assert found.names == ("j3",), "two are left over at 10 s, and no third"
+    assert found.names == ("j3",), "two nodes are left over at 10 s, but not a third"
 
 
 def test_nobody_goes_first_where_nobody_can_say_when_the_first_begins() -> None:
@@ -57,7 +57,7 @@ class Submitted:
 
 @st.composite
 def days(draw: st.DrawFn) -> list[Submitted]:
-    """Return jobs with limits, which end at them or before."""
+    """Return jobs that end at their time limits or before."""
     jobs: list[Submitted] = []
     for order in range(1, draw(st.integers(2, 12)) + 1):
         limit_s = float(draw(st.integers(1, 30)))
@@ -75,7 +75,7 @@ def days(draw: st.DrawFn) -> list[Submitted]:
 
 @given(days())
 def test_the_first_is_begun_no_later_than_its_reservation_ever_said(jobs: list[Submitted]) -> None:
-    """The whole day of a pool of eight nodes, from one event to the next."""
+    """Simulate a whole day of a pool of eight nodes, event by event."""
     jobs = [replace(job, bid=replace(job.bid, order=place)) for place, job in enumerate(jobs)]
     ends: dict[str, float] = {}
     live: dict[str, Bid] = {}
@@ -103,6 +103,6 @@ def test_the_first_is_begun_no_later_than_its_reservation_ever_said(jobs: list[S
             head = min(queue, key=lambda job: job.bid.order).bid
             free = 8 - sum(need(one) for one in live.values())
             kept = compute_reservation(need(head), free, [(one.ends_by, need(one)) for one in live.values()], now)
-            assert kept.at <= promised.get(head.name, inf), "back-filling has put it off"
+            assert kept.at <= promised.get(head.name, inf), "backfilling has delayed it"
             promised[head.name] = min(promised.get(head.name, inf), kept.at)
-    assert begun.keys() == {job.bid.name for job in jobs}, "nobody starves"
+    assert begun.keys() == {job.bid.name for job in jobs}, "no job starves"

@@ -1,4 +1,4 @@
-"""Which nodes a job is given, and which it gives back: few racks, few zones."""
+"""Tests of the nodes that a job receives and returns: few racks, few zones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.protocol.pool.record import PoolNode
 
 
 def nodes(**racks: str) -> dict[str, PoolNode]:
-    """Nodes by name, each with ZONE-RACK."""
+    """Return nodes by name, each in its ZONE-RACK."""
     zones = {place: place.partition("-")[0] for place in racks.values()}
     return {name: PoolNode(name=name, session="a", zone=zones[place], rack=place) for name, place in racks.items()}
 

@@ -1,4 +1,4 @@
-"""Moving jobs together: what is planned can be done, is worth its cost, and nothing much better can be found."""
+"""Tests of compaction: plans are feasible, worth their cost, and close to the best plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.protocol.pool.record import PoolNode
 def occupied(
     racks: str, owners: str, *, move_s: float = 1.0, zones: str = "", refused: dict[str, frozenset[str]] | None = None
 ) -> Occupancy:
-    """Return nodes n0, n1, ... in racks of one letter, owned by jobs of one letter; `.`: nobody's, `#`: not had."""
+    """Return nodes n0, n1, ... in one-letter racks, owned by one-letter jobs; `.` is free, `#` unavailable."""
     nodes = {
         f"n{place}": PoolNode(name=f"n{place}", session="a", rack=rack, zone=zones[place] if zones else "")
         for place, rack in enumerate(racks)
@@ -32,14 +32,14 @@ def occupied(
 
 
 def worth(at: Occupancy, owners: dict[str, str]) -> float:
-    """Return what the racks and zones of all jobs cost: said once more, in other words than the code's."""
+    """Return the cost of all jobs' racks and zones, computed independently of the code under test."""
     racks = {(job, at.rack_of(node)) for node, job in owners.items()}
     zones = {(job, at.nodes[node].zone) for node, job in owners.items()}
     return RACK_WORTH_S * (len(racks) + ZONE_IN_RACKS * len(zones))
 
 
 def best_by_force(at: Occupancy) -> float:
-    """Return the most that any sequence of moves gains beyond its cost: all there are, by Dijkstra's way."""
+    """Return the largest net gain of any sequence of moves, found by Dijkstra's algorithm over all of them."""
     start = dict(at.owners)
     everything = at.free | at.owners.keys()
     seen: set[frozenset[tuple[str, str]]] = set()
@@ -62,7 +62,7 @@ def best_by_force(at: Occupancy) -> float:
 
 
 def check(at: Occupancy, found: Compaction) -> float:
-    """What is planned can be done, one move after another; return what it gains beyond its cost."""
+    """Check that the planned moves are feasible in order; return their net gain."""
     owners = dict(at.owners)
     for move in found.moves:
         assert at.can_use(move.job, move.to_node)
@@ -104,7 +104,7 @@ def test_two_jobs_that_lie_across_change_places_by_way_of_a_free_node() -> None:
     found = compact(at, RACK_WORTH_S)
     assert found.racks == {"x": (2, 1), "y": (2, 1)}
     assert len(found.moves) == 3
-    assert not compact(occupied("aabbc", "xyxy#"), RACK_WORTH_S).moves, "without a free one nobody can begin"
+    assert not compact(occupied("aabbc", "xyxy#"), RACK_WORTH_S).moves, "without a free node no job can start to move"
 
 
 def test_a_zone_counts_for_more_than_its_racks() -> None:

@@ -1,4 +1,4 @@
-"""How many nodes each job is to have: what holds for every policy, and what each is about."""
+"""Tests of the division of nodes among jobs: properties of every policy, and of each one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_job_is_told_and_no_node_is_given_twice(policy: Policy, demand: De
 
 @given(policies, demands())
 def test_nobody_that_runs_is_taken_below_its_least(policy: Policy, demand: Demand) -> None:
-    """But preemptible jobs, which then leave all of theirs."""
+    """The exceptions are preemptible jobs, which then return all their nodes."""
     nodes = divide(policy, demand).nodes
     for bid in demand.bids:
         if bid.admitted and not bid.preemptible:
@@ -79,14 +79,14 @@ def test_the_order_in_which_jobs_are_named_does_not_count(policy: Policy, demand
     assert divide(policy, again) == divide(policy, demand)
 
 
-#: two that are worth the same with one node more, of which the second runs already
+#: two jobs with the same gain from one more node, of which the second already runs
 ALIKE = Demand(nodes=3, bids=(waiting("j1", most=2, weight=0.5), running("j2", 0, most=2, weight=0.5)))
 
 
 @example(POLICIES["waf"], ALIKE)
 @given(policies, demands())
 def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Demand) -> None:
-    """What comes of it is no reason for another one: no node goes to and fro."""
+    """The result of a plan does not lead to another plan, so no node moves back and forth."""
     division = divide(policy, demand)
     first = division.nodes
     if sum(first.values()) > demand.nodes - demand.kept_back:
@@ -116,7 +116,7 @@ def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Deman
 
 @given(policies, demands(preemptible=False))
 def test_first_come_first_served(policy: Policy, demand: Demand) -> None:
-    """Without time limits nobody is begun before one that came earlier (of the same priority) and waits."""
+    """Without time limits, no job starts before an earlier queued job of the same priority."""
     nodes = divide(policy, demand).nodes
     queue = policy.order([bid for bid in demand.bids if not bid.admitted])
     begun = [nodes[bid.name] > 0 for bid in queue]
@@ -131,7 +131,7 @@ def test_the_reserve_is_for_preemptible_jobs_alone(policy: Policy, demand: Deman
     assert sum(nodes[bid.name] for bid in firm) <= max(demand.nodes - demand.kept_back, owed)
 
 
-# ---- what each is about ----
+# ---- each policy ----
 
 
 def test_equal_jobs_have_equally_many() -> None:

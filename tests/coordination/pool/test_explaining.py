@@ -1,4 +1,4 @@
-"""What a job is told that waits: that would do, and nothing less of it."""
+"""Tests of explanations for waiting jobs: each named change suffices, and no smaller one does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, dema
 
 @pytest.mark.processor_time
 def test_a_job_that_asks_for_a_billion_nodes_is_explained_at_once() -> None:
-    """Who hands in such a job must not have the pool's server count to a billion."""
+    """A submitted job of this size must not make the pool's server count to a billion."""
     began = time.process_time()
     assert said("equal", 8, waiting("j1", 10**9, 10**9), of="j1") == ["if it asked for 8 nodes"]
     greedy = (waiting("j1", 1, 10**9), replace(waiting("j2", 9, 10**9), preemptible=True))

@@ -1,4 +1,4 @@
-"""A node's fence: nothing of a grant is started before everything of the one before is gone, nor twice."""
+"""Tests of a node's fence: a grant starts once, and only after all processes of the previous one have ended."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
     fence.on_grant(grant(1, 4))
     told = fence.on_grant(grant(2, 5))
     assert (reaping(told), started(told)) == ([4], [])
-    assert fence.on_grant(grant(3, 6)) == [], "it is being reaped"
-    assert started(fence.on_reaped(4)) == [6], "the newest, not those that were told between"
+    assert fence.on_grant(grant(3, 6)) == [], "the previous grant is being reaped"
+    assert started(fence.on_reaped(4)) == [6], "only the newest grant starts"
     assert fence.state == NodeState(runs=6, ended=4)
 
 

@@ -1,4 +1,4 @@
-"""Plans made before something happens: the same as those that are made once it has."""
+"""Tests that plans made before a change equal the plans made after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.coordination.pool.share.next_plans import NextPlansQuestion, list_
 
 
 def measured(demand: Demand, draw: st.DataObject, *, queued: bool = False) -> Demand:
-    """Return a demand whose jobs have been measured, each otherwise; `queued`: some of them wait to be begun."""
+    """Return a demand with different measurements of each job; if `queued`, some jobs wait to start."""
     bids = tuple(
         replace(
             bid,
@@ -42,7 +42,7 @@ def _waits(bid: Bid) -> Bid:
 
 
 def same(first: Division, second: Division) -> bool:
-    """Compare what two divisions are worth: of several that are as good either will do."""
+    """Compare the value of two divisions; equally good divisions are equal."""
     if first.worth is None or second.worth is None:
         return first == second
     values = (first.worth.gain - first.worth.cost, second.worth.gain - second.worth.cost)

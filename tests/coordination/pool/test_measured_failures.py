@@ -1,4 +1,4 @@
-"""What jobs have measured of failures, and what the pool has seen of them, goes into its plans and back to its jobs."""
+"""Tests that failures measured by jobs and seen by the pool affect its plans and are sent to its jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     stands(pool, "one", costs, lost)
     plan = pool.of_kind(PlanDecided)[-1]
     assert plan.source == ("table" if foreseen else "solved")
-    # (four nodes that achieve as much as they are taken to, for 30 s, and not for the 2 s that a move takes)
+    # The cost is the guessed throughput of four nodes for 30 s, not for the 2 s of a move.
     assert would.worth is not None
     assert plan.cost == pytest.approx(would.worth.cost)
     assert plan.cost == pytest.approx(30.0 * guess_throughput(1.0, 4)[4], rel=1e-6)

@@ -1,4 +1,4 @@
-"""Jobs that are moved together: one move after another, each joined before it is left, and nobody below its least."""
+"""Tests of compaction moves: one at a time, the new node joins first, and no job falls below its minimum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.coordination.pool.places.moving import build_occupancy
 
 
 def scattered(**settings: int) -> PlayedPool:
-    """A job on n1 and n2, of two racks; n3 is free, and in the rack of the first."""
+    """Return a pool with a job on n1 and n2 in two racks, and n3 free in the rack of n1."""
     pool = PlayedPool(**settings)  # pyright: ignore[reportArgumentType]
     for node, rack in (("n1", "a"), ("n2", "b")):
         pool.come(node, rack=rack)
@@ -24,10 +24,10 @@ def test_what_is_found_is_made_and_the_old_node_goes_once_the_new_one_trains() -
     pool = scattered()
     found = compact(build_occupancy(pool.pool.state), 60.0)
     assert found.moves == (Relocation("one", "n2", "n3"),)
-    assert (found.racks, found.cost_s) == ({"one": (2, 1)}, 1.0), "a guess: it has not moved yet"
+    assert (found.racks, found.cost_s) == ({"one": (2, 1)}, 1.0), "the cost is a guess before the first move"
     pool.feed(MoveJobs(found.moves))
     assert pool.record.grants["n3"].job == "one"
-    assert not pool.record.grants["n2"].recalled, "the other one does not train yet"
+    assert not pool.record.grants["n2"].recalled, "the new node does not train yet"
     assert pool.pool.moves.pending_count == 1
     pool.stands("one")
     assert pool.leaving("one") == {"n2"}

@@ -1,4 +1,4 @@
-"""The pool's machine: who owns which node, and who has to say what before that changes."""
+"""Tests of the pool's state machine: the owner of each node, and the messages needed to change it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_job_is_given_all_nodes_where_it_is_alone() -> None:
 
 
 def test_everything_is_written_before_anybody_is_told() -> None:
-    """`PlayedPool` looks at the order; here, that a grant that was told is in the record."""
+    """`PlayedPool` checks the order; this test checks that a sent grant is in the record."""
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     assert pool.node_told[1].grant == pool.record.grants["n1"].number == pool.job_told["one"].grants["n1"]
@@ -49,7 +49,7 @@ def test_a_node_changes_its_owner_only_once_its_job_has_given_it_back() -> None:
     moved = pool.leaving("one")
     assert len(moved) == 2
     assert pool.nodes_of("two") == set()
-    assert {pool.whose(node) for node in moved} == {"one"}, "it stays its job's until that has left"
+    assert {pool.whose(node) for node in moved} == {"one"}, "a node keeps its job until it has left"
     pool.stands("one")
     assert pool.nodes_of("two") == moved
     assert {pool.whose(node) for node in moved} == {"two"}
@@ -63,7 +63,7 @@ def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
     assert pool.nodes_of("one") == {"n1", "n2"}
     submission = pool.job_told["one"].submission
     pool.feed(JobMessage("one", JobState(submission=submission, heard=heard, held=frozenset({1}))))
-    assert pool.nodes_of("one") == {"n1", "n2"}, "it had not heard of the second"
+    assert pool.nodes_of("one") == {"n1", "n2"}, "the job had not received the second grant"
 
 
 def test_a_job_that_loses_a_node_is_given_another_right_to_it() -> None:
@@ -143,7 +143,7 @@ def test_a_node_that_connects_anew_takes_the_place_of_its_old_connection() -> No
 def test_a_node_that_says_nothing_is_gone_after_its_lease_but_not_where_nobody_listened() -> None:
     pool = PlayedPool(nodes=2, lease_s=3.0)
     pool.tick(60.0)
-    assert pool.closed == [], "it was the pool that slept"
+    assert pool.closed == [], "the pool itself was suspended"
     for _ in range(4):
         pool.tick(0.9)
         pool.feed(NodeMessage(2, NodeAlive()))
@@ -198,7 +198,7 @@ def test_a_preemptible_job_gives_way_and_goes_on_later() -> None:
 
 
 def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
-    """The one before is closed first: it would have been the new one that was closed, and the job without any."""
+    """The old coordinator is closed first; otherwise the new one would be closed and the job would have none."""
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.feed(SuspendJob("one"))
@@ -330,7 +330,7 @@ def test_a_restart_takes_nothing_from_anybody() -> None:
     pool.restart()
     for _ in range(30):
         pool.tick()
-    assert pool.record.grants == before, "nobody was connected, and all nodes are their jobs' all the same"
+    assert pool.record.grants == before, "no node was connected, but all nodes still belong to their jobs"
 
 
 def test_events_that_the_journal_lacks_are_said_by_the_next_pool() -> None:
@@ -372,7 +372,7 @@ def _refusals(said: list[PoolInstruction]) -> list[str]:
     ],
 )
 def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(hello: PoolHello, knows: str) -> None:
-    """It would take all that this pool says for stale; but only who can still write may say so."""
+    """The node would ignore this pool's messages as stale; only a server that can still write may refuse it."""
     pool = PlayedPool(nodes=1)
     said = pool.feed(NodeMessage(99, hello))
     assert [type(one) for one in said] == [PersistPool, SendToNode, DisconnectNode]
@@ -386,7 +386,7 @@ IDENTITY = "0123456789abcdef"
 
 
 def _from_backup(nodes: int = 1) -> PlayedPool:
-    """A server begins with a backup of a pool's record, of version 10 by server 3."""
+    """Start a server from a backup of a pool's record, of version 10 by server 3."""
     pool = PlayedPool(nodes=nodes)
     pool.submit("one")
     record = replace(pool.record, identity=IDENTITY, term=3, version=10)
@@ -396,7 +396,7 @@ def _from_backup(nodes: int = 1) -> PlayedPool:
 
 
 def _stopped(said: list[PoolInstruction]) -> bool:
-    """Whether the server has ended itself, and told no node anything."""
+    """Return whether the server has ended itself without a message to a node."""
     assert not any(isinstance(one, SendToNode | DisconnectNode) for one in said if any(map(_stops, said)))
     return any(map(_stops, said))
 
@@ -414,9 +414,9 @@ def _stops(one: PoolInstruction) -> bool:
     ],
 )
 def test_a_server_whose_store_is_older_than_its_pool_ends_and_stops_no_node(hello: PoolHello) -> None:
-    """Whatever it would tell the node is stale there; its workers train on."""
+    """The node ignores the server's messages as stale, and its workers continue training."""
     said = _from_backup().feed(NodeMessage(99, hello))
-    assert isinstance(said[0], PersistPool), "a server that another has followed ends at the write"
+    assert isinstance(said[0], PersistPool), "a server with a successor ends at the write"
     assert _stopped(said)
 
 
@@ -446,8 +446,8 @@ def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_ot
     before = pool.record.grants
     said = pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=before["n1"].number + 5)))
     assert [type(one) for one in said] == [PersistPool, SendToNode, DisconnectNode]
-    assert pool.record.grants == before, "whose it is changes only once its job, or the node by a true word, says so"
-    assert pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=2))) == [], "it is not heard any more"
+    assert pool.record.grants == before, "the owner changes only after its job or a valid message of the node"
+    assert pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=2))) == [], "the node is no longer heard"
 
 
 def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:

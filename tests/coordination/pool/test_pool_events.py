@@ -1,4 +1,4 @@
-"""The contract of the pool's events: other tools read these names. Fields may be added; none may change or go."""
+"""Tests of the contract of the pool's events, which other tools read: fields may only be added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a drain before it is done: nothing is changed, and the pool does as it was said."""
+"""Tests of drain forecasts: they change nothing, and the pool then acts as predicted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_node_that_is_free_takes_the_place() -> None:
     mine = sorted(pool.nodes_of("one"))
     (free,) = {"n1", "n2", "n3"} - set(mine)
     (found, nobodys) = foreseen(pool, mine[0], free)
-    assert (found.to, found.waits) == ("", True), "the free one is drained as well"
+    assert (found.to, found.waits) == ("", True), "the free node is drained as well"
     assert nobodys == DrainForecast(node=free, why="no job has it, and none will get it")
     (found,) = foreseen(pool, mine[0])
     assert (found.job, found.to, found.waits, found.cost_s) == ("one", free, False, None)

@@ -1,4 +1,4 @@
-"""What users ask of a pool, and how they are told why not."""
+"""Tests of users' requests to a pool, and of the reasons for refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_stopping() -> None:
     pool.submit("one")
     pool.submit("two")
     pool.feed(StopPooled("two"))
-    assert pool.state_of("two") == "stopped", "it had nothing to end"
+    assert pool.state_of("two") == "stopped", "a queued job has no processes to end"
     pool.feed(StopPooled("one"))
     assert (pool.state_of("one"), pool.job_told["one"].wish) == ("stopping", "stop")
     assert pool.nodes_of("one") == {"n1"}
@@ -93,7 +93,7 @@ def test_stopping_at_once_waits_for_no_saving_although_that_is_under_way() -> No
     pool.feed(StopPooled("one", now=True))
     assert pool.job_told["one"].wish == "stop_now"
     pool.feed(StopPooled("one"))
-    assert pool.job_told["one"].wish == "stop_now", "it is too late"
+    assert pool.job_told["one"].wish == "stop_now", "the later request replaces the earlier one"
     pool.restart()
     assert pool.job_told["one"].wish == "stop_now"
     pool.stands("one", standing="stopped")
@@ -113,7 +113,7 @@ def test_suspending_and_going_on() -> None:
     pool.feed(SuspendJob("one"))
     pool.feed(SuspendJob("one"))
     assert pool.job_told["one"].wish == "suspend"
-    assert pool.job_told["one"].leaving == frozenset(), "it needs them until it is saved"
+    assert pool.job_told["one"].leaving == frozenset(), "the job needs its nodes until it is saved"
     pool.stands("one", standing="suspended", without={"n1", "n2"})
     assert (pool.state_of("one"), pool.record.grants) == ("suspended", {})
     pool.tick()
@@ -135,14 +135,14 @@ def test_that_it_is_suspended_is_no_news_once_it_goes_on() -> None:
     newest = pool.job_told["one"]
     pool.job_told["one"] = old
     pool.stands("one", standing="suspended", without={"n1"})
-    assert pool.state_of("one") == "suspending", "said before it was asked for this time"
+    assert pool.state_of("one") == "suspending", "the report is older than this request"
     pool.job_told["one"] = newest
     pool.stands("one", standing="suspended", without={"n1"})
     assert pool.state_of("one") == "suspended"
 
 
 def test_one_that_is_suspended_and_has_been_given_nodes_since_has_to_give_them_back_first() -> None:
-    """It was to go on, and to stop again, before it heard of either: its record has it suspended, and with nodes."""
+    """It was resumed and suspended again before it received either; its record says suspended, with nodes."""
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.feed(SuspendJob("one"))
@@ -237,5 +237,5 @@ def test_what_jobs_say_of_themselves_is_bounded_and_those_that_are_over_make_roo
         pool.feed(StopPooled(f"j{number}"))
     assert len(pool.record.jobs) == 17
     pool.submit("j17", args=(large,))
-    assert len(pool.record.jobs) == 17, "the oldest that is over made room"
+    assert len(pool.record.jobs) == 17, "the oldest ended job made room"
     assert pool.record.jobs.keys() >= {"j0", "j2", "j16", "j17"}

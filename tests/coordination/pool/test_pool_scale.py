@@ -1,4 +1,4 @@
-"""A pool of 1,024 nodes and 32 jobs: what an arrival, a loss and nothing at all cost its processor."""
+"""Tests of the CPU cost of an arrival, a loss and idle time in a pool of 1,024 nodes and 32 jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _full(policy: str, nodes: int = NODES) -> PlayedPool:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.processor_time
 def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) -> None:
-    # A policy that uses throughput solves anew for each submitted job; test_foreseen_plans does that at full size.
+    # A policy that uses throughput solves again for each submitted job; test_foreseen_plans does that at full size.
     nodes = NODES // 4 if POLICIES[policy].uses_throughput else NODES
     pool = _full(policy, nodes)
     assert len(pool.record.grants) >= (nodes // JOBS - 1) * JOBS

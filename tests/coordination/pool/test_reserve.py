@@ -1,4 +1,4 @@
-"""The reserve: which jobs have standbys, what becomes of these, and that nobody waits for the pool."""
+"""Tests of the reserve: the jobs with standbys, the use of standbys, and that no job waits for the pool."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_standby_that_has_taken_a_place_is_a_node_like_any_other_and_another_f
     assert pool.nodes_of("one") == {"n2", "n3", "n4"}
     assert pool.standbys_of("one") == set()
     assert [(event.node, event.standby, event.by) for event in pool.of_kind(ev.RoleChanged)] == [("n4", False, "job")]
-    assert pool.of_kind(ev.JobResized) == [], "it has as many as before"
+    assert pool.of_kind(ev.JobResized) == [], "the job has as many nodes as before"
     pool.come("n1", session="b")
     assert pool.standbys_of("one") == {"n1"}
 
@@ -62,7 +62,7 @@ def test_what_a_job_says_before_it_hears_that_its_standby_is_to_join_counts_no_m
     pool.go("n1")
     pool.stands("one", without={"n1"})
     after, pool.job_told["one"] = pool.job_told["one"], before
-    pool.stands("one", without={"n1"})  # (said again, by what it had heard then: it waits still)
+    pool.stands("one", without={"n1"})  # repeated with the old grants, so that it still waits
     assert pool.standbys_of("one") == set()
     pool.job_told["one"] = after
     pool.stands("one")
@@ -76,7 +76,7 @@ def test_a_job_without_a_standby_is_given_one_that_waits_in_another() -> None:
     pool.stands("one")
     pool.stands("two")
     pool.stands("one")
-    (standby,) = pool.standbys_of("two")  # (its weight is greater)
+    (standby,) = pool.standbys_of("two")  # its weight is greater
     lost, stays = sorted(pool.nodes_of("one"))
     pool.go(lost)
     pool.stands("one", without={lost})
@@ -117,7 +117,7 @@ def test_standbys_of_its_own_a_job_has_where_nobody_else_needs_the_nodes() -> No
     assert len(pool.nodes_of("two")) == 2
     assert len(pool.standbys_of("one")) == 1
     pool.submit("loose", preemptible=True)
-    assert pool.state_of("loose") == "queued", "it has what all others leave over"
+    assert pool.state_of("loose") == "queued", "it receives only the nodes that all others leave over"
 
 
 def test_preemptible_jobs_run_on_what_of_the_reserve_waits_nowhere() -> None:

@@ -1,4 +1,4 @@
-"""A pool whose weights may leave a job with no node: it is saved, waits, is told why, and does not go to and fro."""
+"""Tests of a pool that may leave low-weight jobs without nodes: they are saved, wait and learn the reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holdfast.coordination.pool.share.starving import find_starved
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
 
-#: as many nodes, so much faster
+#: the pace of a job with linear speedup
 LINEAR = JobPace(
     step_s={nodes: 8.0 / nodes for nodes in range(1, 9)}, micro_batches=8, samples=8, workers=1, flop_per_sample=1e12
 )
 
 
 def played(*weights: float, nodes: int = 4, least: int = 1, saves: bool = True, starves: bool = True) -> PlayedPool:
-    """Return a pool whose jobs j1, j2, ... all grow alike, and have said so."""
+    """Return a pool with jobs j1, j2, ... that scale alike and have reported their pace."""
     pool = PlayedPool(nodes, policy="waf", starves=starves)
     for number, weight in enumerate(weights, 1):
         pool.submit(f"j{number}", least, saves=saves, weight=weight)
@@ -40,7 +40,7 @@ def played(*weights: float, nodes: int = 4, least: int = 1, saves: bool = True, 
 
 
 def settle(pool: PlayedPool, jobs: int = 2) -> None:
-    """Let the jobs do what the pool wants of them."""
+    """Make the jobs execute the pool's orders."""
     for _ in range(6):
         for number in range(1, jobs + 1):
             name = f"j{number}"
@@ -66,7 +66,7 @@ def told(pool: PlayedPool, name: str) -> tuple[str, str]:
 
 def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_weight() -> None:
     pool = played(1.0, 1.0)
-    assert all(had(pool)), "of two alike neither is left with none"
+    assert all(had(pool)), "two equal jobs both keep nodes"
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     assert pool.state_of("j1") == "suspending"
     settle(pool)

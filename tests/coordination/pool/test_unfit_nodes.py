@@ -1,4 +1,4 @@
-"""Nodes that a job would not take: others are tried; these again once they are others; and what if too few would do."""
+"""Tests of nodes that a job refuses: others are tried, restarted ones again, and too few usable nodes end the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_where_another_job_has_the_only_node_that_would_do_it_moves_to_the_one_t
     pool.submit("one", most=1)
     (first,) = pool.nodes_of("one")
     pool.stands("one", unfit={first})
-    assert pool.nodes_of("two") == {"n1", "n2", "n3"}, "first it has another, and nobody is below its least"
+    assert pool.nodes_of("two") == {"n1", "n2", "n3"}, "it has another node first, and no job is below its minimum"
     assert not pool.leaving("two")
     pool.stands("two")
     (leaves,) = pool.leaving("two")
@@ -42,7 +42,7 @@ def test_where_another_job_has_the_only_node_that_would_do_it_moves_to_the_one_t
     pool.stands("two")
     pool.stands("two")
     (last,) = pool.nodes_of("one")
-    assert len({first, leaves, last}) == 3, "each is tried once"
+    assert len({first, leaves, last}) == 3, "each node is tried once"
     pool.stands("one", unfit={last})
     assert pool.job_told["one"].stranded
     for _ in range(3):
@@ -57,20 +57,20 @@ def test_a_node_that_has_come_anew_is_tried_again_and_one_whose_script_has_chang
     assert not pool.nodes_of("one")
     pool.go("n1")
     pool.come("n1")
-    assert not pool.nodes_of("one"), "the same agent"
+    assert not pool.nodes_of("one"), "the agent is the same"
     pool.go("n1")
     pool.come("n1", session="b")
     assert pool.nodes_of("one") == {"n1"}
     assert not pool.job_told["one"].stranded
     pool.stands("one")
-    assert pool.nodes_of("one") == {"n1"}, "what is said of the grant before counts no more"
+    assert pool.nodes_of("one") == {"n1"}, "messages about the previous grant no longer count"
     pool.stands("one", unfit={"n1"})
     assert not pool.nodes_of("one")
     pool.says("n1", ended=pool.record.last_grant, changes=1)
     assert pool.nodes_of("one") == {"n1"}
     pool.stands("one", unfit={"n1"})
     pool.says("n1", ended=pool.record.last_grant, changes=1)
-    assert not pool.nodes_of("one"), "no news"
+    assert not pool.nodes_of("one"), "the refusal is not new"
 
 
 def test_a_node_that_may_well_come_back_is_awaited_before_a_job_is_given_up() -> None:
@@ -122,7 +122,7 @@ def test_nodes_that_are_gone_for_good_are_forgotten() -> None:
     pool.go("n2")
     assert len(pool.record.nodes) == 5
     pool.lives(20.0)
-    assert set(pool.record.nodes) == {"n1", "n2"}, "nobody comes back by such a name"
+    assert set(pool.record.nodes) == {"n1", "n2"}, "no node returns with such a name"
     pool.restart()
     pool.come("n1")
     pool.lives(90.0)
@@ -130,7 +130,7 @@ def test_nodes_that_are_gone_for_good_are_forgotten() -> None:
     pool.lives(20.0)
     assert set(pool.record.nodes) == {"n1"}
     pool.come("n2")
-    assert set(pool.record.nodes) == {"n1", "n2"}, "welcome all the same"
+    assert set(pool.record.nodes) == {"n1", "n2"}, "the node is still welcome"
 
 
 def test_nodes_that_jobs_have_not_lost_are_kept_and_those_that_a_person_has_drained() -> None:
@@ -151,7 +151,7 @@ def test_nodes_that_jobs_have_not_lost_are_kept_and_those_that_a_person_has_drai
 def test_a_pool_that_is_full_forgets_who_has_been_away_longest() -> None:
     pool = PlayedPool(nodes=3, most_nodes=3)
     pool.come("n4")
-    assert set(pool.record.nodes) == {"n1", "n2", "n3"}, "all are here"
+    assert set(pool.record.nodes) == {"n1", "n2", "n3"}, "all nodes are connected"
     pool.go("n2")
     pool.tick()
     pool.go("n1")

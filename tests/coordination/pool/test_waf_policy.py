@@ -1,4 +1,4 @@
-"""A pool that shares its nodes out by what jobs achieve with them."""
+"""Tests of a pool that divides its nodes by the throughput of its jobs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.protocol.pool.sharing import JobPace
 
 
 def pace(*step_s: float, flop: float = 1e12) -> JobPace:
-    """Return what was measured of a job with 1.. nodes; 0 for what was not."""
+    """Return the measured pace of a job with 1.. nodes; 0 means not measured."""
     known = {nodes: seconds for nodes, seconds in enumerate(step_s, 1) if seconds}
     return JobPace(step_s=known, micro_batches=8, samples=8, workers=1, flop_per_sample=flop)
 
 
-#: eight rounds, then four, two and one: as many nodes, so much faster
+#: eight rounds, then four, two and one: the speed grows with the nodes
 GROWS = pace(8.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0, 1.0)
-#: a second node already brings hardly anything
+#: a second node hardly increases the speed
 DOES_NOT = pace(8.0, 7.5, 7.4, 7.3, 7.3, 7.3, 7.3, 7.2)
 
 
@@ -37,7 +37,7 @@ def two_jobs(nodes: int = 6) -> PlayedPool:
 
 
 def settled(pool: PlayedPool) -> list[int]:
-    """Let the jobs give back and take what they are to have; return how many nodes each then has."""
+    """Make the jobs return and accept nodes as planned; return their numbers of nodes."""
     for _ in range(4):
         for job in ("one", "two"):
             pool.stands(job)
@@ -57,10 +57,10 @@ def test_whom_a_node_lets_achieve_more_has_it_once_that_is_measured() -> None:
     settled(pool)
     pool.stands("one", pace=DOES_NOT)
     pool.stands("two", pace=GROWS)
-    assert settled(pool) == [2, 4], "with five nodes it has as many rounds as with four"
+    assert settled(pool) == [2, 4], "five nodes need as many rounds as four"
     plan = newest(pool)
     assert plan.trigger == "a job's measurement"
-    assert plan.before == {"one": 1, "two": 5}, "the first of them was known before the second"
+    assert plan.before == {"one": 1, "two": 5}, "the first result arrived before the second"
     assert plan.gain is not None
     assert plan.cost is not None
     assert plan.gain > plan.cost > 0
@@ -76,7 +76,7 @@ def test_a_job_keeps_its_least_whatever_others_would_make_of_it_and_weights_coun
     pool.stands("two", pace=GROWS)
     assert settled(pool) == [4, 4]
     pool.feed(UpdateJob("one", {"weight": 2.0, "min_nodes": 3}))
-    assert settled(pool) == [4, 4], "there is nothing to gain with five"
+    assert settled(pool) == [4, 4], "a fifth node brings no gain"
     pool.feed(UpdateJob("one", {"min_nodes": 5}))
     assert settled(pool)[0] == 5
     assert newest(pool).trigger == "job one changed"
@@ -102,7 +102,7 @@ def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None
     pool.stands("two", pace=replace(GROWS, flop_per_sample=0.0))
     assert settled(pool) == [4, 2]
     pool.stands("two", pace=replace(GROWS, flop_per_sample=1e15))
-    assert settled(pool) == [2, 4], "each of its samples is a thousand of the other's"
+    assert settled(pool) == [2, 4], "each of its samples costs a thousand times the other's"
     assert newest(pool).trigger == "a job's measurement"
 
 
@@ -120,7 +120,7 @@ def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
         pool.tick(60.0)
 
     pool.stands("one")
-    known.update({1: 8.1, 2: 4.1, 3: 2.77})  # (it had fewer before)
+    known.update({1: 8.1, 2: 4.1, 3: 2.77})  # it had fewer nodes before
     for slower in (1.0, *[4.0] * spell, 1.0, 1.0):
         trains(slower)
         assert len(pool.nodes_of("one")) == 4
@@ -129,7 +129,7 @@ def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
 
 @pytest.mark.parametrize("still", [False, True], ids=["it is as fast as it should be", "it is as slow"])
 def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*, still: bool) -> None:
-    """One of four machines was slow: the job had three nodes from then on, whatever became of that machine."""
+    """After one of four machines was slow, the job once kept three nodes permanently, even after its recovery."""
     pool = PlayedPool(4, policy="waf")
     pool.submit("one")
     pool.stands("one")
@@ -155,13 +155,13 @@ def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*,
         assert len(tried) < 20
     else:
         assert RETRY_S <= tried[0] <= RETRY_S + 300.0
-        assert len(tried) > 400, "it stays"
+        assert len(tried) > 400, "the job keeps its size"
 
 
 def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_by_now() -> None:
     before = replace(GROWS, step_s={1: 8.0, 2: 4.0, 4: 2.0})
     said = replace(GROWS, step_s={2: 4.4, 4: 2.0})
-    assert merge_pace(before, said, said) == before, "it has said nothing new"
+    assert merge_pace(before, said, said) == before, "the message contains nothing new"
     now = replace(GROWS, step_s={2: 4.4, 4: 3.0, 5: 1.0})
     assert merge_pace(before, now, said).step_s == {1: 12.0, 2: 6.0, 4: 3.0, 5: 1.0}
     assert merge_pace(before, now, None).step_s == pytest.approx({1: 10.4, 2: 4.4, 4: 3.0, 5: 1.0})
@@ -239,7 +239,7 @@ def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_l
 
 @pytest.mark.parametrize("endangered", ["one", "two"])
 def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endangered: str) -> None:
-    """As fast with four nodes and two as with two and four: with four each expert is on two of them."""
+    """The speed is the same with four and two nodes as with two and four; on four, each expert has two copies."""
     pool = two_jobs()
     settled(pool)
     for job in ("one", "two"):
@@ -248,7 +248,7 @@ def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endan
 
 
 def test_nothing_is_foreseen_anew_because_time_passes() -> None:
-    """Each question takes a process and seconds of its processor."""
+    """Each question costs a process and seconds of CPU time."""
     pool = two_jobs()
     settled(pool)
     pool.foresee()
@@ -273,7 +273,7 @@ def test_after_a_plan_that_was_looked_up_what_follows_goes_by_what_is_known_by_t
     assert newest(pool).source == "table"
     assert first is not None
     assert pool.question is not None
-    assert pool.question.demand.failure_rate > first.demand.failure_rate, "a node has failed since"
+    assert pool.question.demand.failure_rate > first.demand.failure_rate, "a node has failed since the first question"
 
 
 def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:

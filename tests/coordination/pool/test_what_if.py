@@ -1,4 +1,4 @@
-"""The plan that would follow a change is the one that follows it; and asking changes nothing."""
+"""Tests that a predicted plan equals the plan after the change, and that the question changes nothing."""
 
 from __future__ import annotations
 

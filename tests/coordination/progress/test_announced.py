@@ -1,4 +1,4 @@
-"""When a step is announced: once a later one proves that all have applied it, or all have said so."""
+"""Tests of when a step is announced: a later step proves that all have applied it, or all have reported it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def losses(job: Job) -> list[float | None]:
 
 
 def broken() -> Job:
-    """All have applied step 1; nobody but a node that is lost has told of it; the others owe reports."""
+    """Return a job in which all have applied step 1, but only a lost node reported it; the others owe reports."""
     job = Job().start()
     job.lose("n0")
     return job
@@ -76,7 +76,7 @@ def test_a_number_for_each_worker_is_each_one_s() -> None:
 
 
 def test_a_proof_counts_once_all_are_heard_of() -> None:
-    """What follows of a begin's costs is known only then, and FORWARD is carried out by those who need no state."""
+    """Only then the costs of the Begin are known, and workers that need no state may execute FORWARD earlier."""
     job = Job().boot()
     for node in NODES:
         job.connect(hello(node))
@@ -91,7 +91,7 @@ def test_a_proof_counts_once_all_are_heard_of() -> None:
 
 
 def joining() -> Job:
-    """Three members, and n3 whose swap flags are up."""
+    """Return a job of three members and n3, with raised swap flags."""
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -106,7 +106,7 @@ def test_the_longest_pause_of_a_step_is_told_with_it() -> None:
         job.tick(1.0)
         job.say(msgspec.structs.replace(applied(w(node), 1, 1), paused_s=paused_s))
     (committed,) = job.said(ev.StepCommitted)
-    assert committed.paused_s == 0.0  # (nobody knows when the first step began)
+    assert committed.paused_s == 0.0  # the start of the first step is unknown
     for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
         job.tick(1.0)
         job.say(msgspec.structs.replace(applied(w(node), 1, 2), paused_s=paused_s))
@@ -146,7 +146,7 @@ def test_a_proof_is_one_of_its_generation_s_members() -> None:
     job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
     for node in (*NODES, "n3"):
         job.say(entered(node, 2, 2 if node != "n3" else 1))
-    # (n3 says that it has less than it must: it holds everything up, until a step passes that it took part in)
+    # n3 reports an older step than it must have, which delays every announcement until a step with it passes.
     job.say(applied(w("n1"), 1, 3))
     assert steps(job) == [1]
     job.say(applied(w("n1"), 2, 3))

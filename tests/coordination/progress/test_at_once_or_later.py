@@ -1,4 +1,4 @@
-"""Whether a standby takes a lost node's place at once, or joins later: by what was measured; the event says why."""
+"""Tests of whether a standby replaces a lost node at once or joins later, and of the reason in the event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_with_experts_all_wait_for_it() -> None:
 def test_a_long_transfer_is_waited_for_by_few_nodes_and_goes_beside_the_training_of_many(
     nodes: int, *, at_once: bool
 ) -> None:
-    """20 s: all stand still for 19 of them; or one of 2 nodes (of 64) lacks for as long, and a swap follows."""
+    """With a 20 s transfer, all nodes wait 19 s; or one of 2 (of 64) is missing that long, then a swap follows."""
     costs = measured(Job().start(), transfer_s=4.0 if nodes == 2 else 20.0)
     assert choose(costs, lost(nodes=nodes), 0.0).at_once is at_once
 

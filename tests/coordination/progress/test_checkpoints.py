@@ -19,12 +19,12 @@ def names(job: Job) -> list[str]:
 
 
 def plain(name: str) -> str:
-    """Return what the tests call a checkpoint."""
+    """Return the tests' short name of a checkpoint."""
     return bytes.fromhex(parse_name(name).nonce).decode()
 
 
 def saves(job: Job, step: int, name: str) -> None:
-    """A step, and a checkpoint of it that is kept."""
+    """Apply a step and keep a checkpoint of it."""
     job.step(step)
     job.say(written("n0", step, f".{name}"))
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
@@ -33,7 +33,7 @@ def saves(job: Job, step: int, name: str) -> None:
 
 
 def rolled_back() -> Job:
-    """Step 1 is kept, of steps 2 and 3 nothing is left; n1 begins generation 2 from step 1."""
+    """Return a job with a checkpoint of step 1 that lost steps 2 and 3; n1 begins generation 2 from step 1."""
     job = Job(nodes=2).start()
     saves(job, 1, "one")
     for step in (2, 3):
@@ -41,7 +41,7 @@ def rolled_back() -> Job:
     job.lose("n1")
     job.connect(hello("n1", session="11111111"))
     job.say(attach(w("n1", "b")))
-    job.report("n0", None, msg.Phase.ENTERING)  # (its state was half overwritten)
+    job.report("n0", None, msg.Phase.ENTERING)  # its state was partly overwritten
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied) == (DecisionKind.ROLLBACK, 1)
     return job
@@ -87,7 +87,7 @@ def test_what_a_crash_left_unpruned_is_named_again() -> None:
 
 
 def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
-    """Reproducer twohop.py: the next loss would roll back forward, onto the abandoned lineage."""
+    """Reproducer twohop.py: the next loss would roll back to a later step on the abandoned lineage."""
     job = rolled_back()
     job.say(kept("n0", 3, "three"))
     assert job.said(ev.CheckpointSaved) == []
@@ -124,7 +124,7 @@ def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
 
 
 def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() -> None:
-    """It was sealed late, and then removed, as it was told to be: the next coordinator heard of the first alone."""
+    """It was sealed late and then removed by order, but the next coordinator received only the first message."""
     job = Job(nodes=2).start()
     for step in (1, 2):
         job.step(step)
@@ -169,7 +169,7 @@ def test_the_same_word_twice_changes_nothing() -> None:
     job.say(kept("n0", 1, "one"))
     assert job.kinds == []
     job.say(written("n0", 1, ".one"))
-    assert job.kinds == ["AcceptCheckpoint"], "who waits for it need not any more"
+    assert job.kinds == ["AcceptCheckpoint"], "workers that wait for it are released"
     assert job.orders(msg.AcceptCheckpoint)[w("n0")].files == ()
 
 
@@ -193,7 +193,7 @@ def test_a_checkpoint_counts_once_all_parts_are_there_and_its_manifest() -> None
 
 
 def test_a_checkpoint_is_sealed_once_the_record_knows_its_step() -> None:
-    """A coordinator that takes over must not know less than the directory proves."""
+    """A coordinator that takes over must know every step that the directory proves."""
     job = Job(nodes=2).start(saves=True)
     for step in (1, 2, 3):
         job.step(step)
@@ -224,7 +224,7 @@ def test_whoever_was_to_seal_one_and_is_gone_is_replaced() -> None:
 
 
 def test_parts_of_two_generations_make_no_checkpoint() -> None:
-    """A step that went FORWARD was applied by some in one generation, by others in the next."""
+    """Some workers applied a FORWARD step in one generation, others in the next."""
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
@@ -242,13 +242,13 @@ def test_a_part_that_cannot_be_written_releases_who_waits_for_it_and_is_told() -
     assert (event.node, event.step, event.why, event.tries) == ("n1", 1, "full", 1)
     pruned = job.orders(msg.PruneCheckpoints)
     assert {worker: order.names for worker, order in pruned.items()} == {w("n0"): (name,), w("n1"): (name,)}
-    assert [order.remove for order in pruned.values()].count(True) == 1, "one removes it"
+    assert [order.remove for order in pruned.values()].count(True) == 1, "one worker removes it"
     job.say(written("n1", 1, "whole", part=1, parts=2))
-    assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "what is told late"
+    assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "the late part is pruned"
 
 
 def test_a_first_checkpoint_that_cannot_be_sealed_releases_the_workers_that_wait_for_it() -> None:
-    """Otherwise a job whose only checkpoint fails never ends."""
+    """Otherwise a job never ends if its only checkpoint fails."""
     job = Job(nodes=2).start(saves=True)
     job.step(1)
     parts_of(job, 1, "n0", "n1")
@@ -260,18 +260,18 @@ def test_a_first_checkpoint_that_cannot_be_sealed_releases_the_workers_that_wait
 
 
 def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
-    """A folder of all that is full: at the end of the loop each waits for what becomes of its own part."""
+    """The shared folder is full: at the end of the loop, each worker waits for the result of its own part."""
     job = Job(nodes=3).start()
     job.step(1)
     name = called(1, "whole")
     for node in ("n2", "n0", "n1"):
         job.say(msg.CheckpointUnwritten(worker=w(node), term=1, generation=1, step=1, name=name, why="full"))
         assert {worker: order.names for worker, order in job.orders(msg.PruneCheckpoints).items()} == {w(node): (name,)}
-        assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "it is said once"
+        assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "the failure is reported once"
 
 
 def test_whoever_has_finished_without_its_part_is_not_waited_for() -> None:
-    """Found by a simulation (11694525625): it had loaded a checkpoint of that step, which others then found damaged."""
+    """A simulation (11694525625) found this: the worker had loaded a checkpoint that others then found damaged."""
     job = Job(nodes=2).start()
     job.step(1)
     job.say(written("n0", 1, "one", parts=2))
@@ -308,7 +308,7 @@ def test_an_expelled_members_never_counts() -> None:
 
 
 def test_terms_go_on_counting_from_those_in_the_directory() -> None:
-    """Whoever writes there now is newer than all that lies there, whatever the steps."""
+    """A current writer is newer than every file in the directory, whatever the steps."""
     found = (KnownCheckpoint(step=90, name="ninety", term=4, generation=7),)
     job = Job(nodes=1)
     job.boot(checkpoints=found)
@@ -343,7 +343,7 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
 
 
 def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_count() -> None:
-    """Its state is the only one of that step now, and it would have written it down no more."""
+    """Its state is now the only copy of that step, and it would not have saved it again."""
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")
     for node in ("n0", "n1"):
@@ -357,7 +357,7 @@ def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_cou
 
 
 def test_a_coordinator_that_takes_over_says_again_that_one_does_not_count() -> None:
-    """The one before has written it down, and died before anybody was told: whoever could read it counts on it."""
+    """The previous coordinator recorded it and died before it told a worker; a worker that loaded it relies on it."""
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")
     for node in ("n0", "n1"):
@@ -365,7 +365,7 @@ def test_a_coordinator_that_takes_over_says_again_that_one_does_not_count() -> N
     job.connect(hello("n2"))
     job.say(attach(w("n2")))
     job.connect(hello("n3"))
-    assert not job.sent(msg.PruneCheckpoints), "all that are known can be read"
+    assert not job.sent(msg.PruneCheckpoints), "all known checkpoints are readable"
     job.say(attach(w("n3")))
     job.say(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
     job.boot(takeover=True)
@@ -394,7 +394,7 @@ def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation
 
 
 def slow_job(slow: int, steps: int) -> Job:
-    """A part is due from each node after each step; n1 leaves out those that are due while it writes one."""
+    """Make each node save a part after each step; n1 skips parts that are due while it writes one."""
     job, busy = Job(nodes=3).start(saves=True), dict[int, int]()
 
     def say(message: msg.CheckpointWritten) -> None:
@@ -418,7 +418,7 @@ def slow_job(slow: int, steps: int) -> Job:
 
 @pytest.mark.parametrize("slow", [0, 1, 7, 8, 9, 20])
 def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(slow: int) -> None:
-    """Reproducer slow_disk.py: from 8 periods on, none was ever whole."""
+    """Reproducer slow_disk.py: from 8 periods on, no checkpoint was ever complete."""
     job = slow_job(slow, 60)
     saved = [event.step for event in job.events if isinstance(event, ev.CheckpointSaved)]
     assert len(saved) >= 60 // (slow + 2)
@@ -427,7 +427,7 @@ def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(slow: int) ->
 
 
 def still_saving(job: Job, step: int, *more: msg.Wish) -> None:
-    """A step whose v says that a part of an earlier checkpoint is still being written."""
+    """Apply a step with a result that says that part of an earlier checkpoint is still being written."""
     v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STILL_SAVING, *more))
     for node in ("n0", "n1"):
         job.say(applied(w(node), 1, step, v, world=2))
@@ -443,7 +443,7 @@ def test_checkpoints_that_are_left_out_are_reported_with_the_nodes_that_still_wr
         still_saving(job, step)
         told += job.said(ev.CheckpointDelayed)
         asked = [event.about for event in job.said(ev.ActionRequested)]
-        assert asked == (["checkpoint_delayed"] if step == 13 else []), "a person is asked once it takes long"
+        assert asked == (["checkpoint_delayed"] if step == 13 else []), "a person is notified once it takes long"
     assert [(event.step, event.left_out, event.nodes) for event in told] == [
         (4, 3, ("n1",)),
         (7, 6, ("n1",)),
@@ -454,7 +454,7 @@ def test_checkpoints_that_are_left_out_are_reported_with_the_nodes_that_still_wr
     (event,) = job.said(ev.CheckpointSaved)
     assert (event.step, event.left_out) == (1, 12)
     still_saving(job, 14)
-    assert not job.said(ev.CheckpointDelayed), "that the period is as long as before is no news"
+    assert not job.said(ev.CheckpointDelayed), "an unchanged period is not reported"
 
 
 def test_where_time_says_when_only_those_that_were_asked_for_count_as_left_out() -> None:
@@ -465,10 +465,10 @@ def test_where_time_says_when_only_those_that_were_asked_for_count_as_left_out()
     for step in range(10, 13):
         still_saving(job, step, msg.Wish.SAVE_IF_FREE)
     (event,) = job.said(ev.CheckpointDelayed)
-    assert (event.left_out, event.nodes) == (3, ("n0", "n1")), "no part is there: all may be writing"
+    assert (event.left_out, event.nodes) == (3, ("n0", "n1")), "without any part, all nodes may be writing"
     for step in range(13, 20):
         still_saving(job, step, msg.Wish.SAVE_IF_FREE, msg.Wish.SAVE)
-        assert not job.said(ev.CheckpointDelayed), "all save, for that was requested"
+        assert not job.said(ev.CheckpointDelayed), "all nodes save the requested checkpoint"
 
 
 def unwritten(node: str, step: int, name: str) -> msg.CheckpointUnwritten:
@@ -478,7 +478,7 @@ def unwritten(node: str, step: int, name: str) -> msg.CheckpointUnwritten:
 
 
 def test_a_part_whose_folder_another_node_has_pruned_is_no_alert() -> None:
-    """A requested save overtakes a slow one; the node that seals it removes what is older and unfinished."""
+    """A requested save overtakes a slow one; the node that seals it removes older, unfinished checkpoints."""
     job = Job(nodes=2).start(saves=True)
     for step in (1, 2):
         job.step(step)
@@ -491,7 +491,7 @@ def test_a_part_whose_folder_another_node_has_pruned_is_no_alert() -> None:
     job.boot(takeover=True)
     job.connect(hello("n1", kept=(attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=2))))
     job.say(unwritten("n1", 1, "whole"))
-    assert not job.said(ev.CheckpointFailed), "a newer one counts, whichever coordinator hears of it"
+    assert not job.said(ev.CheckpointFailed), "a newer checkpoint counts for every coordinator"
 
 
 def test_a_checkpoint_of_a_job_that_keeps_none_is_refused() -> None:

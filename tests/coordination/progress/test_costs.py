@@ -1,4 +1,4 @@
-"""What starts, warm-ups, moves and losses have cost, and that it is known to whoever coordinates later."""
+"""Tests of measured costs of starts, warm-ups, moves and losses, which later coordinators know."""
 
 from __future__ import annotations
 

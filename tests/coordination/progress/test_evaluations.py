@@ -1,4 +1,4 @@
-"""What an evaluation came to is told once, whoever tells it, and after which coordinator."""
+"""Tests that each evaluation result is reported once, by any worker and under any coordinator."""
 
 from __future__ import annotations
 

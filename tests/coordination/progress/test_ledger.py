@@ -1,4 +1,4 @@
-"""Steps are released once, in order, and only when all members have applied them."""
+"""Tests that steps are released once, in order, and only after all members have applied them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_replicas_that_differ_are_never_tolerated() -> None:
 
 
 def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
-    """Whoever tells first: until then the step is not committed."""
+    """The order of the reports does not matter; the step is not committed before the last one."""
     for order in itertools.permutations(MEMBERS):
         ledger = StepLedger()
         ledger.follow(1, MEMBERS)
@@ -85,7 +85,7 @@ def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() ->
 
 
 def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None:
-    """Its state came from another node. Where the job has no further step, nobody else would ever tell."""
+    """Its state came from another node. If the job has no further step, no other report would ever come."""
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
@@ -173,7 +173,7 @@ def test_steps_that_log_much_are_released_a_few_at_a_time() -> None:
 
 
 def test_what_was_logged_belongs_to_v() -> None:
-    """Replicas that make other values of the same notes differ."""
+    """Replicas that log different values differ."""
     ledger = StepLedger()
     nan = msgspec.structs.replace(commit(), metrics={"a": float("nan")})
     ledger.note(applied(MEMBERS[0], 1, 1, nan), 100.0)

@@ -1,4 +1,4 @@
-"""What was said before a roll-back, or by members that are on their way back, and what it still counts for."""
+"""Tests of messages from before a rollback or from members that are still rolling back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.protocol.plan import DecisionKind, Phase
 
 
 def rolled_back() -> Job:
-    """Two members have lost the state of step 2 within apply, and begin generation 2 from the checkpoint of step 1."""
+    """Return a job of two members that lost step 2 in apply, and begin generation 2 from the checkpoint of step 1."""
     job = Job(nodes=2).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
@@ -52,7 +52,7 @@ def test_who_entered_before_a_roll_back_has_lost_what_it_had() -> None:
 
 
 def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_since() -> None:
-    """Found by a simulation: an agent told the next coordinator of the end of a loop that a roll-back had undone."""
+    """Found by a simulation: an agent reported the end of a loop that a rollback had undone."""
     job = rolled_back()
     job.boot(takeover=True)
     ended = msg.Finished(worker=w("n0"), generation=1, step=2)
@@ -70,7 +70,7 @@ def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_s
 
 
 def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
-    """After a restart two members are here, and have reported: the third may have passed what they have not."""
+    """After a restart, two members have reported; the third may have passed a step that they have not."""
     job = Job().start()
     job.step(1)
     job.boot(takeover=True)
@@ -93,7 +93,7 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
 
 
 def test_a_part_that_claims_a_later_coordinator_never_counts() -> None:
-    """A coordinator of that term had an older store: what was written under it is not on the lineage."""
+    """A coordinator of that term had an older store, so its checkpoints are not on the lineage."""
     job = Job(nodes=1).start(saves=True)
     job.step(1)
 

@@ -1,4 +1,4 @@
-"""What the coordinator knows of the experts' loads, and that every placement follows them."""
+"""Tests of the coordinator's expert loads, which every placement follows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> N
     job = moe_job(4)
     before = job.records[-1].plan
     assert before is not None
-    assert replicas(before) == [[3, 3, 3, 3]] * 2, "nothing is known yet"
+    assert replicas(before) == [[3, 3, 3, 3]] * 2, "no loads are known yet"
     job.say(loads())
     job.lose("n3")
     for node in ("n0", "n1", "n2"):
@@ -84,9 +84,9 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
     job.connect(hello("n3"))
     job.say(attach(w("n3"), experts=SHAPE))
     job.say(loads(SKEWED + 2, node="n3", step=30))
-    assert (book.tokens == SKEWED).all(), "a worker that is no member knows nothing of them"
+    assert (book.tokens == SKEWED).all(), "a worker that is not a member reports no loads"
     job.say(loads(SKEWED + 3, step=5, generation=2))
-    assert (book.tokens == SKEWED + 3).all(), "after a roll-back steps count anew"
+    assert (book.tokens == SKEWED + 3).all(), "after a rollback, steps count again"
 
 
 @pytest.mark.parametrize("generation", [2, 1 << 63])

@@ -1,4 +1,4 @@
-"""What a coordinator does with the thousands of steps that were applied while there was none."""
+"""Tests of thousands of steps that were applied without a coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pages(node: str) -> list[msg.AppliedSteps]:
 
 
 def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> None:
-    """Each of them would be counted, for ever."""
+    """Otherwise the coordinator would count every claimed step."""
     job = Job(nodes=3).start()
     job.tell("n0", msg.AppliedSteps(workers={w("n0"): 1 << 53}, given_up=1 << 53))
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
@@ -37,7 +37,7 @@ def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> 
 
 
 def test_a_report_of_more_steps_than_the_time_allows_is_believed_nobody() -> None:
-    """All that lies between would be written into the journal, and lost to the training."""
+    """Otherwise all steps in between would be written to the journal, and training would skip them."""
     job = Job(nodes=3).start()
     job.step(1)
     job.tick(0.5)
@@ -60,7 +60,7 @@ def test_what_can_be_done_in_an_outage_is_believed_and_no_more() -> None:
 
 
 def test_where_nobody_can_say_how_long_it_was_more_is_believed() -> None:
-    """A clock was set back, v of the step before is unknown, or the job went back and some have not heard of it."""
+    """A clock was set back, the previous step result is unknown, or some nodes missed a rollback."""
     before = Job(nodes=2).start()
     before.step(1)
     job = Job(nodes=2, records=before.records, events=before.events, now=before.now - 50.0).boot(takeover=True)
@@ -75,7 +75,7 @@ def test_where_nobody_can_say_how_long_it_was_more_is_believed() -> None:
 
 
 def test_steps_after_an_outage_whose_v_is_lost_do_not_make_the_others_liars() -> None:
-    """When such a step was is not known: what was done after it may have taken most of the outage."""
+    """The time of such a step is unknown; later steps may have taken most of the outage."""
     before = Job(nodes=2).start()
     before.step(1)
     job = Job(nodes=2, records=before.records, events=before.events, now=before.now + 3600.0).boot(takeover=True)
@@ -128,7 +128,7 @@ KEPT = msg.KeptStep(
     ],
 )
 def test_a_node_that_stands_where_nobody_can_is_expelled_and_the_job_comes_to_its_end(claim: msg.AgentMessage) -> None:
-    """A standing only ever grows: the job would wait for ever for all to stand at its last step."""
+    """A reported step only grows, so the job would wait forever for all nodes to reach its last step."""
     job = Job(nodes=3).start()
     job.tell("n2", claim)
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
@@ -161,7 +161,7 @@ def test_a_node_that_is_expelled_for_its_hello_is_not_there_by_what_else_it_says
 
 
 def test_what_is_told_of_an_outage_costs_the_same_however_many_steps_it_has() -> None:
-    """Millions of steps may be given up, or claimed by a liar: a portion is gone through when it is announced."""
+    """Millions of steps may be given up, or claimed falsely; each announcement processes a limited number."""
     ledger, top = StepLedger(), MAX_BEYOND
     report = msg.Report(worker=w("n0"), term=1, generation=1, applied=top, step=top + 1, phase=msg.Phase.COMPUTE)
     ledger.follow(1, [w("n0")])

@@ -1,4 +1,4 @@
-"""What is told of a failure and of the recovery from it: who saw it, what it took out, what it cost."""
+"""Tests of events about failures and recoveries: the detector, the lost nodes and the costs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
     job.step(2, generation=2)
     (recovered,) = job.said(ev.Recovered)
     assert recovered.action == "retry"
-    assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (4, 2), "n0 keeps the one that n2 has, too"
+    assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (4, 2), (
+        "n0 keeps the micro-batch that n2 also has"
+    )
 
 
 def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> None:
@@ -82,7 +84,7 @@ def test_a_process_that_ends_starts_again() -> None:
 
 
 def test_a_process_that_dies_of_its_machine_takes_the_node_out() -> None:
-    """Its agent finds the same by the same table, and leaves."""
+    """Its agent finds the same class in the same table, and leaves."""
     job = Job().start()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.EXCEPTION, detail=detail, exit_code=1))

@@ -1,4 +1,4 @@
-"""How often a job is saved where its user has not said so."""
+"""Tests of the default checkpoint period."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_the_first_one_comes_soon_and_shows_what_one_costs() -> None:
     ("cost_s", "losses", "lived_s", "expected_s"),
     [
         (0.05, 0, 0.0, 93.0),  # sqrt(2 x 0.05 s x a day)
-        (0.05, 0, 9 * DAY_S, 294.0),  # nothing lost for nine days: ten times as seldom
+        (0.05, 0, 9 * DAY_S, 294.0),  # no loss in nine days: about a third as often
         (0.05, 9, 9 * DAY_S, 93.0),
         (5.0, 0, 0.0, 930.0),
-        (60.0, 0, 0.0, 1800.0),  # never more seldom than every half an hour
-        (0.0001, 99, 0.0, 10.0),  # never all the time
-        (4.0, 999, 0.0, 400.0),  # a hundredth of the time at the most
+        (60.0, 0, 0.0, 1800.0),  # at least once in half an hour
+        (0.0001, 99, 0.0, 10.0),  # the shortest period
+        (4.0, 999, 0.0, 400.0),  # at most a hundredth of the time
     ],
 )
 def test_the_period_follows_what_saves_cost_and_how_often_they_were_needed(
@@ -76,7 +76,7 @@ def test_all_are_asked_through_one_when_it_is_time_and_not_again_before_the_next
     job.step(3)
     job.tick(event.period_s - 1.0)
     assert asked(job) == []
-    job.tick(1.1)  # (it grows while nothing is lost)
+    job.tick(1.1)  # the period grows while no work is lost
     assert asked(job) == [w("n0")]
 
 

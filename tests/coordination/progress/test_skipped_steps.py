@@ -1,4 +1,4 @@
-"""Steps that change no parameter: reported at once, and after too many in a row the job fails."""
+"""Tests of steps that change no parameter: they are reported at once, and too many in a row fail the job."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_first_loss_that_is_infinite_is_reported() -> None:
 
 
 def swap_at(job: Job, step: int, v: Commit) -> None:
-    """n3 joins: the pending plan comes into force with this step, and no member enters it yet."""
+    """Put the pending plan with n3 in force at this step, before any member enters it."""
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
     pending = job.machine.record.pending
@@ -147,7 +147,7 @@ def finish(job: Job, step: int, *nodes: str) -> None:
 
 @pytest.mark.parametrize("at_most", [2, 3])
 def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped_steps(at_most: int) -> None:
-    """The members ended their loops, and never entered the generation that came with their last step."""
+    """The members ended their loops, and never entered the generation that began with their last step."""
     one = job(at_most)
     take(one, 1, BAD)
     swap_at(one, 2, BAD)
@@ -159,7 +159,7 @@ def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped
 
 
 def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> None:
-    """It was killed while it saved, and its record has the plan under which too many steps were skipped."""
+    """The job was killed while it saved; its record has the plan under which too many steps were skipped."""
     one = job(2, saves=True)
     take(one, 1, BAD)
     take(one, 2, BAD)
@@ -171,13 +171,13 @@ def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> Non
 
 
 def left(node: str, step: int) -> msg.WorkerDown:
-    """The script has left its loop after this step, and ended."""
+    """Return the end of a worker after its script has left its loop at this step."""
     end = {"kind": FailureKind.PROCESS_EXIT, "detail": "the script ended", "exit_code": 0, "final": True}
     return msg.WorkerDown(worker=w(node), applied=step, **end)  # pyright: ignore[reportArgumentType]
 
 
 def test_scripts_that_have_left_their_loops_at_a_swap_fail_the_job_too() -> None:
-    """n3 waits for a state that no process has any longer."""
+    """n3 waits for a state that no process holds any longer."""
     one = job(2)
     take(one, 1, BAD)
     swap_at(one, 2, BAD)

@@ -1,4 +1,4 @@
-"""Counted as one goes: at every moment what a walk over all members would find."""
+"""Tests that incremental counts always equal a walk over all members."""
 
 from __future__ import annotations
 

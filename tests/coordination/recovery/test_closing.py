@@ -1,4 +1,4 @@
-"""A job that is to end with a checkpoint: its members save where they stand, whatever else happens meanwhile."""
+"""Tests of a job that ends with a checkpoint: its members save their current step despite other events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CTRL_C = Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True)
 
 
 def interrupted_job(at: int = 4, job: Job | None = None) -> Job:
-    """Three nodes that have applied a step, told to stop."""
+    """Return a job of three nodes that have applied a step and are told to stop."""
     job = (job or Job()).start(saves=True)
     for step in range(1, at + 1):
         job.step(step)
@@ -44,7 +44,7 @@ def all_report(job: Job, at: int, *nodes: str) -> msg.Begin:
 
 
 def all_save(job: Job, step: int, generation: int = 2, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
-    """The members enter, the first one saves, and all finish."""
+    """Make the members enter, the first one save, and all finish."""
     for node in nodes:
         job.say(msg.Entered(worker=w(node), generation=generation, applied=step))
     job.say(written(nodes[0], step, f"writing-{step}", generation=generation))
@@ -179,7 +179,7 @@ def test_the_time_limit_is_that_of_a_run_whoever_coordinates_it() -> None:
     pass_time(job, 29.0)
     assert job.machine.over is None
     pass_time(job, 2.0)
-    assert job.machine.over is not None  # (nobody is there who could save anything)
+    assert job.machine.over is not None  # no worker is connected that could save
     job.boot()
     assert job.machine.record.run_since > since + 60
     job.tick(1.0)
@@ -187,7 +187,7 @@ def test_the_time_limit_is_that_of_a_run_whoever_coordinates_it() -> None:
 
 
 def pass_time(job: Job, seconds: float) -> None:
-    """Let time pass, with all nodes alive."""
+    """Advance the time while all nodes send heartbeats."""
     for _ in range(int(seconds)):
         for connection in job.connections.values():
             job.feed(Received(connection, msg.Heartbeat()))
@@ -266,7 +266,7 @@ def test_asking_again_and_again_gives_no_more_time() -> None:
 
 
 def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
-    """A failure in the last generation leads to another last one, also under a coordinator whom nobody has asked."""
+    """A failure in the last generation leads to another last one, also under a coordinator that received no request."""
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
@@ -295,7 +295,7 @@ RAISED = "after_apply raised at step 4 on n1, rank 1: ZeroDivisionError: of the 
 
 
 def failed_job(spec: JobSpec = SHRINK) -> Job:
-    """Three nodes that have applied step 4, where the script of one has raised."""
+    """Return a job of three nodes that have applied step 4; the script of one has raised."""
     job = Job(spec=spec).start(saves=True)
     for step in range(1, 5):
         job.step(step)
@@ -384,7 +384,7 @@ def test_a_job_that_is_over_is_not_asked_to_save() -> None:
 
 
 def stopped_job(step: int = 1) -> Job:
-    """Three nodes whose scripts were asked to stop after a step, which all have applied."""
+    """Return a job of three nodes that have applied a step at which their scripts requested a stop."""
     job = Job().start(saves=True)
     v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STOP,))
     for node in ("n0", "n1", "n2"):

@@ -1,4 +1,4 @@
-"""Scripts that raise: who keeps what, who is replaced, and when the job ends."""
+"""Tests of script errors: kept states, replaced workers, and the end of the job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trained(nodes: int = 3, *, saves: bool = True) -> Job:
 
 
 def report_of(job: Job, worker: str, at: int | None, **fields: object) -> msg.Report:
-    """Return what a worker of any name answers to the Stop that is under way."""
+    """Return the answer of a worker with any name to the current Stop."""
     stop = job.machine.context.interruption.stop
     assert stop is not None
     step = 3 if at is None else at + 1
@@ -74,12 +74,14 @@ def test_a_script_that_raises_on_one_node_is_started_again_and_the_others_go_on(
     assert set(begins) == {w("n0"), w("n2")}
     begin = begins[w("n0")]
     assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.REDO, 2, False)
-    assert sorted(begin.assignment[0] + begin.assignment[1]) == list(range(6)), "all that it had is done elsewhere"
+    assert sorted(begin.assignment[0] + begin.assignment[1]) == list(range(6)), (
+        "other nodes compute all its micro-batches"
+    )
     assert job.machine.members.worker(w("n1")) is None
 
 
 def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
-    """It has applied what the others have only passed, or not even that: they go forward, without it."""
+    """It has applied a step that the others have not: they go forward with its step result, without it."""
     job = trained()
     job.say(raised("n1"))
     passed = msg.Passed(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
@@ -101,7 +103,7 @@ def test_the_same_on_a_second_node_ends_the_job_saved() -> None:
     job.report("n0", 2)
     job.report("n2", 2)
     begins = job.orders(msg.Begin)
-    assert set(begins) == {w("n0"), w("n2")}, "who has raised keeps its state, and may be the one who saves it"
+    assert set(begins) == {w("n0"), w("n2")}, "a worker that raised keeps its state, and may save it"
     assert all(begin.plan.last for begin in begins.values())
     for node in ("n0", "n2"):
         job.say(msg.Entered(worker=w(node), generation=3, applied=2))
@@ -166,7 +168,7 @@ def test_what_only_the_one_that_raised_has_is_saved_and_all_start_again_from_it(
 
 
 def test_where_it_dies_before_that_is_saved_all_go_on_from_the_newest_checkpoint() -> None:
-    """Found by a simulation (11434243472): the job failed, although its work was not known to be wrong."""
+    """A simulation (11434243472) found this: the job failed, although the work was not known to be at fault."""
     job = trained(1)
     job.say(written("n0", 1, "writing-1"))
     job.say(kept("n0", 1, "step-1"))
@@ -183,7 +185,7 @@ def test_where_it_dies_before_that_is_saved_all_go_on_from_the_newest_checkpoint
 
 
 def went_back() -> Job:
-    """All have gone back to the checkpoint of step 2; one of them has read it, and raises, the others still read."""
+    """Return a job rolled back to step 2: one worker has loaded the checkpoint and raises, others still load it."""
     name = "step-2-t1-g1-0"
     job = Job(nodes=2).boot(checkpoints=(KnownCheckpoint(name=name, step=2, term=1, generation=1),))
     for node in ("n0", "n1"):
@@ -195,9 +197,9 @@ def went_back() -> Job:
 
 
 def test_what_is_in_the_checkpoint_that_all_go_back_to_is_not_saved_again() -> None:
-    """Found by a simulation (11424588318): the first that had read it raised each time before the others had, and each
+    """Found by simulation 11424588318: the first worker raised before the others had loaded the checkpoint.
 
-    time all was saved and all were started again, so that nobody else ever came to the step.
+    Each time the job saved and restarted all workers, so no other worker ever reached the step.
     """
     job = went_back()
     job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(3, 9), exit_code=1, final=False))
@@ -231,7 +233,9 @@ def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:
     finish_last(job)
     assert job.machine.over is None
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
-    assert len([event for event in job.events if isinstance(event, ev.FailureDetected)]) == 1, "it was told before"
+    assert len([event for event in job.events if isinstance(event, ev.FailureDetected)]) == 1, (
+        "the failure was reported before"
+    )
 
 
 def test_where_the_only_one_that_has_the_state_raises_and_nothing_is_kept() -> None:
@@ -278,7 +282,7 @@ def down(node: str, *, step: int | None = 3, phase: Phase = Phase.APPLYING) -> m
 def test_collectives_that_fail_around_a_script_that_has_raised_are_no_second_failure(
     *, dies: bool, timed_out: bool
 ) -> None:
-    """In whatever order it is heard: a worker may answer Stop while its traceback is still being made."""
+    """The messages may come in any order: a worker may answer Stop while it still formats its traceback."""
     complaints = [("complains", "n0"), ("complains", "n2")]
     reports = [("reports", node) for node in ("n0", "n1", "n2")]
     for order in permutations([*complaints, *reports, ("raises", "n1")]):
@@ -307,7 +311,9 @@ def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -
     assert "on nodes n1, n2" in job.machine.record.will.why
     job.tell("n0", down("n0"))
     (failed,) = job.said(ev.JobFailed)
-    assert failed.why.startswith(f"step 3: {OOPS} (on nodes n1, n2, n0); "), "all who have met it until the job's end"
+    assert failed.why.startswith(f"step 3: {OOPS} (on nodes n1, n2, n0); "), (
+        "all nodes that have raised it by the end of the job"
+    )
 
 
 def test_who_raises_something_else_while_the_job_ends_is_not_named() -> None:
@@ -360,7 +366,7 @@ def test_where_the_optimizer_raises_on_all_nodes_it_is_said_that_nothing_could_b
 
 
 def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_the_others_can_go_on() -> None:
-    """Without checkpoints the job failed, although the step before was announced, and there (seed 22000003350)."""
+    """Without checkpoints the job failed, although the announced step before still existed (seed 22000003350)."""
     job = Job().start()
     job.step(1)
     job.say(raised("n1"))
@@ -373,7 +379,7 @@ def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_t
 
 
 def test_where_the_others_have_too_little_room_for_the_experts_they_wait_for_the_process_that_follows() -> None:
-    """Back at a checkpoint, they were to go on without it: the job failed (seeds 24732507595, 24404105864)."""
+    """After the rollback they had to continue without it, and the job failed (seeds 24732507595, 24404105864)."""
     shape = msg.ExpertShape(layers=1, experts=4, slots=2)
     job, nodes = Job().boot(), ("n0", "n1", "n2")
     for name in nodes:

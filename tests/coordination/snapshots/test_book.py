@@ -1,4 +1,4 @@
-"""Which snapshots serve: the coordinator's machine, told by agents what they hold."""
+"""Tests of usable snapshots: the coordinator's state machine, with parts reported by agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def holds(job: Job, node: int, *parts: msg.SnapshotPart) -> None:
 
 
 def taken(job: Job, *steps: int, nodes: int = 3) -> Job:
-    """Steps are committed, and each node has its part of the snapshots of these."""
+    """Return a job with committed steps in which each node holds its part of their snapshots."""
     for step in range(1, max(steps) + 1):
         job.step(step)
     for node in range(nodes):
@@ -39,7 +39,7 @@ def taken(job: Job, *steps: int, nodes: int = 3) -> Job:
 
 
 def everybody_dies(job: Job, *others: int) -> msg.Begin:
-    """All worker processes end, their agents live; return what the first that is back is told to begin with."""
+    """End all worker processes, but not their agents; return the Begin of the first worker that returns."""
     for node in others or range(job.nodes):
         down = killed(w(f"n{node}"))
         job.tell(f"n{node}", down)
@@ -90,17 +90,19 @@ def test_a_snapshot_is_told_once_it_is_whole_and_committed() -> None:
     job.step(2)
     (saved,) = job.said(ev.SnapshotSaved)
     assert (saved.step, saved.saved_bytes, saved.save_s, saved.stall_s) == (2, 33, 0.2, 0.01)
-    assert saved.fault_threshold == FaultThreshold(asked=4, given=3), "F is lowered to the nodes there are, and said"
+    assert saved.fault_threshold == FaultThreshold(asked=4, given=3), (
+        "the threshold is lowered to the available nodes, and reported"
+    )
     holds(job, 0, part(job, 2, 0))
     assert not job.said(ev.SnapshotSaved)
 
 
 def test_one_that_a_coordinator_has_found_whole_is_told_once_its_step_is_committed() -> None:
-    """Found by a simulation (19832909995): the job went back to one of which the journal knew nothing."""
+    """A simulation (19832909995) found this: the job rolled back to a snapshot that the journal did not know."""
     job = Job().start()
     job.step(1)
     for node in range(3):
-        holds(job, node, part(job, 2, node))  # (what it has cost was told to the coordinator before)
+        holds(job, node, part(job, 2, node))  # its cost was reported to the previous coordinator
     assert not job.said(ev.SnapshotSaved)
     job.step(2)
     (saved,) = job.said(ev.SnapshotSaved)
@@ -125,7 +127,7 @@ def test_no_room_is_told() -> None:
     (asked,) = job.said(ev.ActionRequested)
     assert "no snapshot of step 2 is whole: node n1: no room" in asked.why
     job.say(msg.SnapshotLeftOut(worker=w("n2"), generation=1, step=2, why="no room"))
-    assert not job.said(ev.SnapshotFailed), "one is enough"
+    assert not job.said(ev.SnapshotFailed), "one event is enough"
 
 
 def test_each_part_is_to_lie_on_as_many_nodes_as_the_fault_threshold_says() -> None:
@@ -137,9 +139,9 @@ def test_each_part_is_to_lie_on_as_many_nodes_as_the_fault_threshold_says() -> N
     (asked,) = job.sent(msg.KeepSnapshots)
     (wanted,) = asked.wanted
     assert wanted == msg.WantedPart(snapshot=part(job, 1, 0, parts=4), keeper=msg.Keeper(node="n0", host="h0", port=1))
-    assert job.last[-1].connection == job.connections["n1"], "n0 and n1 are a group"  # pyright: ignore
+    assert job.last[-1].connection == job.connections["n1"], "n0 and n1 form a group"  # pyright: ignore
     holds(job, 1, part(job, 1, 0, parts=4))
-    assert [asked.wanted for asked in job.sent(msg.KeepSnapshots)] == [()], "it is there"
+    assert [asked.wanted for asked in job.sent(msg.KeepSnapshots)] == [()], "n1 already holds the part"
 
 
 def test_a_lost_node_takes_its_parts_along_but_for_their_copies() -> None:
@@ -166,7 +168,7 @@ def test_what_cannot_be_read_is_passed_over_and_never_tried_again() -> None:
     assert [(event.step, event.node) for event in job.said(ev.SnapshotRejected)] == [(4, "n1")]
     _reports_anew(job)
     begin = job.orders(msg.Begin)[w("n0", "b")]
-    assert begin.decision.applied == 2, "the older one is next"
+    assert begin.decision.applied == 2, "the older snapshot is next"
     worthless = msg.SnapshotDamaged(
         worker=w("n0", "b"), generation=begin.plan.generation, snapshot=part(job, 2, 0), node="", why="NaN"
     )
@@ -238,11 +240,11 @@ def test_after_a_roll_back_what_was_undone_does_not_count_and_what_was_not_still
     holds(job, 2, part(job, 2, 2), part(job, 4, 2))
     (drop,) = job.sent(msg.DropSnapshots)
     assert drop.parts == (part(job, 4, 2),)
-    assert not job.said(ev.SnapshotRejected), "it is of this run"
+    assert not job.said(ev.SnapshotRejected), "the snapshot belongs to this run"
     job.say(msg.Entered(worker=w("n0", "b"), generation=generation, applied=2))
     job.tell("n0", killed(w("n0", "b")))
     job.say(attach(w("n0", "c")))
-    assert job.orders(msg.Begin)[w("n0", "c")].decision.applied == 2, "its own lineage began with it"
+    assert job.orders(msg.Begin)[w("n0", "c")].decision.applied == 2, "its own lineage began with step 2"
 
 
 def test_a_coordinator_that_comes_later_knows_it_from_hello() -> None:

@@ -1,4 +1,4 @@
-"""What a generation costs by the size of the world: messages and bytes, counted at the coordinator's machine."""
+"""Tests of a generation's cost by world size: messages and bytes, counted at the coordinator's state machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = 8
 
 @dataclass
 class Count:
-    """Of what goes to agents: messages, those that had to be encoded, and the bytes of a plan for each node."""
+    """Counts messages to agents, encoded messages, and the bytes of a plan for each node."""
 
     messages: int = 0
     encoded: int = 0
@@ -28,7 +28,7 @@ class Count:
 
 
 class World:
-    """A job of some nodes: all input is what agents say, and what comes out is counted."""
+    """Drives a job with the messages of agents and counts the output."""
 
     def __init__(self, nodes: int) -> None:
         spec = JobSpec(name="job", max_nodes=nodes)
@@ -89,7 +89,7 @@ class World:
                 self.say(node, msg.Entered(worker=worker, generation=generation, applied=0))
 
     def lose(self, lost: int) -> Count:
-        """Lose a node in the middle of a step; return what that has cost, to the end of rendezvous."""
+        """Lose a node in the middle of a step; return the cost up to the end of rendezvous."""
         self.count = Count()
         self.tally(self.machine.handle(Disconnected(lost), 2.0))
         stop = self.machine.context.interruption.stop
@@ -114,9 +114,9 @@ class World:
 def test_a_loss_costs_each_node_the_same_in_any_world() -> None:
     """Messages O(N), bytes of a plan O(change) for each node, and each is encoded once."""
     small, large = World(16).lose(3), World(128).lose(3)
-    # Stop, Begin, the bundle of all keys: so many messages for each node that is left.
+    # Three messages for each remaining node: Stop, Begin and the bundle of all keys.
     assert (small.messages, large.messages) == (3 * 15, 3 * 127)
     assert small.encoded == large.encoded == 3
-    # (numbers of ranks and micro-batches have more digits)
+    # Only the numbers of ranks and micro-batches get longer.
     assert small.plan_bytes < large.plan_bytes < 1.25 * small.plan_bytes
     assert large.plan_bytes < 1000

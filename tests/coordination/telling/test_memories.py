@@ -1,4 +1,4 @@
-"""What nodes held around a change of the members: who is asked, when, and what is kept of it."""
+"""Tests of memory samples around a membership change: the asked nodes, the time, and the kept values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = (MemorySample(ago_s=2.0, memory=100), MemorySample(ago_s=0.1, memory=4
 
 
 def shrunk() -> Job:
-    """Return a job of three nodes that has gone on without the third, whose connection broke."""
+    """Return a job of three nodes that has continued without the third after its connection broke."""
     job = Job().start()
     job.step(1)
     job.tick(0.1)
@@ -47,7 +47,7 @@ def test_who_stays_is_asked_once_the_change_is_over_and_its_answer_is_one_event(
     job = shrunk()
     question = asked(job)
     assert AFTER_S + BEFORE_S <= question.seconds < AFTER_S + BEFORE_S + 0.5
-    assert len(job.sent(TakeMemory)) == 1, "who has left is not there any more, and of the others one is asked"
+    assert len(job.sent(TakeMemory)) == 1, "the departed node is gone, and one of the others is asked"
     job.tell("n0", MemoryTaken(number=question.number, samples=SAMPLES))
     (told,) = job.said(ev.MemorySampled)
     assert told.since_generation == 1
@@ -61,7 +61,7 @@ def test_who_was_not_asked_or_answers_another_question_is_not_heard() -> None:
     job.tell("n0", MemoryTaken(number=question.number + 1, samples=SAMPLES))
     assert not job.said(ev.MemorySampled)
     job.tick(ANSWER_S + 0.1)
-    assert not job.said(ev.MemorySampled), "nobody has said anything that would be worth an event"
+    assert not job.said(ev.MemorySampled), "no answer is worth an event"
 
 
 def test_of_a_move_who_leaves_who_joins_and_one_that_stays_are_told_of() -> None:
@@ -75,7 +75,7 @@ def test_of_a_move_who_leaves_who_joins_and_one_that_stays_are_told_of() -> None
     everybody = job.join("s0", step=2)
     for _ in range(30):
         job.tick(0.1)
-        assert not job.sent(TakeMemory), "the other half of it is still to come"
+        assert not job.sent(TakeMemory), "the second half of the move follows"
         for node in everybody:
             job.tell(node, msg.Heartbeat())
     job.step(3, *everybody, generation=2)

@@ -1,4 +1,4 @@
-"""Rendezvous in bundles: one from each node and one to each, complete by what the plan says."""
+"""Tests of rendezvous bundles: one from each node and one to each node, complete according to the plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def post(node: str, generation: int = 1, *, key: str = "", value: bytes = b"v") 
 
 
 def own(node: str, name: str) -> str:
-    """Return a key of the worker of n0, n1, ... under a name."""
+    """Return a named key of the worker of a node n0, n1, ..."""
     return key_of(int(node[1:]), name)
 
 
@@ -25,7 +25,7 @@ def nothing(node: str) -> msg.Post:
 
 
 def bundles(job: Job) -> list[tuple[tuple[int, ...], dict[str, bytes]]]:
-    """Return to which connections the last input's bundles go, and what is in them."""
+    """Return the target connections and the keys of the last input's bundles."""
     found = [i for i in job.last if isinstance(i, Broadcast) and isinstance(i.message, msg.Posted)]
     sent = [(i.connections, i.message.keys) for i in found if isinstance(i.message, msg.Posted)]
     return [(to, {key.partition(":")[2]: value for key, value in keys.items()}) for to, keys in sent]
@@ -49,7 +49,7 @@ def test_a_key_that_comes_later_goes_in_another_bundle() -> None:
 
 
 def test_with_one_key_in_all_only_that_travels() -> None:
-    """So it is with NCCL: rank 0 has the group's id, all others say that they have none."""
+    """NCCL does this: rank 0 has the group's id, and all other ranks post that they have none."""
     job = Job().start()
     job.tell("n0", msg.Posts(posts=(post("n0", key="id"),)))
     job.tell("n1", msg.Posts(posts=(nothing("n1"),)))
@@ -87,7 +87,7 @@ def expelled(job: Job) -> list[tuple[str | None, str]]:
 
 
 def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -> None:
-    """What is dropped without a word is waited for: by all, until their time is up, again and again."""
+    """If the key were dropped silently, all workers would repeatedly wait for it until they time out."""
     job = Job().start()
     for number in range(7):
         job.tell("n0", msg.Posts(posts=(post("n0", key=str(number), value=bytes(MAX_POSTED_BYTES // 8)),)))
@@ -99,7 +99,7 @@ def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -
 
 
 def test_a_member_posts_under_its_own_rank_alone() -> None:
-    """Else it could have the others connect to itself in another one's place, or to nobody."""
+    """Otherwise it could redirect other workers from another rank to itself or to no worker."""
     job = Job().start()
     forged = msg.Post(worker=w("n1"), generation=1, keys={own("n1", "a"): b"v", own("n2", "a"): b"v"})
     job.tell("n1", msg.Posts(posts=(forged,)))
@@ -128,7 +128,7 @@ def test_those_of_a_pending_group_are_its_own() -> None:
 
 
 def test_who_owes_its_address_is_the_suspect() -> None:
-    """Its listener answers, its training thread hangs before it has posted: the others cannot tell who it is."""
+    """Its listener answers but its training thread hangs before it posts, so the other workers cannot identify it."""
     job = Job().start()
     for node in ("n0", "n2"):
         job.tell(node, msg.Posts(posts=(post(node),)))

@@ -1,4 +1,4 @@
-"""A job of a pool as tests drive it: two nodes, and a standby of the pool's reserve."""
+"""A driver for a pool's job with two nodes and a standby from the pool's reserve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.protocol.pool.sharing import JobShares, JobState
 
 
 class Reserved(Job):
-    """Drives a job of two nodes, n0 and n1 by grants 1 and 2, for which the pool has s0 wait, by grant 3."""
+    """Drives a job with nodes n0 and n1 (grants 1 and 2) and the standby s0 (grant 3)."""
 
     version = 0
 
@@ -32,7 +32,7 @@ class Reserved(Job):
         called: tuple[str, ...] = (),
         **grants: int,
     ) -> None:
-        """The pool tells the job its grants. `called`: nodes whose role the pool decides with this version."""
+        """Send the pool's grants to the job. `called`: nodes with a role decided by this version."""
         self.version += 1
         self.role_versions |= dict.fromkeys(called, self.version)
         grants = grants or {"n0": 1, "n1": 2, "s0": 3}

@@ -1,4 +1,4 @@
-"""What failures cost is measured and told, and what the pool has seen of failures reaches the job's saves."""
+"""Tests that failure costs are measured and reported, and that the pool's failure rate affects checkpoint periods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 
 def hit(job: Job) -> None:
-    """One of three nodes is lost, and the others go on."""
+    """Lose one of three nodes; the others continue."""
     for step in (1, 2):
         job.now += 1.0
         job.step(step)
@@ -83,7 +83,7 @@ def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
 
 
 def rate(job: Pooled, failure_rate: float) -> None:
-    """The pool says how often a node fails."""
+    """Send the pool's failure rate of a node."""
     job.version += 1
     grants = {node: grant.number for node, grant in job.held.grants.items()}
     shares = JobShares(term=1, version=job.version, submission=1, grants=grants, failure_rate=failure_rate)
@@ -121,7 +121,7 @@ def test_a_job_on_one_node_saves_more_often_where_nodes_of_the_pool_fail_often()
     job = saving(1)
     usual = period(job)
     rate(job, 1 / (30 * 86400.0))
-    assert period(job) == usual, "no more often than is assumed anyhow"
+    assert period(job) == usual, "the rate does not exceed the assumed one"
     rate(job, 1 / HOUR)
     often = period(job)
     assert often < usual

@@ -1,4 +1,4 @@
-"""How many FLOP a sample takes: what all have counted that were to, told once, and known to whoever comes next."""
+"""Tests of FLOP per sample: counted by all asked ranks, reported once, and known to later coordinators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_of_a_dense_job_one_ranks_count_is_all() -> None:
     assert [plan.is_counting(worker) for worker in plan.workers] == [True, False]
     job.step(1)
     job.say(tally(second, 2, 900.0))
-    assert not counted(job), "nobody has asked it"
+    assert not counted(job), "the rank was not asked"
     job.say(tally(first, 2, 400.0))
     job.say(tally(first, 2, 800.0))
     assert counted(job) == [(2, 100.0)]

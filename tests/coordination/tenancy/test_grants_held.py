@@ -1,4 +1,4 @@
-"""A job's side of its grants: what it has given back it never takes again, whatever it is told, and in which order."""
+"""Tests of a job's grants: a returned grant is never accepted again, for any order of messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_it_has_given_back_it_does_not_take_again() -> None:
     held = give_back(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
     assert held.numbers == {1}
     again = apply_shares(held, shares(4, a=1, b=2), 11.0)
-    assert again.numbers == {1}, "the pool had not heard yet"
+    assert again.numbers == {1}, "the pool had not received the return yet"
     anew = apply_shares(again, shares(5, a=1, b=7), 12.0)
     assert anew.numbers == {1, 7}
     assert anew.returned == frozenset()

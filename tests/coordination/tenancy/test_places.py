@@ -1,4 +1,4 @@
-"""A pool's job counts no more nodes as training than the pool has given it places: who has no place is a standby."""
+"""Tests that a pool's job trains with at most the granted number of nodes; other nodes are standbys."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.protocol.pool.held import Held, HeldGrant
 
 
 def _most_that_train(job: Reserved) -> int:
-    """Return how many nodes the job's record has counted as training at most."""
+    """Return the largest number of nodes that the job's record counted as training."""
     return max(record.held.training for record in job.records if record.held is not None)
 
 
 def _begun_by_a_standby(*here: str) -> Reserved:
-    """All processes have failed before the first step, and the standby is the first to begin again, alone.
+    """Return a job restarted by the standby alone, after all processes failed before the first step.
 
     Args:
         here: the members whose agents are back, without a process.
@@ -73,7 +73,7 @@ def test_a_node_that_the_pool_calls_joins_again() -> None:
 
 
 def test_a_node_that_is_granted_for_a_lost_one_waits_if_a_standby_was_faster() -> None:
-    """The pool has heard of the loss before the standby had the place, and gives the job another node."""
+    """The pool received the loss before the standby replaced the node, and grants another node."""
     job = reserved().train()
     job.lose("n1")
     job.shares(n0=1, s0=3, n2=4)
@@ -86,7 +86,7 @@ def test_a_node_that_is_granted_for_a_lost_one_waits_if_a_standby_was_faster() -
 
 
 def test_a_promoted_standby_that_comes_again_while_its_grant_says_standby_waits() -> None:
-    """It was lost on its way next to the leaver: it warms up again, and joins again."""
+    """It was lost while it joined next to the draining node; it warms up and joins again."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
     assert job.machine.record.pending is not None
@@ -110,7 +110,7 @@ def test_no_standby_takes_the_place_of_a_lost_node_that_the_pool_wants_back() ->
 
 
 def test_a_standby_that_has_a_place_counts_although_the_pool_wants_it_back() -> None:
-    """The pool takes it for a standby until it hears that the moved node waits."""
+    """The pool counts it as a standby until it learns that the moved node waits."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
     job.join("s0", step=2)
@@ -118,7 +118,7 @@ def test_a_standby_that_has_a_place_counts_although_the_pool_wants_it_back() -> 
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
     job.shares(leaving=(3,))
-    assert job.held.waiting == {3}, "n1 may be needed still"
+    assert job.held.waiting == {3}, "n1 may still be needed"
     for node in ("n0", "s0"):
         job.say(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, "n0", "s0", generation=3)
@@ -138,12 +138,12 @@ def test_a_node_that_had_joined_leaves_when_it_becomes_a_standby() -> None:
     told = [event for event in job.events if isinstance(event, NodesJoined | NodeLeft)][-2:]
     assert [type(event) for event in told] == [NodesJoined, NodeLeft]
     assert isinstance(told[0], NodesJoined)
-    assert told[0].names == ("n2",), "n3 was not reported yet"
+    assert told[0].names == ("n2",), "n3 was not reported before"
     assert told[1] == NodeLeft(**{**msgspec.structs.asdict(told[1]), "node": "n2", "reason": "moved"})
 
 
 def test_a_member_counts_although_it_is_not_back_after_a_restart_of_the_coordinator() -> None:
-    """The node whose place it has taken comes back first, without its process: it is a standby at once."""
+    """The node that it replaced returns first, without its process, and is a standby at once."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
     job.join("s0", step=2)
@@ -167,7 +167,7 @@ def _held(places: int | None, **standby: bool) -> Held:
 
 
 def test_a_node_that_joins_next_to_one_that_has_just_taken_its_place_waits() -> None:
-    """A moved node takes its place back in the same turn: the roles of both stay."""
+    """A moved node takes its rank back in the same transaction, so both roles stay."""
     held = update_roles(_held(2, a=False, b=False, s=True), {"a": False, "s": False}, {"a": "s"})
     assert held.waiting == {1}
 
@@ -183,7 +183,7 @@ def test_a_record_without_a_word_of_the_pool_has_no_surplus() -> None:
 
 
 def test_a_standby_that_leaves_again_before_it_has_a_place_counts_as_one() -> None:
-    """Another standby joins in its stead: three nodes train for a moment, and one of them is about to go."""
+    """Another standby joins instead: three nodes train for a moment, and one of them will leave."""
     job = reserved()
     job.boot()
     standbys = {"s0": 3, "s1": 4, "s2": 5}

@@ -1,4 +1,4 @@
-"""Moves inside a pool's job: the pool sees one exchange of roles, and never a node too many."""
+"""Tests of moves inside a pool's job: the pool sees one exchange of roles and never a surplus node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 def _moving() -> Reserved:
-    """A job in which the standby s0 has joined next to n1, whose place it takes."""
+    """Return a job in which the standby s0 has joined next to n1, which it replaces."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
     assert job.join("s0", step=2) == ("n0", "n1", "s0")
@@ -21,7 +21,7 @@ def _moving() -> Reserved:
 
 
 def _end_move(job: Reserved, *, waits: bool = True) -> None:
-    """All go on without n1, and it becomes a standby, which `waits` or is needed again at once."""
+    """Make all continue without n1, a standby from then on that `waits` or is needed again at once."""
     job.step(3, "n0", "n1", "s0", generation=2)
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
@@ -76,7 +76,7 @@ def test_a_node_that_the_pool_calls_while_it_is_moved_joins_once_it_waits() -> N
 
 
 def test_a_call_is_followed_once() -> None:
-    """The pool repeats its word until it has heard the job's: a node that has moved since waits all the same."""
+    """The pool repeats its message until the job answers; a node that has moved since then still waits."""
     job = _moving()
     job.shares(standbys=(), called=("s0",))
     _end_move(job)
@@ -84,11 +84,11 @@ def test_a_call_is_followed_once() -> None:
     assert job.held.waiting == {2}
     job.shares(standbys=(), called=("n1",))
     job.shares(standbys=(2,))
-    assert job.held.waiting == frozenset(), "the pool has decided otherwise since the job said so"
+    assert job.held.waiting == frozenset(), "the pool decided otherwise after the job's report"
 
 
 def test_a_called_standby_that_does_not_fit_is_not_reported_as_waiting_again() -> None:
-    """The pool would call it again and again, until its agent has ended."""
+    """Otherwise the pool would call it repeatedly until its agent has ended."""
     job = reserved()
     job.boot()
     job.shares()
@@ -106,7 +106,7 @@ def test_a_called_standby_that_does_not_fit_is_not_reported_as_waiting_again() -
 
 
 def test_a_node_that_is_told_to_end_and_its_standby_never_both_count() -> None:
-    """There is no time for the standby to join first: it takes the place when the node leaves."""
+    """The grace is too short for the standby to join first, so it replaces the node when that leaves."""
     job = reserved().train()
     job.tell("n1", msg.EndNotice(grace_s=0.01))
     job.step(2, "n0", "n1")
@@ -128,7 +128,7 @@ def test_a_leaver_that_the_pool_wants_back_leaves_its_standby_in_addition() -> N
 
 
 def test_a_node_that_has_moved_and_joins_next_to_another_one_in_the_same_breath_counts_as_a_standby() -> None:
-    """It never waits as far as the job's record shows: it is warm, and the second move is under way already."""
+    """The job's record never shows it as waiting: it is warm, and the second move has already started."""
     job = _moving()
     job.feed(MoveNodes(("n0",)))
     _end_move(job, waits=False)
@@ -143,7 +143,7 @@ def test_a_node_that_joins_for_another_one_cannot_be_moved_before_it_has_the_pla
 
 
 def test_a_node_that_waits_for_a_standby_to_move_is_given_back_if_the_pool_wants_it() -> None:
-    """The standby is lost before it is warm: without the pool's recall the node would wait for another one."""
+    """The standby is lost before it is warm. Without the recall, the node would wait for another standby."""
     job = reserved().train(warm=False)
     job.feed(MoveNodes(("n1",)))
     job.lose("s0")
@@ -160,7 +160,7 @@ def test_a_node_that_waits_for_a_standby_to_move_is_given_back_if_the_pool_wants
 def test_no_standby_takes_the_place_of_a_node_that_the_pool_wants_back_and_that_is_told_to_end(
     told_first: bool,
 ) -> None:
-    job = reserved().train(warm=not told_first)  # a warm one would join next to n1 at once
+    job = reserved().train(warm=not told_first)  # a warm standby would join next to n1 at once
     if told_first:
         job.tell("n1", msg.EndNotice(grace_s=600.0))
     job.shares(leaving=(2,))

@@ -1,4 +1,4 @@
-"""A pool's standby in a job: it waits by its grant, takes a place by itself, and joins where the pool wants it to."""
+"""Tests of a pool's standby in a job: it waits by its grant, replaces a lost node, or joins if the pool wants it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_older_words_of_the_pool_have_nobody_wait_again() -> None:
     job = reserved().train()
     job.lose("n1")
     job.report("n0", 1)
-    job.shares(n0=1, s0=3)  # (it has not heard of it)
+    job.shares(n0=1, s0=3)  # the pool does not know about the loss yet
     assert job.held.waiting == frozenset()
     assert not job.machine.members.standbys
 
@@ -93,7 +93,7 @@ def test_nobody_takes_the_place_of_a_node_that_the_pool_wants_back() -> None:
     for step in (3, 4, 5):
         job.step(step, "n0", generation=2)
     assert job.held.numbers == {1, 3}
-    assert job.held.waiting == {3}, "it is no place that is empty"
+    assert job.held.waiting == {3}, "the rank is not empty"
     assert job.machine.record.pending is None
 
 

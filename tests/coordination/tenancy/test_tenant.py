@@ -1,4 +1,4 @@
-"""A job of a pool: who joins by which grant, who is given back when, and what the pool's wishes lead to."""
+"""Tests of a pool's job: nodes join by grants and are returned, and the job follows the pool's requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Pooled(Job):
         self.say(msgspec.structs.replace(attach(w(node)), saves=saves))
 
     def train(self, *nodes: str, saves: bool = False) -> Pooled:
-        """The job is granted these nodes by 1, 2, ..., and trains."""
+        """Grant these nodes as 1, 2, ..., and make the job train."""
         self.boot()
         numbers = {node: number for number, node in enumerate(nodes, 1)}
         self.grants(**numbers)
@@ -58,7 +58,7 @@ class Pooled(Job):
 
     @property
     def told(self) -> list[JobState]:
-        """Return what the pool was told last."""
+        """Return the states last sent to the pool."""
         return [one.stands for one in self.last if isinstance(one, TellPool)]
 
     @property
@@ -127,7 +127,7 @@ def test_who_is_lost_is_given_back_with_the_decision_that_does_without_it_and_no
     job = pooled().train("n0", "n1")
     job.step(1, "n0", "n1")
     job.lose("n1")
-    assert job.held.numbers == {1, 2}, "nobody has decided yet what the others go on from"
+    assert job.held.numbers == {1, 2}, "it is not yet decided from which state the others continue"
     job.report("n0", 1)
     assert job.held.numbers == {1}
     assert job.told[-1].held == {1}
@@ -159,7 +159,7 @@ def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_
     job.step(2, "n0", "n1")
     job.report("n0", 2)
     job.report("n1", 2)
-    assert job.held.numbers == {1, 2}, "what it has may be needed still"
+    assert job.held.numbers == {1, 2}, "its state may still be needed"
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=2))
     job.grants(leaving=(2,), n0=1, n1=2)
     ended: list[msg.EndNode] = []
@@ -170,7 +170,7 @@ def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_
     assert len(ended) == 1
     assert [one.node for one in job.machine.record.drained] == ["n1"], "it is asked to leave once"
     assert job.machine.record.wanted == 1
-    # the same node, granted anew, is welcome
+    # The same node is accepted with a new grant.
     job.grants(n0=1, n1=5)
     job.come("n1", 5, session="00000abc")
     assert job.sent(msg.Welcome)
@@ -236,7 +236,7 @@ def suspended() -> Pooled:
     job = pooled(1).train("n0")
     job.step(1, "n0")
     job.grants(wish="suspend", n0=1)
-    assert job.told[-1].standing == "suspended", "it keeps nothing, and so has nothing to save"
+    assert job.told[-1].standing == "suspended", "a job without checkpoints has nothing to save"
     return job
 
 
@@ -253,7 +253,7 @@ def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["at once", "its coordinator dies before"])
 def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, again: bool) -> None:
-    """Whoever had it suspended was told so, and asked again with --force: it failed when it was to go on."""
+    """The user was warned and repeated the request with --force; the job once failed when it was resumed."""
     job = suspended()
     job.boot()
     job.grants(n1=2)
@@ -269,11 +269,11 @@ def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, a
     job.step(1, "n1", generation=begun.generation)
     job.step(2, "n1", generation=begun.generation)
     job.lose("n1")
-    assert job.machine.record.outcome == "failed", "a loss is one, as before"
+    assert job.machine.record.outcome == "failed", "a loss still fails the job"
 
 
 def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
-    """They have left: for three seconds it waited for them, and then said that they were lost."""
+    """They have left, but the job once waited three seconds for them and then reported them lost."""
     job = saved_and_suspended()
     job.boot()
     job.grants(n1=2)
@@ -345,7 +345,7 @@ def test_a_node_that_is_out_is_given_back_and_the_pool_hears_that_it_is_of_no_us
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, unfit="its disk is full"))
     assert job.held.numbers == {1}
     assert job.told[-1].refuses == {"n1": NodeUnfit(grant=2, why="its disk is full")}
-    assert not job.machine.record.quarantined, "the pool may give it again, once it is another"
+    assert not job.machine.record.quarantined, "the pool may grant the node again after it has changed"
     job.grants(n0=1, n1=3)
     job.come("n1", 3, session="00000abc")
     assert job.sent(msg.Welcome)
@@ -372,7 +372,7 @@ def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_n
     assert job.told[-1].standing == "going"
     old = JobShares(term=1, version=1, submission=1, stranded=True)
     job.feed(PoolSaid(old))
-    assert job.told[-1].standing == "going", "that was before"
+    assert job.told[-1].standing == "going", "the refusal concerned the earlier node"
     job.grants(stranded=True)
     assert job.told[-1].standing == "failed"
     why = job.told[-1].why

@@ -1,4 +1,4 @@
-"""A lease is learnt from how far apart a node's words are."""
+"""Tests of leases learned from the gaps between a node's messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = ("n0", "n1", "n2")
 
 
 def lasts_s(*gaps: float) -> float:
-    """Return the lease of a node after words so far apart, each looked at in time."""
+    """Return the lease of a node after messages with these gaps, each handled in time."""
     members, now = Membership(), 1000.0
     node = members.add(hello("n0"), 1, now)
     for gap in gaps:
@@ -30,7 +30,7 @@ def lasts_s(*gaps: float) -> float:
 @pytest.mark.parametrize(
     ("gaps", "longest"),
     [
-        ([0.5] * 59, math.inf),  # nothing is learnt before half a minute is over
+        ([0.5] * 59, math.inf),  # nothing is learned within the first half minute
         ([0.5] * 60, 0.5),
         ([0.5] * 60 + [0.75], 0.75),
         ([0.5] * 60 + [0.75] + [0.5] * 58, 0.75),
@@ -47,7 +47,7 @@ def test_a_node_that_says_a_word_at_every_step_may_say_fewer() -> None:
 
 
 def calm(*silent: str, seconds: float, job: Job | None = None, every: int = 5) -> Job:
-    """Let time pass in which all nodes but some say their heartbeats, at each so many ticks."""
+    """Advance the time while all nodes but the silent ones send a heartbeat at every `every`-th tick."""
     job = Job().start() if job is None else job
     for number in range(round(seconds / 0.1)):
         job.tick(0.1)

@@ -1,4 +1,4 @@
-"""What counts as late follows from what it took before."""
+"""Tests of time limits that follow from earlier durations."""
 
 from __future__ import annotations
 

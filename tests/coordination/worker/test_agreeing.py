@@ -1,9 +1,8 @@
-"""The places of a unit agree on each micro-batch, and each state: all interleavings of two places and micro-batches.
+"""Tests that the workers of a replica group agree on micro-batches and states, over all interleavings of two.
 
-Crossing, proposing, agreeing, withdrawing, computing, Stop, report, Begin and JobDone come in every order in which they
-can. Never does one place compute what the other does not; never have they different `summed` after a Begin; never does
-one give up the state that it keeps for a newer one that the other has not; and each comes to the end of its share, or
-of the job.
+Crossing, proposing, agreeing, withdrawing, computing, Stop, report, Begin and JobDone come in every possible order.
+Both workers compute the same micro-batches and have the same `summed` after each Begin. Neither gives up its state for
+a newer one that the other lacks. Each reaches the end of its share or of the job.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 
 A, B, C, D = ("n0/0/a", "n0/1/a", "n1/0/a", "n1/1/a")
-#: the unit that is looked at has two of them
+#: the replica group under test has two of them
 MICRO_BATCHES = 4
 SAMPLES = StepSamples(seed=3, micro_batches=MICRO_BATCHES, micro_batch=6)
 START, REDO, ROLLBACK = (
@@ -40,7 +39,7 @@ START, REDO, ROLLBACK = (
     Decision(kind=DecisionKind.REDO, applied=0),
     Decision(kind=DecisionKind.ROLLBACK, applied=0, source=msg.CheckpointSource(name="c")),
 )
-#: the others have finished a step that this unit has not: it is sent the state, and keeps its own until that is here
+#: the others have finished a step that this group has not; it keeps its own state until theirs arrives
 LATER = Decision(kind=DecisionKind.REDO, applied=1)
 
 
@@ -57,7 +56,7 @@ def plan_of(generation: int, *workers: str, sent: bool = False) -> msg.Generatio
 
 @dataclass
 class Place:
-    """One place: its machine, what its training thread is about, and the orders that it has not heard yet."""
+    """One worker: its state machine, its training thread's activity, and its pending orders."""
 
     machine: WorkerMachine
     doing: str = ""  # "", crossed, waiting, computing
@@ -69,11 +68,11 @@ class Place:
 
 @dataclass
 class Unit:
-    """Two places, the page of their proposals, and a coordinator that may do anything that it can."""
+    """Two workers, their proposals, and a coordinator that may take any possible action."""
 
     a: Place
     b: Place
-    #: what each place proposes, and what both have agreed on
+    #: each worker's proposal, and the agreed ones
     page: dict[str, Proposal] = field(default_factory=dict)
     agreed: frozenset[Proposal] = frozenset()
     computed: frozenset[tuple[str, Proposal]] = frozenset()
@@ -83,7 +82,7 @@ class Unit:
     reports: dict[str, msg.Report] = field(default_factory=dict)
     generation: int = 1
     over: bool = False
-    #: by generation and place
+    #: the kept sums, by generation and worker
     begun: dict[tuple[int, str], tuple[int, ...]] = field(default_factory=dict)
     trail: tuple[str, ...] = ()
 
@@ -114,7 +113,7 @@ def fresh() -> Unit:
 
 
 def actions(unit: Unit) -> list[str]:
-    """Return all that can happen next."""
+    """Return all possible next actions."""
     found: list[str] = []
     for name, place, mate in unit.places():
         who = name[3]
@@ -153,7 +152,7 @@ def mate_name(name: str) -> str:
 
 
 def after(unit: Unit, action: str) -> Unit:
-    """Return what becomes of it."""
+    """Return the state after an action."""
     known = {id(plan): plan for plans in (PLANS, SENT, FIRST) for plan in plans.values()}
     unit = copy.deepcopy(unit, dict(known))
     unit.trail += (action,)
@@ -209,7 +208,7 @@ def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
 
 
 def settle_state(unit: Unit, name: str, place: Place, *, adopts: bool) -> None:
-    """What was proposed of a state is settled: taken now, if the place has kept its own until now."""
+    """Settle a proposal about a state: adopt it now if the worker has kept its own until now."""
     if place.machine.phase is Phase.ADOPTING:
         hear(unit, name, place.machine.finish_receive([], 1) if adopts else place.machine.cancel_adoption())
         place.sums = frozenset() if adopts else place.sums
@@ -217,7 +216,7 @@ def settle_state(unit: Unit, name: str, place: Place, *, adopts: bool) -> None:
 
 
 def go_on(unit: Unit, name: str, place: Place) -> None:
-    """Let the training thread do the next thing that its machine asks for."""
+    """Make the training thread execute the next task of its state machine."""
     machine, task = place.machine, place.machine.task
     match task:
         case tasks.Load():
@@ -237,7 +236,7 @@ def go_on(unit: Unit, name: str, place: Place) -> None:
             if place.attempt != (machine.generation, task.step):
                 place.attempt = machine.generation, task.step
                 place.sums = place.sums if task.summed else frozenset()
-                assert place.sums == set(task.summed), "what is summed is there, and nothing else"
+                assert place.sums == set(task.summed), "the sums match the task exactly"
             todo = next((m for m in task.micro_batches if m not in place.sums), None)
             if todo is None:
                 assert place.sums == set(task.micro_batches)
@@ -264,17 +263,17 @@ def coordinate(unit: Unit, action: str) -> None:
     )
     unit.generation += 1
     states = {report.applied for report in unit.reports.values() if report.applied is not None}
-    assert len(states) <= 1, "one has given up for a newer state what the other one has"
+    assert len(states) <= 1, "one worker gave up the state of the other for a newer one"
     lags = any(report.applied == 0 for report in unit.reports.values())
     step = max(report.applied or 0 for report in unit.reports.values())
     reports, plan = dict(unit.reports), PLANS[unit.generation]
     decision = msg.Decision(kind=DecisionKind.REDO, applied=step)
     if action == "roll back" or any(report.applied is None for report in unit.reports.values()):
-        decision = ROLLBACK  # (or one has not come to loading what all go back to)
+        decision = ROLLBACK  # also if a worker has not loaded the checkpoint yet
     elif action == "later" and lags:
         decision, plan = LATER, SENT[unit.generation]
     if action == "redo after others":
-        # another unit, which comes before this one, has one of its micro-batches, too: that keeps it
+        # An earlier replica group has one of this group's micro-batches too, and keeps it.
         plan = FIRST[unit.generation] if plan is PLANS[unit.generation] else plan
         others = {"generation": 1, "term": 1, "applied": step, "step": step + 1, "phase": Phase.COMPUTE}
         reports |= {who: msg.Report(worker=who, summed=(0, 1), **others) for who in (C, D)}
@@ -347,7 +346,7 @@ def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple
 
 @pytest.mark.parametrize(("stops", "states"), [(0, 50), (1, 5000)])
 def test_whatever_comes_when_the_places_of_a_unit_do_the_same(stops: int, states: int) -> None:
-    """(With two stops there are so many states that it takes minutes: `python test_agreeing.py 2`.)"""
+    """(With two stops the number of states takes minutes: `python test_agreeing.py 2`.)"""
     assert explored(stops) > states
 
 

@@ -1,4 +1,4 @@
-"""What a worker compares with the others of its role, and when."""
+"""Tests of the fingerprints that a worker compares with others of its role, and when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.protocol.fingerprint import Fingerprint
 
 
 def compared(comparison: ReplicaComparison, step: int, *, state: int = 0) -> Fingerprint:
-    """A step begins; return what would be reported of it."""
+    """Begin a step; return the fingerprint that would be reported."""
     comparison.set_fingerprint(Fingerprint(step=step, settings=1, state=state), lambda: ("lr 0.1",))
     reported = comparison.reported_fingerprint(step)
     assert reported is not None
@@ -37,7 +37,7 @@ def test_only_an_equal_state_proves_that_the_received_one_was_right() -> None:
     comparison.record_received_state(1)
     assert compared(comparison, 2).received
     comparison.record_agreement()
-    assert compared(comparison, 3, state=7).received, "until now only settings were compared"
+    assert compared(comparison, 3, state=7).received, "so far only settings were compared"
     comparison.record_agreement()
     assert not compared(comparison, 4).received
 

@@ -1,4 +1,4 @@
-"""A worker in no generation that is to warm up: when it does, what cuts it short, what becomes of its state."""
+"""Tests of warm-ups of a worker in no generation: their start, interruption and effect on its state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_its_state_is_nobodys_from_the_first_shadow_step_on() -> None:
     (_, fresh) = machine.on_order(msg.Stop(term=1, generation=1))
     assert isinstance(fresh, SendToCoordinator)
     assert isinstance(fresh.message, msg.Report)
-    assert fresh.message.fresh  # (a Warm that was never taken up costs nothing)
+    assert fresh.message.fresh  # a Warm that never started costs nothing
     machine = warming()
     (_, told) = machine.on_order(msg.Stop(term=1, generation=1))
     assert isinstance(told, SendToCoordinator)

@@ -1,4 +1,4 @@
-"""What one script asks for, all do after the same step: they stop, or save."""
+"""Tests that all workers stop or save after the same step when one script requests it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = StepSamples(seed=3, micro_batches=4, micro_batch=6)
 
 
 def passing(step: int, *wishes: msg.Wish) -> msg.Commit:
-    """v of a step whose samples are right."""
+    """Return the result of a step with the right samples."""
     return msgspec.structs.replace(commit(), sample_hashes=SAMPLES.expected(step), wishes=wishes)
 
 
@@ -36,7 +36,7 @@ def computing() -> WorkerMachine:
 
 
 def applies(machine: WorkerMachine, *wishes: msg.Wish) -> None:
-    """Let a machine apply its step, whose v has these wishes."""
+    """Make a machine apply its step, with a result that has these wishes."""
     for micro_batch in machine.share:
         assert machine.begin_micro_batch(micro_batch)
     assert machine.begin_reduction()

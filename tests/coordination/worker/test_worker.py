@@ -1,4 +1,4 @@
-"""The worker's phase machine: what it may do, what it promises, what it refuses with its story."""
+"""Tests of the worker's phase machine: allowed steps, guarantees, and errors with the recent history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAMPLES = StepSamples(seed=3, micro_batches=4, micro_batch=6)
 
 
 def commit(loss: float = 1.0, *flags: msg.Flag, step: int = 1) -> msg.Commit:
-    """v of a step that has each micro-batch once."""
+    """Return the result of a step with each micro-batch once."""
     return msgspec.structs.replace(any_commit(loss, *flags), sample_hashes=SAMPLES.expected(step))
 
 
@@ -76,7 +76,7 @@ def voted() -> WorkerMachine:
 
 
 def one_step(machine: WorkerMachine) -> msg.Applied:
-    """Let a machine that computes apply its step."""
+    """Make a computing machine apply its step."""
     for micro_batch in machine.share:
         machine.begin_micro_batch(micro_batch)
     machine.begin_reduction()
@@ -353,7 +353,7 @@ def test_a_flag_that_nobody_has_seen_is_lowered_at_once() -> None:
 
 def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did_not_swap() -> None:
     for swaps in (False, True):
-        for passed in (False, True):  # (the order comes before it is known what the others have raised, or after)
+        for passed in (False, True):  # the order comes before or after the others' flags are known
             machine = armed(voted())
             if not passed:
                 assert machine.on_order(DISARM) == []
@@ -396,7 +396,7 @@ def test_who_is_stopped_or_only_about_to_join_says_nothing() -> None:
     joiner = WorkerMachine(w("n2"), samples=SAMPLES)
     joiner.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
     joiner.on_group_ready(2)
-    assert joiner.on_order(DISARM) == [], "it is in no step whose flags it could know"
+    assert joiner.on_order(DISARM) == [], "it takes part in no step whose flags it could know"
 
 
 def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
@@ -453,7 +453,7 @@ def test_a_step_is_applied_once() -> None:
 
 
 def test_the_end_of_the_job_does_not_make_a_boundary_illegal() -> None:
-    """The training thread has its task from before JobDone, and learns of it when it asks for the next."""
+    """The training thread still has a task from before JobDone, and learns of it when it requests the next one."""
     machine = WorkerMachine(ME, samples=SAMPLES)
     machine.on_order(begin(1, DecisionKind.START, 0))
     assert machine.on_order(msg.JobDone()) == [Halt()]
@@ -494,7 +494,7 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
 
 
 def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
-    """Stopped again before it could apply: its gradients are those of the generation before, not of this one's plan."""
+    """It was stopped again before it could apply: its gradients belong to the previous generation's plan."""
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
@@ -519,7 +519,7 @@ def blob(*experts: int) -> bytes:
 def placed(
     generation: int, held: bytes, placement: bytes, sources: dict[str, msg.StateSource] | None = None
 ) -> msg.GenerationPlan:
-    """A plan that gives this worker these experts; its peer has the others."""
+    """Return a plan that gives this worker these experts; its peer has the others."""
     experts = msg.ExpertPlan(
         layers=1, experts=2, held=(held, b""), placement=(placement, b""), moves=1, asked=1, given=1
     )
@@ -533,7 +533,7 @@ def take_up(machine: WorkerMachine) -> None:
 
 
 def with_experts() -> WorkerMachine:
-    """Has applied step 1, with expert 0."""
+    """Return a machine that has applied step 1, with expert 0."""
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
@@ -548,7 +548,7 @@ def with_experts() -> WorkerMachine:
 
 
 def beside_a_step() -> WorkerMachine:
-    """Has swapped to a generation in which expert 1 is to come while step 2 is computed."""
+    """Return a machine that swapped to a generation in which expert 1 arrives while step 2 is computed."""
     machine = with_experts()
     the_plan = placed(2, blob(0), blob(1))
     assert the_plan.expert_plan is not None
@@ -570,7 +570,7 @@ def beside_a_step() -> WorkerMachine:
 
 def test_a_step_is_computed_while_experts_travel_and_ready_only_with_them() -> None:
     machine = beside_a_step()
-    assert machine.finish_entering() == [], "it is told once all is here"
+    assert machine.finish_entering() == [], "it is reported once everything has arrived"
     assert isinstance(machine.task, Compute)
     assert machine.begin_reduction()
     with pytest.raises(InvalidTransitionError, match="without all experts"):
@@ -590,11 +590,11 @@ def test_what_has_not_come_beside_the_step_is_not_reported() -> None:
     machine.begin_reduction()
     report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
     assert (report.applied, report.state, report.result) == (2, msg.Holding(experts=blob(0)), None)
-    assert machine.finish_background_transfer(received_bytes=5, transfer_s=0.5) == [], "it came too late"
+    assert machine.finish_background_transfer(received_bytes=5, transfer_s=0.5) == [], "the transfer ended too late"
     machine.on_order(begin(3, DecisionKind.REDO, 2, plan=placed(3, blob(0), blob(0, 1))))
     change = machine.begin_move()
     assert change is not None
-    assert (change.fetch, change.during_step) == (True, False), "after a failure all wait for what moves"
+    assert (change.fetch, change.during_step) == (True, False), "after a failure, all wait for the moves"
 
 
 def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
@@ -673,7 +673,7 @@ def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story()
 
 
 def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> None:
-    """Another was faster to complain: without the evidence of who is cut off the wrong node would have to go."""
+    """Another worker complained first. Without this evidence, the wrong node would be removed."""
     machine = computing()
     assert machine.on_wait_timeout(1)
     assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
@@ -708,7 +708,7 @@ def reducing() -> WorkerMachine:
 
 
 def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
-    """A machine whose reductions have led to other samples than its step's own, and what it says."""
+    """Return a machine with wrong samples after its reductions, and its instructions."""
     machine = reducing()
     return machine, machine.finish_reduction(msgspec.structs.replace(commit(), **wrong))
 
@@ -756,11 +756,11 @@ def test_who_was_stopped_before_its_reductions_had_returned_neither_is_ready_nor
         assert machine.phase is Phase.REDUCING
 
 
-# ---- who lacks the decided step ----
+# ---- workers that lack the decided step ----
 
 
 def lagging() -> WorkerMachine:
-    """Has applied step 1 and computed of step 2; its peer is READY with step 2, and is to send it that."""
+    """Return a machine in the middle of step 2; its peer is READY with step 2, and will send it that state."""
     machine = computing()
     one_step(machine)
     machine.begin_micro_batch(0)
@@ -773,7 +773,7 @@ def lagging() -> WorkerMachine:
 
 def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() -> None:
     machine = lagging()
-    assert isinstance(machine.task, Receive), "it has nothing to apply"
+    assert isinstance(machine.task, Receive), "it has no result to apply"
     assert machine.accept_push(2)
     assert machine.keeps
     report = report_of(machine.on_order(msg.Stop(term=1, generation=2)))
@@ -781,7 +781,7 @@ def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() ->
     assert report.state == msg.Holding()
     machine.on_order(begin(3, DecisionKind.REDO, 1, plan=plan(3, ME), assignment=((0, 1, 2, 3),)))
     machine.finish_entering()
-    assert machine.task == Compute(2, (0, 1, 2, 3), (0,)), "the step is done again from what it had"
+    assert machine.task == Compute(2, (0, 1, 2, 3), (0,)), "the step is repeated with its kept gradients"
 
 
 def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_that() -> None:
@@ -844,7 +844,7 @@ def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() ->
     one_step(machine)
     machine.begin_micro_batch(0)
     assert machine.keep_state_only()
-    assert machine.task == Wait(), "nothing is computed any more"
+    assert machine.task == Wait(), "nothing more is computed"
     report = report_of(machine.on_order(msg.Stop(term=1, generation=1)))
     assert (report.applied, report.phase, report.summed) == (1, Phase.COMPUTE, ())
 
@@ -862,9 +862,9 @@ def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
 
 
 def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:
-    assert not WorkerMachine(ME, samples=SAMPLES).keep_state_only(), "a fresh one has nothing of the job"
+    assert not WorkerMachine(ME, samples=SAMPLES).keep_state_only(), "a fresh machine has no state of the job"
     machine = voted()
-    assert not machine.keep_state_only(), "it may pass elsewhere"
+    assert not machine.keep_state_only(), "the step may pass elsewhere"
     machine.pass_vote(commit())
     machine.begin_apply()
     assert not machine.keep_state_only()
