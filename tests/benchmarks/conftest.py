@@ -1,4 +1,4 @@
-"""The benchmarks' scripts and packages can be imported by the tests next to this file."""
+"""Make the benchmarks' scripts and packages importable in the tests of this folder."""
 
 from __future__ import annotations
 

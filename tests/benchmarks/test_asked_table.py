@@ -1,4 +1,4 @@
-"""What is asked of a figure, and the table of all of them."""
+"""Tests of required figures and of their table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_limit_can_hang_on_what_others_take() -> None:
     figure = Figure(name="a move", values=(0.03,), unit="s").with_limit_above((0.01, 0.02, 0.5), 0.01, "joins")
     assert figure.asked == pytest.approx(0.03)
     assert figure.how == "joins 0.020 + 0.01 s"
-    # With nothing to compare it with it is not taken for reached.
+    # Without a value to compare with, the figure does not count as reached.
     assert Figure(name="a move", values=(0.03,)).with_limit_above((), 0.01, "joins").is_reached is False
 
 

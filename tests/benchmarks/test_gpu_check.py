@@ -1,4 +1,4 @@
-"""The GPU check: a check that fails, hangs or crashes never stops the others, and results are written after each."""
+"""Tests of the GPU check: a failed, hung or crashed check does not stop the others, and each result is written."""
 
 from __future__ import annotations
 

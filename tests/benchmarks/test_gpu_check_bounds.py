@@ -1,4 +1,4 @@
-"""The GPU check's bounds: no check passes with results that are not numbers, or without results."""
+"""Tests of the GPU check's bounds: no check passes without results or with results that are not numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the machine: it describes each fault of a driver, and no fault of a tool keeps it from an answer."""
+"""Tests of the machine check: it describes each driver fault, and a faulty tool does not prevent a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a job's events and of parameters in benchmarks/move.py."""
+"""Tests of the figures that benchmarks/move.py computes from events and parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from made_events import made
 
 
 def steps(*times: float) -> list[StepCommitted]:
-    """Steps of 32 samples that were done at these moments."""
+    """Return steps of 32 samples committed at these times."""
     found: list[StepCommitted] = []
     for number, time in enumerate(times):
         step = made("step_committed", time, step=number, samples=32, step_s=time - times[max(number - 1, 0)])
@@ -25,7 +25,7 @@ def steps(*times: float) -> list[StepCommitted]:
 def test_the_rate_after_a_kill_has_the_step_that_was_hit() -> None:
     undisturbed = [float(second) for second in range(40)]
     assert remaining_rate(steps(*undisturbed), 10.5, 20.0) == pytest.approx(1.0)
-    # The step of 11 s comes 2 s late: 19 steps in the 21 s to the first one that is 20 s behind the kill.
+    # The step at 11 s is 2 s late: 19 steps in the 21 s up to the first one at least 20 s after the kill.
     late = [*undisturbed[:11], *(second + 2.0 for second in undisturbed[11:])]
     assert remaining_rate(steps(*late), 10.5, 20.0) == pytest.approx(19 / 21)
 

@@ -1,4 +1,4 @@
-"""The plain-torch rank that planned moves are compared with: its state is one tensor, and is taken up as it is."""
+"""Tests of the plain-torch rank used as a baseline for planned moves: its state is one tensor, adopted unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of `make bench-pool`: whatever a slow machine leaves no time for, users ask for it in the end."""
+"""Tests of the faults of `make bench-pool`: on a slow machine, users still issue all requests at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _nobody(*_: object) -> None:
 
 
 class SlowPool:
-    """A pool of which only what its users do is remembered."""
+    """A pool that records only its users' actions."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class SlowPool:
     def goes_on(self, *names: str, **_: int) -> None:
         suspended = {args[-1] for args in self.done if args[0] == "suspend"}
         resumed = {args[-1] for args in self.done if args[0] == "resume"}
-        assert not (suspended - resumed) & {*names}, "it would be waited for in vain"
+        assert not (suspended - resumed) & {*names}, "the benchmark would wait in vain"
 
     def until_answered(self) -> None:
         pass
@@ -52,7 +52,7 @@ def test_one_that_is_suspended_when_the_time_is_up_is_resumed(tmp_path: Path, mo
     pool, now = SlowPool(tmp_path), [0.0]
 
     class Clock:
-        """Each round takes a long time: the second one is the last."""
+        """A clock with long rounds, so that the second one is the last."""
 
         @staticmethod
         def time() -> float:

@@ -1,4 +1,4 @@
-"""The simulator against a pool that really ran: `real_runs.json` is what benchmarks/pool_waf.py --record wrote."""
+"""Tests of the simulator against real pool runs, which benchmarks/pool_waf.py --record wrote to `real_runs.json`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_another_policy_really_achieved_is_predicted_from_the_measures_of_o
     assert (ours.policy, beside.policy) == ("waf", "sized")
     assert ours.struck == beside.struck
     assert predict(beside, measured=measure_durations(ours)).total == pytest.approx(beside.total, rel=0.1)
-    # (7.5's rule itself: who was hit first is made up for first, where `sized` looks at who came first)
+    # This is the rule of section 7.5: the job hit first is repaired first, while `sized` goes by arrival.
     assert predict(beside, "hit-only").total == pytest.approx(beside.total, rel=0.1)
 
 
@@ -72,7 +72,7 @@ def test_durations_are_what_the_first_steps_after_a_change_take_longer_than_usua
     assert (found.seen, found.back, found.arrives) == (0.5, 2.0, 1.5)
     assert found.times.loss == LostTime(0.5, 1.0)
     assert run.jobs[0].usual_step_s() == {3: 1.0, 2: 1.5}
-    # stopped from 1.5 to 3.0, three nodes again 3.5 s after 4.0, which costs 0.2 s
+    # The job is stopped from 1.5 to 3.0, and has three nodes again 3.5 s after 4.0, which costs 0.2 s.
     assert predict(run).total == pytest.approx(12 * (1.5 / 1.0 + (7.5 - 3.0) / 1.5 + (10.0 - 7.7) / 1.0))
 
 

@@ -1,4 +1,4 @@
-"""What others do about a slow rank: what runs, and what is put together where it does not."""
+"""Tests of other systems' responses to a slow rank: real runs, and results composed without a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stragglers import Parts, figures, share_of_time, table
     [
         ("nothing", 20, Plan(20)),
         ("defer-50", 20, Plan(20, stop_at=50, saves=True)),
-        ("defer-50", 50, Plan(50)),  # the next checkpoint is where the hundred end
+        ("defer-50", 50, Plan(50)),  # the next checkpoint is at step 100
         ("defer-100", 20, Plan(20)),
         ("restart-50", 70, Plan(70, every=50, stop_at=71)),
         ("restart-50", 20, Plan(20, stop_at=21)),  # without a checkpoint, restart from the beginning
@@ -68,5 +68,5 @@ def test_a_moment_at_which_too_much_is_lost_is_not_made_up_for_by_others() -> No
     assert ours.is_reached is False
     assert figures({0: 0.01, 10: 0.02}, {})[0].is_reached is True
     assert other.is_reached is None
-    # What a move lost of a hundred steps that really ran is asked of it as well.
+    # The loss of a move over a hundred real steps is also checked.
     assert [figure.is_reached for figure in figures({0: 0.01}, {("move", 70): 0.031})] == [True, False]

@@ -1,4 +1,4 @@
-"""`make bench-waf`: its traces, and what it takes from a pool's and its jobs' journals."""
+"""Tests of `make bench-waf`: its traces, and the data it reads from the journals of a pool and its jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGUN = 1000.0
 
 
 class PlayedPool:
-    """A pool of which only its journals are there."""
+    """A pool that consists only of journals."""
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         every: list[dict[str, Any]] = [{"time": 990.0, "event": "node_added", "node": node} for node in ("a", "b")]
@@ -44,7 +44,7 @@ def test_a_run_is_what_its_journals_say() -> None:
     (job,) = run.jobs
     assert (job.weight, job.most, job.micro_batches, job.samples) == (1.5, 2, 2, 8)
     assert job.steps[2] == RealStep(4.0, 0.0, 0, -16, 2)
-    # half of the step that lies across the begin, less the two that were undone, and the one that was done again
+    # Half of the step across the start, minus the two undone steps, plus the repeated one.
     assert run.total == 1.5e9 * (4 - 16 + 8)
 
 

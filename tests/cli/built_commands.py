@@ -1,4 +1,4 @@
-"""Commands built once and run many times in this process: building them takes longer than most of them run."""
+"""Commands built once and run many times in this process, because building them takes longer than most runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BuiltCommands:
         self._command = typer.main.get_command(app)
 
     def run(self, *words: str) -> tuple[object, str, str]:
-        """Return exit code, stdout, and the line that `holdfast.cli.main` makes of an error of ours, else ""."""
+        """Return the exit code, stdout, and the line that `holdfast.cli.main` prints for a holdfast error, or ""."""
         code, complaint = None, ""
         with CliRunner().isolation() as (out, _, _):
             try:

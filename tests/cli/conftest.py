@@ -1,1 +1,1 @@
-"""All tests in this folder can import the helpers next to this file."""
+"""Make the helper modules of this folder importable in its tests."""

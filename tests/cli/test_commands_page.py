@@ -1,4 +1,4 @@
-"""docs/commands.md names all commands, options, defaults, exit codes and variables, and none that there is not."""
+"""Tests that docs/commands.md names exactly the existing commands, options, defaults, exit codes and variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_PAGES = {
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all commands with their whole names."""
+    """Yield all commands with their full names."""
     for name in group.list_commands(None):
         command = group.get_command(None, name)
         if hasattr(command, "list_commands"):

@@ -1,4 +1,4 @@
-"""Which job is meant, and with which secret."""
+"""Tests of how commands choose a job and its secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.errors import BadInputError, UnreachableError
 
 @pytest.fixture(autouse=True)
 def _private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry of the test's own, and no secret."""
+    """Use a private registry without a secret."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv(TOKEN, raising=False)
     monkeypatch.delenv(TOKEN_FILE, raising=False)
@@ -70,7 +70,7 @@ def test_the_job_elsewhere_is_compared_with_the_name() -> None:
 
 @pytest.fixture
 def alone() -> Iterator[str]:
-    """The URL of what says that it is job `alone`."""
+    """Yield the URL of a server that claims to be job `alone`."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -90,7 +90,7 @@ def alone() -> Iterator[str]:
 
 
 def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was: and said HTTP 404."""
+    """The command once asked the job, and reported HTTP 404."""
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="mine", pid=os.getpid())
     register(registry_directory(os.environ), entry)
     with pytest.raises(BadInputError, match=rf"at {entry.url} is job mine, and no pool: give the --address of a pool"):
@@ -106,7 +106,7 @@ def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: 
 
 
 def test_without_a_name_the_jobs_of_this_machines_pool_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message was that no job runs on this machine."""
+    """The message once was that no job runs on this machine."""
     monkeypatch.setattr(PoolClient, "status", lambda self: {"pool": "big", "jobs": [{"job": "b"}, {"job": "a"}]})
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="", pid=os.getpid(), pool="big")
     register(registry_directory(os.environ), entry)

@@ -1,4 +1,4 @@
-"""`holdfast demo` keeps files that are not from an earlier demo. tests/integration/test_wheel.py runs it."""
+"""Tests that `holdfast demo` keeps files that are not from an earlier demo. tests/integration/test_wheel.py runs it."""
 
 from __future__ import annotations
 

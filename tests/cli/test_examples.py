@@ -1,4 +1,4 @@
-"""`holdfast examples`: what is listed, and that a copied example is complete."""
+"""Tests of `holdfast examples`: the list, and that a copied example is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--help`: every page fits 80 columns, and every example is a command that exists."""
+"""Tests of `--help`: every page fits 80 columns, and every example is an existing command."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_help_imports_no_module_of_a_command() -> None:
     packages = ("holdfast.cli", "holdfast.errors", "holdfast.environment", "holdfast.units")
     assert not [name for name in ours if not name.startswith(packages)]
     assert not ours & {f"holdfast.cli.{row.module}" for row in table.COMMANDS.values()}
-    assert "asyncio" not in shown.stderr.split(), "it alone takes as long as all of this"
+    assert "asyncio" not in shown.stderr.split(), "importing asyncio takes as long as the whole page"
 
 
 @pytest.mark.parametrize("words", COMMON)

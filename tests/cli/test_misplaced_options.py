@@ -1,4 +1,4 @@
-"""Options of a command that stand after the script: they are passed to the script, and the user is warned."""
+"""Tests of command options after the script: they are passed to the script, with a warning."""
 
 from __future__ import annotations
 

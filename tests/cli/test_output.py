@@ -1,4 +1,4 @@
-"""What commands print goes on, or is given up, where it cannot be written."""
+"""Tests of commands with unwritable output: a job continues, other commands end."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_group_without_a_command_prints_its_page(
     "call", ["cli.output.say", "cli.output.warn", "control.processes.print_error"], ids=["say", "warn", "error"]
 )
 def test_a_line_is_one_write(call: str) -> None:
-    """Other processes write to the same terminal between two writes."""
+    """Otherwise other processes could write to the same terminal in between."""
     module, _, name = call.rpartition(".")
     reader, writer = os.pipe2(os.O_DIRECT)  # each write is read alone
     script = f"from holdfast.{module} import {name}; {name}('first'); {name}('second')"

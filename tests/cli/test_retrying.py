@@ -1,4 +1,4 @@
-"""Commands that stay: a server that is started again, or a store that is away, does not end them; training goes on."""
+"""Tests that long-running commands survive a restarted server or an unavailable store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AWAY = RefusedError("the store has been unavailable for 7 s, and nothing is deci
 
 
 class FakePool(PoolClient):
-    """A pool in which one job stands as it is told to, look after look; or the look fails."""
+    """A pool that returns or raises a scripted job state at each query."""
 
     def __init__(self, *looks: str | Exception) -> None:
         self.looks = list(looks)
@@ -43,7 +43,7 @@ class FakePool(PoolClient):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting takes no time, and is seen to."""
+    """Replace the clock, so that waiting takes no real time."""
     now = [0.0]
     monkeypatch.setattr(retrying.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(retrying.time, "monotonic", lambda: now[0])
@@ -71,7 +71,7 @@ def test_whoever_stays_awaits_the_next_server_and_the_store(
     pool = FakePool(SILENT, passing, *[SILENT] * 100, passing, *[AWAY] * 1000, *[SILENT] * 100, end)
     stays(pool)
     assert not pool.looks
-    assert capsys.readouterr().err == f"holdfast: {AWAY}\n", "said once"
+    assert capsys.readouterr().err == f"holdfast: {AWAY}\n", "the message is printed once"
 
 
 def test_nobody_is_awaited_for_ever_and_a_job_that_is_not_there_is_not_at_all() -> None:

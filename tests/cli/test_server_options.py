@@ -1,4 +1,4 @@
-"""Options of nodes."""
+"""Tests of the options of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A setting that has no effect, because another one is missing, is named in a warning."""
+"""Tests of warnings about settings that have no effect because another one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gallery's scripts take few lines more than plain ones, and alone compute what those do."""
+"""Tests that the gallery's scripts need few more lines than plain ones, and compute the same on one worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from warm_start import run_warm
 
 GALLERY = EXAMPLES / "gallery"
 NAMES = sorted(path.stem.removesuffix("_plain") for path in GALLERY.glob("*_plain.py"))
-#: importing a model of transformers, or what compiles, takes ten times longer than the rest: for `make bench-gallery`
+#: importing a transformers model or compiling takes ten times longer than the rest, so `make bench-gallery` runs them
 SLOW = {"llama", "mixtral", "compiled"}
-#: Relative. A plain script divides the loss before its backward, holdfast the gradients after it: in float16, whose
-#: small numbers have fewer digits, that rounds differently, and how far depends on the processor's instructions.
+#: Relative error. A plain script divides the loss before backward, holdfast the gradients after it. That rounds
+#: differently in float16, which has fewer digits for small numbers, depending on the processor's instructions.
 ROUNDING = {"fp16": 1e-5}
 
 
@@ -35,7 +35,7 @@ def test_no_script_needs_more_than_fifteen_changed_lines(warm_torch: str) -> Non
 def test_a_script_alone_computes_what_its_plain_twin_does(
     name: str, warm_torch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its plain twin is given samples in holdfast's order."""
+    """The plain twin receives its samples in holdfast's order."""
     monkeypatch.chdir(tmp_path)
     plain = run_warm(warm_torch, BENCHMARKS / "in_order.py", str(GALLERY / f"{name}_plain.py"), "--steps", "3")
     alone = run_warm(warm_torch, GALLERY / f"{name}.py", "--steps", "3")
@@ -45,5 +45,5 @@ def test_a_script_alone_computes_what_its_plain_twin_does(
 
 
 def _numbers(printed: str) -> list[float]:
-    """Return what a script has printed of each step, and of what it has trained."""
+    """Return the numbers that a script has printed for each step and for its trained model."""
     return [float(line.split()[-1]) for line in printed.splitlines()]

@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/lazarus can be imported by the tests beside this file."""
+"""Make the scripts of benchmarks/lazarus importable in the tests of this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "lazarus")]
 
 @pytest.fixture(scope="session")
 def recorded() -> Path:
-    """The folder with the recordings; what needs it is skipped where it is absent."""
+    """Return the folder with the recordings; tests that need it are skipped if it is absent."""
     if not (RECORDED / "routing" / "lazarus_gpt_S_12L8E.npz").is_file():
         pytest.skip("the recordings are not there")
     return RECORDED

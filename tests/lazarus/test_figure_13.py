@@ -1,4 +1,4 @@
-"""Figure 13: shallowsim's own examples, preemptions, and a small cluster."""
+"""Tests of figure 13: shallowsim's own examples, preemptions, and a small cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_preemptions_are_as_likely_as_asked() -> None:
     window = figure_13.preemptions(8, 0.1, 1)
     assert window.seconds == 3600.0 * figure_13.MOST_HOURS
     gone = [batch.seconds for batch in window.batches if not batch.events[0].add]
-    there = 8 * figure_13.MOST_HOURS * 0.5 / 0.6  # half of those away come back in an hour
+    there = 8 * figure_13.MOST_HOURS * 0.5 / 0.6  # half of the absent nodes return within an hour
     assert len(gone) / there == pytest.approx(0.1, rel=0.1)
     assert all(a.seconds <= b.seconds for a, b in zip(window.batches, window.batches[1:], strict=False))
 

@@ -1,4 +1,4 @@
-"""Figures 6, 7, 9, 11, 12 and 14, each script once in small; what the paper prints of the testbed comes out again."""
+"""Tests of figures 6, 7, 9, 11, 12 and 14: each script runs once in small, and reproduces the paper's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modelled job by hand, and the policies that live through it."""
+"""Tests of the modelled job against hand calculations, and of the policies that survive it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODES = ("a", "b", "c", "d")
 
 
 class Second:
-    """A step takes a second, and has a sample on each node."""
+    """A model in which a step takes a second and has one sample per node."""
 
     samples = 1
 
@@ -28,7 +28,7 @@ class Second:
 
 
 def window(seconds: float, *events: tuple[float, str]) -> Window:
-    """`+a`: a comes, `-a`: it goes."""
+    """Return a window of events: `+a` means that node a joins, `-a` that it leaves."""
     batches = tuple(
         Batch(seconds=at, events=(NodeEvent(seconds=at, add=what[0] == "+", node=what[1:], line=0),))
         for at, what in events
@@ -48,7 +48,7 @@ def test_an_undisturbed_job_trains_and_saves() -> None:
 
 def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
     lived = ModelledJob(static(live=True), COSTS, window(20.0, (4.5, "-a"))).run()
-    # 4 steps; half a step lost; 5 s; 6 steps on two nodes; 2 s of saving; 2 steps, and half a one at the end.
+    # 4 steps; half a step lost; 5 s; 6 steps on two nodes; 2 s of saving; 2 steps, and half a step at the end.
     assert (lived.steps, lived.samples) == (12, 4 * 4 + 8 * 2)
     expected = {"effective": 12.5, "lost": 0.5, "reconfigure": 5.0, "checkpoint": 2.0}
     assert lived.seconds == pytest.approx(expected)
@@ -57,7 +57,7 @@ def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
 
 def test_a_restart_loses_what_came_after_the_checkpoint() -> None:
     lived = ModelledJob(static(live=False), COSTS, window(30.0, (15.5, "-a"))).run()
-    # 10 steps, saved until 12; 3 steps and a half lost; 7 s; 7 steps on two nodes, and half a one at the end.
+    # 10 steps, saved until 12; 3 steps and a half lost; 7 s; 7 steps on two nodes, and half a step at the end.
     assert (lived.steps, lived.samples) == (17, 40 + 14)
     assert lived.seconds == pytest.approx({"effective": 17.5, "checkpoint": 2.0, "lost": 3.5, "restart": 7.0})
     assert sum(lived.seconds.values()) == pytest.approx(30.0)
@@ -73,7 +73,7 @@ def test_a_failure_in_a_recovery_begins_it_anew() -> None:
 def test_who_comes_is_gathered_and_taken_in() -> None:
     trace = window(40.0, (1.0, "-a"), (2.0, "-d"), (20.0, "+e"), (22.0, "+f"))
     lived = ModelledJob(static(live=True), COSTS, trace).run()
-    # d was idle. The others come in 3 s after the last of them, which costs a reconfiguration, as the loss of a did.
+    # d was idle. The others join 3 s after the last arrival, which costs a reconfiguration, as the loss of a did.
     assert lived.seconds["reconfigure"] == pytest.approx(5.0 + 5.0)
     assert lived.samples > 2 * lived.steps
     restarted = ModelledJob(static(live=False), COSTS, trace).run()

@@ -1,4 +1,4 @@
-"""Figures 2, 4, 5, 8, 10b and Table 2: what can be computed by hand, and each script once."""
+"""Tests of figures 2, 4, 5, 8, 10b and Table 2: hand calculations, and one run of each script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_survival_by_number_of_lost_nodes_is_what_enumeration_says(recorded: Pat
     counts = figure_8.spread_by_number(make_testbed_plan(loads, NODES, "spread").replicas)
     alive = [counts[:, :, left].any(axis=2).all() for left in combinations(range(NODES), NODES - figure_8.PAPER_LOST)]
     assert figure_8.survival(counts)[figure_8.PAPER_LOST] == pytest.approx(np.mean(alive))
-    # What the paper prints for spread.
+    # The paper's value for spread.
     assert round(float(np.mean(alive)), 2) == 0.12
 
 

@@ -1,4 +1,4 @@
-"""Runs fixed schedules of all families on whatever `holdfast` is on the path: exit 1 and the first that fails, or 0."""
+"""Run fixed schedules of all families on the `holdfast` on the path; exit 1 with the first failed one, or 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.cluster import SimCluster
 from tests.simulation.schedules.enumeration import FAMILIES, plan_of
 from tests.simulation.schedules.shrinking import failure
 
-#: how often each family comes within a round of `sum` schedules, and how far apart its numbers are
+#: each family's number of schedules in a round, and the stride of its numbers
 SHARES = {
     "random": (3, 1),
     "wide": (2, 1),

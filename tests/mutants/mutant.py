@@ -1,4 +1,4 @@
-"""What a mutant is, and how it is put into a module: by qualified name and syntax, not by the text of a line."""
+"""Definition of a mutant, and its insertion into a module by qualified name and syntax, not by line text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class StaleMutantError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """One wrong place in a module of holdfast: an expression, or statements, that stand for others.
+    """One error inserted into a module of holdfast: a replaced expression or replaced statements.
 
-    Comments, line breaks and the rest of the function may change, and the module may move: only `module` follows then.
+    Comments, line breaks and the rest of the function may change. If the module moves, only `module` changes.
     """
 
     name: str
@@ -24,15 +24,15 @@ class Mutant:
     module: str
     #: The function, method or class, for example `Turn.change`; empty for the module's own level.
     qualname: str = ""
-    #: The code that is replaced: an expression or whole statements, there exactly once.
+    #: The replaced code: an expression or whole statements that occur exactly once.
     old: str
     #: The code that replaces it. `pass` removes statements.
     new: str
-    #: What goes wrong if no test notices.
+    #: The consequence if no test detects the mutant.
     why: str
-    #: A few schedules catch it.
+    #: Whether a few schedules detect it.
     quick: bool = False
-    #: The test files (below tests/) that must catch it. Empty: schedules of the simulation and the unit tests of
+    #: The test files (below tests/) that must detect it. Empty: schedules of the simulation and the unit tests of
     #: coordination and protocol. Mutants of the runtime and of control need it, as no schedule runs their code.
     tests: tuple[str, ...] = ()
     #: Why the mutant changes nothing; empty if it does.
@@ -57,7 +57,7 @@ class Mutant:
         return ast.unparse(ast.fix_missing_locations(module))
 
     def find(self, module: ast.Module) -> tuple[Place, ast.expr | list[ast.stmt]]:
-        """Return the place that changes, and what it becomes.
+        """Return the changed place and its replacement.
 
         Raises:
             StaleMutantError: as `put_into`.
@@ -84,7 +84,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece of syntax hangs: a field of a node, or `count` entries of a field that is a list."""
+    """The position of a piece of syntax: a field of a node, or `count` entries of a list field."""
 
     node: ast.AST
     field: str
@@ -92,7 +92,7 @@ class Place:
     count: int = 1
 
     def put(self, replacement: ast.expr | list[ast.stmt]) -> None:
-        """Replace what is there."""
+        """Replace the syntax at this place."""
         if self.index is None:
             setattr(self.node, self.field, replacement)
             return
@@ -101,7 +101,7 @@ class Place:
 
 
 def _scope(module: ast.Module, qualname: str) -> ast.AST | None:
-    """Return the function or class of this name; None if there is none."""
+    """Return the function or class with this name, or None."""
     scope: ast.AST = module
     for name in filter(None, qualname.split(".")):
         definitions = (node for node in ast.walk(scope) if isinstance(node, ast.FunctionDef | ast.ClassDef))
@@ -113,7 +113,7 @@ def _scope(module: ast.Module, qualname: str) -> ast.AST | None:
 
 
 def _expressions(scope: ast.AST, wanted: ast.expr) -> Iterator[Place]:
-    """Yield the places of all expressions that are this one."""
+    """Yield the places of all expressions equal to this one."""
     for node in ast.walk(scope):
         for field, value in ast.iter_fields(node):
             if isinstance(value, ast.expr) and _same(value, wanted):
@@ -124,14 +124,14 @@ def _expressions(scope: ast.AST, wanted: ast.expr) -> Iterator[Place]:
 
 
 def _arguments(scope: ast.AST, name: str, value: ast.expr) -> Iterator[Place]:
-    """Yield the places of the values of all keyword arguments that are these."""
+    """Yield the places of the values of all keyword arguments with this name and value."""
     for node in ast.walk(scope):
         if isinstance(node, ast.keyword) and node.arg == name and _same(node.value, value):
             yield Place(node, "value")
 
 
 def _statements(scope: ast.AST, wanted: list[ast.stmt]) -> Iterator[Place]:
-    """Yield the places where exactly these statements stand one after the other."""
+    """Yield the places of exactly this sequence of statements."""
     for node in ast.walk(scope):
         for field in ("body", "orelse", "finalbody"):
             block = _nodes(getattr(node, field, None))
@@ -141,12 +141,12 @@ def _statements(scope: ast.AST, wanted: list[ast.stmt]) -> Iterator[Place]:
 
 
 def _nodes(value: object) -> list[ast.AST]:
-    """Return the entries of a node's field that is a list."""
+    """Return the entries of a node's list field."""
     return cast("list[ast.AST]", value) if isinstance(value, list) else []
 
 
 def _same(one: ast.AST, other: ast.AST) -> bool:
-    """Whether two pieces of syntax are equal; whether something is read or written is not looked at."""
+    """Whether two pieces of syntax are equal, without comparing whether names are read or written."""
     return type(one) is type(other) and ast.dump(one).replace("Store()", "Load()") == ast.dump(other).replace(
         "Store()", "Load()"
     )

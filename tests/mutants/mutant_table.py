@@ -1,6 +1,6 @@
-"""The mutants: what each makes wrong in one place of the source, and why that must not pass unnoticed.
+"""The main table of mutants, each with one error in the source and its consequence.
 
-Each names a module, a function and the code that it replaces there (see `mutant.py`).
+Each mutant names a module, a function and the replaced code (see `mutant.py`).
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ MUTANTS = (
         new="pass",
         why="what is said of the abandoned lineage must not count on the new one",
     ),
-    # ---- what has been applied ----
+    # ---- applied steps ----
     Mutant(
         name="commits_when_the_first_has_applied",
         module=STANDINGS,
@@ -446,7 +446,7 @@ MUTANTS = (
         new="transaction.order_all(transaction.record.plan.workers, self.stop)",
         why="those of the pending plan may have swapped already",
     ),
-    # ---- who is there ----
+    # ---- membership ----
     Mutant(
         name="lets_leavers_go_at_once",
         module=DEPARTURES,
@@ -512,7 +512,7 @@ MUTANTS = (
         new="True",
         why="an agent may live whose worker does not answer",
     ),
-    # ---- what is written, and when ----
+    # ---- writes and their order ----
     Mutant(
         name="loses_its_outbox",
         module=COORDINATOR,

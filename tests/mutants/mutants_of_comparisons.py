@@ -1,4 +1,4 @@
-"""Mutants of what workers of one role compare: what is compared when, who is in the minority, and the likely cause."""
+"""Mutants of comparisons between workers of one role: their time, the minority, and the likely cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of what is done about failures: classes, budgets, scripts that raise."""
+"""Mutants of failure handling: classes, budgets and script errors."""
 
 from __future__ import annotations
 

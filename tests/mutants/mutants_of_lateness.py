@@ -1,4 +1,4 @@
-"""Mutants of how it is found out who holds a job up: times learnt, limits, whose fault it is."""
+"""Mutants of hang detection: learned times, limits and verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STORIES = "coordination.lateness.stories"
 STRAGGLERS = "coordination.lateness.stragglers"
 
 LATENESS_MUTANTS = (
-    # ---- what is usual ----
+    # ---- usual times ----
     Mutant(
         name="one_example_is_usual",
         module=TIMES,
@@ -119,7 +119,7 @@ LATENESS_MUTANTS = (
         new="True",
         why="steps of few workers would be the limit for many",
     ),
-    # ---- whose fault it is ----
+    # ---- verdicts ----
     Mutant(
         name="late_where_nobody_waits",
         module=JUDGE,
@@ -176,7 +176,7 @@ LATENESS_MUTANTS = (
         new="unknown_s",
         why="compiling takes minutes, and some are a little later than others",
     ),
-    # ---- what is done about it ----
+    # ---- actions ----
     Mutant(
         name="slow_work_takes_node_after_node",
         module=OWN_WORK,
@@ -330,7 +330,7 @@ LATENESS_MUTANTS = (
         new="True",
         why="words may wait to be read",
     ),
-    # ---- what is told of it ----
+    # ---- reports ----
     Mutant(
         name="story_is_never_told_where_one_is_missing",
         module=STORIES,

@@ -1,4 +1,4 @@
-"""Mutants of several layouts: when one takes another's place, and from where its workers begin."""
+"""Mutants of layout changes: their time, and the state from which workers begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of moves: the standby joins beside whoever leaves, takes its place, and is given the state by several."""
+"""Mutants of moves: the standby joins next to the draining node, replaces it, and receives the state from several."""
 
 from __future__ import annotations
 

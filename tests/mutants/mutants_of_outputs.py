@@ -1,4 +1,4 @@
-"""Mutants of what a worker remembers of an attempt or a state, and of output files on a full disk."""
+"""Mutants of a worker's memory of attempts and states, and of output files on a full disk."""
 
 from __future__ import annotations
 

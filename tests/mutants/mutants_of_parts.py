@@ -1,4 +1,4 @@
-"""The mutants of the coordinator's smaller parts, and of what follows what in a worker."""
+"""Mutants of the coordinator's smaller parts, and of the order of phases in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of the sample ledger: who refuses a v, what is told of it, and what is kept after it."""
+"""Mutants of the sample ledger: refused step results, their reports, and kept gradients."""
 
 from __future__ import annotations
 

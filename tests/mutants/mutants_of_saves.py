@@ -1,4 +1,4 @@
-"""The mutants of checkpoints, of what is on disk first, and of lists that members could fill."""
+"""Mutants of checkpoints, of the order of disk writes, and of lists that members could fill."""
 
 from __future__ import annotations
 

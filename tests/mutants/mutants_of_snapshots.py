@@ -1,4 +1,4 @@
-"""Mutants of what is decided about snapshots in the memory of nodes."""
+"""Mutants of decisions about snapshots in the memory of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of a job's side of its pool."""
+"""Mutants of the pool client of a job."""
 
 from __future__ import annotations
 

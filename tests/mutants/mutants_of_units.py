@@ -1,4 +1,4 @@
-"""Mutants of replicas over several workers: how a unit agrees, what it keeps, who is lost with whom, state by role."""
+"""Mutants of replica groups over several workers: agreement, kept gradients, common losses, and state by role."""
 
 from __future__ import annotations
 

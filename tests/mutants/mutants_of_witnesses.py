@@ -1,4 +1,4 @@
-"""Mutants of what rests on witnesses: few tell of a step as it passes, the others where something breaks."""
+"""Mutants of witnesses: few nodes report a step when it passes, the others after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts each mutant into a copy of the source and looks who catches it: schedules, tests beside it, or all unit tests.
+"""Put each mutant into a copy of the source and check for detection by schedules, neighboring tests or all unit tests.
 
 `python tests/mutants/run_mutants.py [--jobs N] [NAME ...]`
 """
@@ -26,11 +26,11 @@ SOURCE = ROOT / "src" / "holdfast"
 
 #: rounds of the schedules in check_schedules.py
 QUICK_ROUNDS, ROUNDS = 4, 60
-#: seconds of the CPU; a mutant that makes a schedule or a test endless is caught, too. All unit tests take 100 s.
+#: CPU seconds; a mutant that makes a schedule or a test endless also counts as caught. All unit tests take 100 s.
 LIMIT_S = 120
 TESTS_LIMIT_S = 600
 UNIT_TESTS = ("coordination", "protocol")
-#: exit codes of pytest with which no test has run: nothing is caught by that
+#: exit codes of pytest if no test has run, which do not count as caught
 _USAGE_ERROR, _NO_TESTS = 4, 5
 
 
@@ -45,11 +45,11 @@ def write(mutant: Mutant, place: Path) -> None:
     shutil.copytree(SOURCE, place / "holdfast", ignore=unused)
     changed.write_text(text)
     for compiled in changed.parent.glob(f"__pycache__/{changed.stem}.*"):
-        compiled.unlink()  # (the others' bytecode is as good as before)
+        compiled.unlink()  # the bytecode of the other modules stays valid
 
 
 def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
-    """Return who catches a mutant, "" if nobody does. `quick`: by a few schedules, or not at all."""
+    """Return the check that catches a mutant, or "". `quick`: run only a few schedules."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         write(mutant, place)
@@ -57,8 +57,8 @@ def caught_by(mutant: Mutant, *, quick: bool = False) -> str:
             return _run_tests(mutant.tests, place)
         check = str(TESTS / "mutants" / "check_schedules.py")
         folder, name = os.path.split(mutant.file)
-        beside = folder or f"test_{name}"  # (the tests of a folder are in a folder of the same name)
-        said = _run([check, "0", str(QUICK_ROUNDS)], place)  # (4 s of the CPU if nothing fails, less than any folder)
+        beside = folder or f"test_{name}"  # the tests of a folder are in a folder of the same name
+        said = _run([check, "0", str(QUICK_ROUNDS)], place)  # 4 CPU seconds if nothing fails, less than any folder
         if said or quick:
             return said
         if (TESTS / beside).exists() and (said := _run_tests((beside,), place)):
@@ -74,7 +74,7 @@ def _run_tests(tests: tuple[str, ...], place: Path) -> str:
 
 
 def _run(command: list[str], place: Path, limit_s: int = LIMIT_S) -> str:
-    """Run Python on the mutant; return the line that says what failed, "" if nothing did."""
+    """Run Python on the mutant; return the line that names the failure, or ""."""
     environment = {**os.environ, "PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

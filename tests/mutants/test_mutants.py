@@ -1,4 +1,4 @@
-"""The table of mutants fits the source, and those that a few schedules catch are caught; `make mutants` runs all."""
+"""Tests that all mutants fit the source and that quick ones are caught; `make mutants` runs all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mutated(old: str, new: str, qualname: str = "Example.count") -> str:
 
 
 def test_every_mutant_fits_the_source() -> None:
-    """Its code is there once, and what is tested differs from the source."""
+    """The code of each mutant occurs once, and the replacement differs from it."""
     modules = {file: ast.parse((SOURCE / file).read_text()) for file in {mutant.file for mutant in MUTANTS}}
     for mutant in MUTANTS:
         mutant.find(modules[mutant.file])
@@ -89,4 +89,4 @@ def test_without_a_mutant_nothing_is_caught() -> None:
 
 @pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.quick], ids=lambda mutant: mutant.name)
 def test_a_quick_mutant_is_caught(mutant: Mutant) -> None:
-    assert caught_by(mutant, quick=True), f"{mutant.why}: nobody noticed"
+    assert caught_by(mutant, quick=True), f"{mutant.why}: not caught"

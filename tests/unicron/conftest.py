@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/unicron can be imported by the tests beside this file."""
+"""Make the scripts of benchmarks/unicron importable in the tests of this folder."""
 
 from __future__ import annotations
 

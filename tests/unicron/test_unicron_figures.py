@@ -1,4 +1,4 @@
-"""Unicron's figures: what is fitted is met, what is predicted is predicted, no baseline's plan is better than ours."""
+"""Tests of Unicron's figures: fitted and predicted values match, and no baseline's plan beats holdfast's."""
 
 from __future__ import annotations
 
@@ -77,4 +77,6 @@ def test_figure_8s_micro_batches_are_all_computed_once_whoever_is_lost() -> None
     for lane in (*work, *undisturbed()):
         for one in lane:
             others = [other for other in lane if other.stage == one.stage and other is not one]
-            assert all(other.end <= one.begin or one.end <= other.begin for other in others), "a stage does one thing"
+            assert all(other.end <= one.begin or one.end <= other.begin for other in others), (
+                "a stage runs one task at a time"
+            )

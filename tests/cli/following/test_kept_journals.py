@@ -1,4 +1,4 @@
-"""The journals of the last jobs are kept, bounded, and found by the job's name."""
+"""Tests that the journals of the last jobs are kept, bounded, and found by the job's name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
 def test_a_journal_that_another_job_removes_at_this_moment_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both jobs remove old journals. The one that found fewer of them kept no journal."""
+    """Both jobs remove old journals. The job that found fewer of them once kept no journal."""
     glob = Path.glob
 
     def glob_too_early(folder: Path, pattern: str) -> list[Path]:
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 def test_the_job_that_ended_last_is_explained_if_none_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message was that no job runs on this machine."""
+    """The message once was that no job runs on this machine."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(UnreachableError, match="no job runs on this machine"):
@@ -102,7 +102,7 @@ def test_the_job_that_ended_last_is_explained_if_none_runs(
 def test_a_failed_job_names_its_own_journal_beside_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two jobs of one user at the same time: the first one's message named the journal of the second."""
+    """With two jobs of one user, the message of the first job once named the journal of the second."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder, script = journal_folder(os.environ), tmp_path / "train.py"
     script.write_text("")

@@ -1,4 +1,4 @@
-"""`holdfast audit`: exit code 0 where a journal proves everything, 1 where a line does not fit, 2 where it is none."""
+"""Tests of `holdfast audit`: exit code 0 for a consistent journal, 1 for an inconsistent line, 2 for another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast checkpoints`: list, verify, export, of directories that real jobs have written."""
+"""Tests of `holdfast checkpoints`: list, verify and export, on directories written by real jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.storage import LocalStorage
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module, torch.optim.Optimizer]:
-    """A job alone, saved at steps 2 and 4, with the model that it has led to."""
+    """Return the directory of a single-worker job saved at steps 2 and 4, with its final model and optimizer."""
     folder = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
@@ -124,7 +124,7 @@ def test_one_file_of_torch_is_read_without_running_anything(
 
 @contextmanager
 def short_files(most: int) -> Generator[None]:
-    """No file of this process becomes longer: as on a full disk, the system refuses to write."""
+    """Limit the file size of this process, so that writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""`holdfast explain` of an event file."""
+"""Tests of `holdfast explain` on an event file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast export`: rows of a journal, also of one that was cut short, which is said."""
+"""Tests of `holdfast export`: rows of a journal, and a warning if it was truncated."""
 
 from __future__ import annotations
 

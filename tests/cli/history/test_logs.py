@@ -1,4 +1,4 @@
-"""`holdfast logs` reads the workers' files, and goes on where it was."""
+"""Tests that `holdfast logs` reads the workers' files and continues at its last position."""
 
 from __future__ import annotations
 

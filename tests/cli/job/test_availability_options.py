@@ -1,4 +1,4 @@
-"""`holdfast run --availability`: what it refuses before anything is touched."""
+"""Tests of `holdfast run --availability`: bad input is refused before any change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands wait for, told by what /status says: nodes that train, standbys that wait, a job that ends before."""
+"""Tests of commands that wait, judged by /status: for training nodes, warm standbys or the end of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.protocol.events import AnyEvent, NodeLeft, NodeMoved, NodeStayed, 
 
 
 class Answers(CoordinatorClient):
-    """Says one status after the other, and none twice."""
+    """Returns each of a list of statuses once, in order."""
 
     def __init__(self, *statuses: dict[str, Any]) -> None:
         self.left = list(statuses)
@@ -48,7 +48,7 @@ def test_a_node_is_back_once_its_workers_are_in_the_generation_in_force() -> Non
 
 
 def test_a_standby_is_back_once_it_waits_again() -> None:
-    """It never gets a rank: a rolling drain waited for ever."""
+    """A standby never gets a rank, so a rolling drain once waited forever."""
     client = Answers(status(), status(node("s", None, 0, standby="cold")))
     assert await_back(client, "s", 7)
     assert not client.left
@@ -69,7 +69,7 @@ def left(*nodes: dict[str, Any], leaving: tuple[dict[str, Any], ...] = ()) -> di
 
 
 class Moves(Answers):
-    """Says also what has moved, one answer after the other."""
+    """Returns also the events of moves, one answer after the other."""
 
     def __init__(self, *statuses: dict[str, Any], events: tuple[list[AnyEvent], ...]) -> None:
         super().__init__(*statuses)
@@ -116,7 +116,7 @@ def test_a_job_that_is_over_before_is_waited_for_no_longer() -> None:
 
 
 def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_place() -> None:
-    """It waits as a standby, and nothing more will be told: the command waited for ever."""
+    """The node waits as a standby without further events, so the command once waited forever."""
     left_ = NodeLeft(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="moved")
     steps = [
         StepCommitted(
@@ -145,7 +145,7 @@ def test_one_that_is_lost_before_it_is_back_is_not_waited_for() -> None:
 
 
 class Rolls(Answers):
-    """Nodes that leave and come back when they are asked to; but the first time that one does, another is lost."""
+    """Nodes leave and return on request, but another node is lost when the first one leaves."""
 
     def __init__(self, *names: str, loses: str) -> None:
         self.here, self.loses, self.drained = list(names), loses, list[str]()

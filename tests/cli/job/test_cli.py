@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it refuses, and with which exit code."""
+"""Tests of the command line: accepted and refused input, and exit codes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ README = Path(__file__).parents[3] / "README.md"
 
 SERVER = {"--address", "--job", "--token-file", "--tls-ca"}
 
-#: Options are a contract: a change of one must also change this table and docs/commands.md.
+#: Options are a contract: each change must also change this table and docs/commands.md.
 OPTIONS = {
     "run": {option.name for option in SPEC_OPTIONS}
     | {"--module", "--set", "--store", "--port", "--job-dir", "--preload", "--zygote", "--plain", "--verbose", "--json"}
@@ -152,7 +152,7 @@ def test_the_placements_that_there_are_can_be_asked_for() -> None:
 
 
 def test_every_key_of_a_job_has_an_option() -> None:
-    # the first is the file's, the last are for --set, the others stand in other options
+    # `format` belongs to the file, the last ones are for --set, the others are covered by other options.
     without = {"format", "script", "module", "args", "min_nodes"}
     without |= {"backend", "experiments.watch", "experiments.own_times_every"}
     pools = {"sizes", "weight", "priority", "preemptible", "snooze"}
@@ -486,7 +486,7 @@ def test_a_jobs_file_is_run_and_its_events_are_printed_as_json(environment: dict
 
 
 def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) -> None:
-    """A coordinator and an agent, started by hand as on two machines; the agent is there first, and waits."""
+    """A coordinator and an agent are started by hand as on two machines; the agent starts first, and waits."""
     command = [sys.executable, "-m", "holdfast"]
     token = {**environment, TOKEN: "s3cret"}
     with (tmp_path / "log").open("wb") as log, socket.socket() as holder:

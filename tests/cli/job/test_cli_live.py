@@ -1,4 +1,4 @@
-"""Events in words and pictures."""
+"""Tests of events shown as text and in the live panel."""
 
 from __future__ import annotations
 

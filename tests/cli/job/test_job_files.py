@@ -1,4 +1,4 @@
-"""A job's file, `--set` and options: who wins, and how a mistake is told."""
+"""Tests of a job's file, `--set` and options: their precedence and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics file of a job that runs: a full disk ends nothing, and is reported once."""
+"""Tests of a running job's metrics file: a full disk does not end the job, and is reported once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_a_full_disk_has_not_taken_is_written_once_there_is_room(
 def test_a_disk_that_stays_full_is_reported_once_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ended the job with a traceback, as a mistake of ours."""
+    """A full disk once ended the job with a traceback, as an internal error."""
     monkeypatch.setattr(metric_rows, "open", lambda file, *_, **__: SmallDisk(file, "r+b"), raising=False)
     SmallDisk.room = 1 << 20
     seen = list[ReadEvent]()

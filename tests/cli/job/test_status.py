@@ -1,4 +1,4 @@
-"""`holdfast status`: one line for each node within 80 columns, and what is special about it."""
+"""Tests of `holdfast status`: one line per node within 80 columns, with notes."""
 
 from __future__ import annotations
 

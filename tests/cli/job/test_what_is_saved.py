@@ -1,4 +1,4 @@
-"""`holdfast stop` says what of the job is saved, also where nothing had to be saved anew."""
+"""Tests that `holdfast stop` names the saved step, also if no new checkpoint was needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.events import AnyEvent, CheckpointSaved, JobFinished
 
 
 class Told(CoordinatorClient):
-    """Has these events to tell."""
+    """Returns these events."""
 
     def __init__(self, *events: AnyEvent) -> None:
         self.told = events

@@ -1,4 +1,4 @@
-"""A calibration that something interrupts keeps what it has, and says why it is not all."""
+"""Tests that an interrupted calibration keeps its measurements and gives the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.protocol.pool.sharing import JobPace
 
 
 class Client:
-    """A pool's interface: after so many looks at the job it is not what it was."""
+    """A pool's interface: after `looks` queries, it returns or raises `then`."""
 
     def __init__(self, looks: int, then: dict[str, Any] | BaseException) -> None:
         self._looks, self._then = looks, then
@@ -41,7 +41,7 @@ class Client:
             pace = {"step_s": step_s, "micro_batches": 8, "samples": 8, "flop_per_sample": 6e9}
             return {"submission": 7, "state": "admitted", "why": "", "nodes": ["n1"], "pace": pace}
         if isinstance(self._then, KeyboardInterrupt) and self._looks < -1:
-            return WAITS  # (who presses Ctrl-C does so once)
+            return WAITS  # the user presses Ctrl-C only once
         if isinstance(self._then, BaseException):
             raise self._then
         return self._then
@@ -77,11 +77,11 @@ def test_what_was_measured_before_is_kept(then: dict[str, Any] | BaseException, 
     assert found["step_s"] == {"1": 8.0, "2": 4.0}
     assert calibrate._document(found, 4) == {"step_s": [8.0, 4.0], "micro_batches": 8, "samples": 8, "places": []}  # pyright: ignore
     waits = then is WAITS or isinstance(then, KeyboardInterrupt)
-    assert bool(client.stopped) == waits, "what still waits is stopped, and nobody else's job is"
+    assert bool(client.stopped) == waits, "only a job that still waits is stopped"
 
 
 class BeingStartedAgain(Client):
-    """Its server is away whenever something is asked for the first time."""
+    """Its server is unreachable at the first request of each kind."""
 
     def __init__(self) -> None:
         super().__init__(100, OVER)
@@ -101,7 +101,7 @@ def test_a_server_that_is_started_again_meanwhile_is_waited_for() -> None:
 
 
 class SlowerWithTwo(Client):
-    """A pool that plans by what jobs achieve: with two nodes the job is slower, and it is not given a third."""
+    """A pool that plans by throughput: with two nodes the job is slower, so it receives no third one."""
 
     def __init__(self, idle: int, reserve: int = 0) -> None:
         super().__init__(100, OVER)
@@ -126,7 +126,7 @@ def test_a_number_that_is_slower_than_the_one_before_does_not_end_the_calibratio
     client = SlowerWithTwo(idle=2)
     found, why = measured(client)
     assert (why, found["step_s"].keys()) == ("", {"1", "2", "3", "4"})
-    assert client.sizes == [4], "it asks for exactly this number"
+    assert client.sizes == [4], "the job asks for exactly this number"
 
 
 @pytest.mark.parametrize(("idle", "reserve"), [(0, 0), (1, 1)])

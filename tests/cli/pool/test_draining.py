@@ -1,4 +1,4 @@
-"""Nodes of a pool that are drained in turn: each is left, and awaited back, however it comes back."""
+"""Tests of a rolling drain of a pool's nodes: each one leaves, and the command waits for its return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import UnreachableError
 
 
 class FakePool(PoolClient):
-    """A pool whose nodes do something whenever somebody looks."""
+    """A pool in which the next scripted action runs at each query."""
 
     def __init__(self, **jobs: str) -> None:
         self.nodes = {
@@ -80,7 +80,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def roll(pool: FakePool, job: str = "") -> None:
     drain_of_pool(pool, "roll", (), job=job, no_wait=False, as_json=False)
-    assert not pool.next, "not all has happened"
+    assert not pool.next, "not all scripted actions have run"
 
 
 def test_each_node_is_left_and_awaited_back_before_the_next(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def _begun_by_a_standby(*here: str) -> Reserved:
     """Return a job restarted by the standby alone, after all processes failed before the first step.
 
     Args:
-        here: the members whose agents are back, without a process.
+        here: the members that have reconnected without a process.
     """
     job = reserved().train(warm=False, steps=0)
     for node in ("n0", "n1"):

@@ -346,7 +346,7 @@ def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple
 
 @pytest.mark.parametrize(("stops", "states"), [(0, 50), (1, 5000)])
 def test_whatever_comes_when_the_places_of_a_unit_do_the_same(stops: int, states: int) -> None:
-    """(With two stops the number of states takes minutes: `python test_agreeing.py 2`.)"""
+    """The test with two stops takes minutes: `python test_agreeing.py 2`."""
     assert explored(stops) > states
 
 

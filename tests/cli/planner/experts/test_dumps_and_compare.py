@@ -1,4 +1,4 @@
-"""Loads that engines wrote, without torch; and what `--compare eplb` says about them."""
+"""Tests of loads written by inference engines, read without torch, and of `--compare eplb`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast experts plan`: its JSON, its pictures, and one clear line for every bad input."""
+"""Tests of `holdfast experts plan`: its JSON, its pictures, and one clear line for every bad input."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_bad_csv_is_named_with_its_line(tmp_path, text, words):
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_a_byte_order_mark_does_no_harm(tmp_path, ending):
-    # Spreadsheets write one; it made the first line a header, and layer 0 vanished.
+    # Spreadsheets write one; it once turned the first line into a header, and layer 0 was lost.
     plain, marked = tmp_path / f"plain.{ending}", tmp_path / f"marked.{ending}"
     text = json.dumps(LOADS) if ending == "json" else "\n".join(",".join(map(str, row)) for row in LOADS)
     plain.write_text(text)
@@ -300,11 +300,11 @@ def test_whatever_it_is_given_it_answers_or_says_one_line(tmp_path, commands, da
         assert json.loads(said)["layers"]
     else:
         assert code == EXIT_BAD_INPUT
-        assert len(complaint.splitlines()) <= 1  # (none of ours where a number is none)
+        assert len(complaint.splitlines()) <= 1  # the parser itself reports a value that is not a number
 
 
 def _mangled(data: st.DataObject, content: bytes) -> bytes:
-    """A recording with some bytes replaced."""
+    """Return a recording with some bytes replaced."""
     file = io.BytesIO()
     np.savez_compressed(file, iterations=[1], tokens=np.ones((1, 2, 3), int))
     whole = file.getvalue()

@@ -1,4 +1,4 @@
-"""`holdfast simulate` as a user runs it, and its page."""
+"""Tests of `holdfast simulate` as a user runs it, and of its documentation page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast simulate --availability` as a user runs it: drawn traces, own files, jobs, and what is refused."""
+"""Tests of `holdfast simulate --availability` as a user runs it: drawn traces, own files, jobs and refusals."""
 
 from __future__ import annotations
 

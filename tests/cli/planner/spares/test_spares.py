@@ -1,4 +1,4 @@
-"""The commands as a user runs them."""
+"""Tests of the sparing commands as a user runs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_json(*arguments: str):
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """A cluster that simulates in a moment."""
+    """Return the file of a cluster that is simulated quickly."""
     text = Path(EXAMPLE).read_text()
     text = text.replace("racks_per_zone = 256", "racks_per_zone = 72").replace("zones = 4 ", "zones = 1 ")
     path = tmp_path / "small.toml"
@@ -144,7 +144,7 @@ def test_plan_says_how_many_pay() -> None:
 
 
 def test_a_cluster_that_no_standby_saves_is_called_so(tmp_path: Path) -> None:
-    """It said "26,176 standbys, 1161.43 % more goodput"."""
+    """The output once was "26,176 standbys, 1161.43 % more goodput"."""
     hopeless = tmp_path / "hopeless.toml"
     text = Path(EXAMPLE).read_text()
     hopeless.write_text(re.sub(r"(mtbf_tray_hours *= *)[0-9_.e]+", r"\g<1>1", text))

@@ -1,4 +1,4 @@
-"""Reading of sparing cases: the shipped example, and one clear line for everything wrong."""
+"""Tests of reading sparing cases: the shipped example, and one clear line for every error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_option(tmp_path: Path) -> None:
     assert isinstance(case.recovery, SemiSynchronous)
     assert case.recovery.checkpoint.clock is FailureClock.RUNNING
     assert case.hardware is not None
-    # 2 of 16 idle GPUs instead of 4 free 9 % of power instead of 21 %.
+    # With 2 instead of 4 idle GPUs of 16, 9 % of the power is free instead of 21 %.
     assert case.hardware.gain_of(case.strategies[0], 16) == pytest.approx(1 + 0.5 * (1.09**0.5 - 1))
     assert case.strategies[0].spare_blocks == 2
 
@@ -220,7 +220,7 @@ def commands() -> BuiltCommands:
 
 @st.composite
 def files(draw: st.DrawFn) -> str:
-    """The minimal case with some sections more, and some values replaced by ones that may make no sense."""
+    """Return the minimal case with more sections and with some values replaced, possibly by invalid ones."""
     lines = [
         *MINIMAL.strip().splitlines(),
         *"\n".join(draw(st.lists(st.sampled_from(OPTIONAL), max_size=3))).splitlines(),

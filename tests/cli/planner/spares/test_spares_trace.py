@@ -1,4 +1,4 @@
-"""Reading of traces: three layouts, their errors, and the real ones."""
+"""Tests of reading traces: three layouts, their errors, and real traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_outages(tmp_path: Path) -> None:
 
 
 def test_times_since_1970_begin_at_the_first_event(tmp_path: Path) -> None:
-    """Such a log of half a year counted as 54 years without a failure."""
+    """Such a log of half a year once counted as 54 years without a failure."""
     at = 1_700_000_000
     text = f"start_s,end_s,node\n{at},{at + 3600},a\n{at + 7200},{at + 14400},b\n"
     trace = read(tmp_path / "t.csv", text, nodes=10)
@@ -195,7 +195,7 @@ def test_real_accelerator_servers_are_bursty_with_heavy_tailed_repairs() -> None
         read_trace(path, nodes=400, hours=None, system=None, merge_overlaps=False)
     trace = read_trace(path, nodes=400, hours=None, system=None, merge_overlaps=True, since="0")
     fit = fit_trace(trace)
-    # What the data's own notes say: 4.18 faults per 1000 node-days, mean repair 132.8 h, gap CV 1.76.
+    # The data's own notes: 4.18 faults per 1000 node-days, mean repair 132.8 h, gap CV 1.76.
     assert 24_000 * fit.failures / (fit.nodes * fit.span_hours) == pytest.approx(4.18, rel=0.01)
     assert fit.mttr_hours.mean == pytest.approx(132.8, rel=0.02)
     assert fit.gaps.cv == pytest.approx(1.76, rel=0.02)
@@ -212,7 +212,7 @@ def test_real_events_and_outages_tell_the_same() -> None:
         real("stepfun_infinitehbd_events.csv"), nodes=None, hours=None, system=None, merge_overlaps=False
     )
     assert events.nodes == 400
-    # The events leave out the outages of no length.
+    # The events omit outages of zero length.
     longer = outages.repair_hours > 0
     np.testing.assert_allclose(np.sort(events.repair_hours), np.sort(outages.repair_hours[longer]), atol=1e-3)
 
@@ -226,7 +226,7 @@ def test_real_hpc_system() -> None:
 
 
 def test_a_real_hpc_system_has_as_many_interruptions_in_the_fit_as_in_the_log() -> None:
-    """Only 35 % of them were left, because a third of the node failures was taken for failures of racks."""
+    """Only 35 % of them once remained, because a third of the node failures counted as rack failures."""
     trace = read_trace(real("lanl_1996_2005.csv.gz"), nodes=None, hours=None, system=20, merge_overlaps=True)
     found, case = count_interruptions(trace), catalina()
     assert 0.95 < found.total / trace.start_hours.size <= 1.0
