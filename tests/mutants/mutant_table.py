@@ -60,14 +60,14 @@ MUTANTS = (
         module=BOUNDARIES,
         old="{Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING}",
         new="{Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING}",
-        why="a report with the commit operation open is no promise: it may yet pass",
+        why="a report during an open commit operation is unreliable, because the step may still pass",
     ),
     Mutant(
         name="reports_within_apply",
         module=BOUNDARIES,
         old="{Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING}",
         new="{Phase.VOTED, Phase.ADOPTING}",
-        why="the state changes after the report",
+        why="the state would change after the report",
         quick=True,
     ),
     Mutant(
@@ -76,7 +76,7 @@ MUTANTS = (
         qualname="WorkerMachine.frozen",
         old="self.generations.frozen",
         new="self.generations.frozen and self.phase is not Phase.PASSED",
-        why="it applies after its report",
+        why="the worker would apply the step after its report",
         quick=True,
     ),
     Mutant(
@@ -88,7 +88,7 @@ MUTANTS = (
             "commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
             "self.passed = Passed(step=decision.applied, commit=commit)"
         ),
-        why="FORWARD applies the recorded v, never another",
+        why="FORWARD applies the recorded step result and no other",
     ),
     Mutant(
         name="judges_for_itself",
@@ -99,7 +99,7 @@ MUTANTS = (
             "commit = msgspec.structs.replace(decision.commit, nonfinite=0)\n"
             "self.passed = Passed(step=decision.applied, commit=commit)"
         ),
-        why="a step that v leaves out is left out by all",
+        why="all workers must omit a step that the step result omits",
     ),
     Mutant(
         name="computes_all",
@@ -107,7 +107,7 @@ MUTANTS = (
         qualname="WorkerMachine.share",
         old="self.generations.default_share(self.samples.micro_batches)",
         new="tuple(range(self.samples.micro_batches))",
-        why="each micro-batch counts once",
+        why="each micro-batch must count once",
         quick=True,
     ),
     Mutant(
@@ -116,7 +116,7 @@ MUTANTS = (
         qualname="Share.assign",
         old="self.assigned = assigned",
         new="self.assigned = None",
-        why="after a failure the shares are the decided ones, not those of the ranks",
+        why="after a failure, the decided shares apply and not those of the ranks",
         quick=True,
     ),
     Mutant(
@@ -125,7 +125,7 @@ MUTANTS = (
         qualname="WorkerMachine.finish_apply",
         old="self._share = Share()",
         new="self._share.summed = []",
-        why="an assignment is for the first step only: after a swap to more ranks parts would be missing or double",
+        why="an assignment is for the first step only; after a swap to more ranks, parts would be missing or doubled",
     ),
     Mutant(
         name="keeps_gradients_of_another_step",
@@ -133,7 +133,7 @@ MUTANTS = (
         qualname="WorkerMachine._on_begin",
         old="decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and self.applied == decision.applied",
         new="decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD)",
-        why="gradients of an older state are no part of this step",
+        why="gradients of an older state do not belong to this step",
     ),
     Mutant(
         name="takes_a_torn_state",
@@ -145,7 +145,7 @@ MUTANTS = (
             "    decision = self.generations.decision\n"
             "self._copy.set_step(decision.applied if decision else 1, None)"
         ),
-        why="a state is whole when its transfer has ended, not when it begins",
+        why="a state is complete when its transfer has ended, not when it begins",
         quick=True,
     ),
     Mutant(
@@ -154,7 +154,7 @@ MUTANTS = (
         qualname="StateAdoption.accept_push",
         old=("if not self._copy.keeps:\n    self._copy.mark_void()\nreturn True"),
         new=("if not self._copy.keeps:\n    return True"),
-        why="a half overwritten state is nobody's initial one",
+        why="a partly overwritten state is not an initial state",
     ),
     Mutant(
         name="ignores_the_terms_of_stops",
@@ -162,7 +162,7 @@ MUTANTS = (
         qualname="KnownGenerations.freeze",
         old="order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated",
         new="order.generation < max(self.number, self._left_generation) or repeated",
-        why="a coordinator that was superseded must not stop anybody",
+        why="a superseded coordinator must not stop a worker",
     ),
     Mutant(
         name="obeys_stops_of_old_generations",
@@ -170,7 +170,7 @@ MUTANTS = (
         qualname="KnownGenerations.freeze",
         old="order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated",
         new="order.term < self.term or repeated",
-        why="an old Stop freezes a worker for which nobody waits any more",
+        why="an old Stop would freeze a worker that no decision waits for",
     ),
     Mutant(
         name="begins_an_old_generation",
@@ -178,7 +178,7 @@ MUTANTS = (
         qualname="KnownGenerations.is_next",
         old="plan.generation <= self._newest",
         new="plan.generation < self._newest",
-        why="a generation that was broken, or is in force, is not begun again",
+        why="a generation that failed or is in force must not begin again",
     ),
     Mutant(
         name="swaps_although_stopped",
@@ -186,7 +186,7 @@ MUTANTS = (
         qualname="KnownGenerations.is_swap_due",
         old="Flag.SWAP in commit.flags and self.pending is not None and (not self.frozen)",
         new="Flag.SWAP in commit.flags and self.pending is not None",
-        why="a failure voids a pending swap",
+        why="a failure makes a pending swap void",
     ),
     Mutant(
         name="swaps_before_all_are_armed",
@@ -194,7 +194,7 @@ MUTANTS = (
         qualname="with_flags",
         old="raised == world",
         new="raised",
-        why="a swap is for all or for none",
+        why="either all workers swap or none",
     ),
     Mutant(
         name="flags_before_its_group_stands",
@@ -202,7 +202,7 @@ MUTANTS = (
         qualname="KnownGenerations.flags",
         old="self.pending and self.pending.prepared and self.pending.armed",
         new="self.pending is not None",
-        why="the flag says that the pending group stands here, and that the coordinator knows it of all",
+        why="the flag means that this worker's pending group is built, and that the coordinator knows this of all",
     ),
     Mutant(
         name="applies_in_an_old_state",
@@ -210,7 +210,7 @@ MUTANTS = (
         qualname="StateCopy.is_forward_due",
         old="self.applied == decision.applied - 1",
         new="self.applied <= decision.applied",
-        why="FORWARD is for those who stand right before the step",
+        why="FORWARD is only for workers with the state right before the step",
     ),
     # ---- decisions ----
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS = (
         qualname="_known_v",
         old="known[report.passed.step] = report.passed.commit",
         new="pass",
-        why="what passed anywhere is applied by all, and its flags with it",
+        why="all workers must apply a step that passed anywhere, including its flags",
     ),
     Mutant(
         name="forward_is_not_inherited",
@@ -227,7 +227,7 @@ MUTANTS = (
         qualname="_known_v",
         old=("previous is not None and previous.kind is DecisionKind.FORWARD and (previous.commit is not None)"),
         new="False and previous is not None and (previous.commit is not None)",
-        why="a FORWARD stands until all have applied it: whoever applied it may be dead by now",
+        why="a FORWARD stays in force until all have applied it, because the workers that applied it may fail",
     ),
     Mutant(
         name="anybody_can_reach_the_target",
@@ -235,7 +235,7 @@ MUTANTS = (
         qualname="_can_reach",
         old="commit is not None and report.reduced is not None and have_same_lanes(report.reduced, commit)",
         new="commit is not None",
-        why="without reduced gradients a worker cannot carry out FORWARD",
+        why="a worker without reduced gradients cannot execute FORWARD",
     ),
     Mutant(
         name="oldest_checkpoint",
@@ -243,7 +243,7 @@ MUTANTS = (
         qualname="without_state",
         old="-1",
         new="0",
-        why="no more is lost than must be",
+        why="the job must not lose more than necessary",
     ),
     Mutant(
         name="begins_anew_instead_of_giving_up",
@@ -251,7 +251,7 @@ MUTANTS = (
         qualname="without_state",
         old="committed == 0",
         new="True",
-        why="a job that has lost its state says so; it does not silently begin from its start",
+        why="a job that lost its state must fail; it must not silently restart from its initial state",
     ),
     Mutant(
         name="keeps_reduced_gradients_of_half_a_world",
@@ -259,7 +259,7 @@ MUTANTS = (
         qualname="GenerationDecider.decide",
         old="self._disconnected.promised",
         new="set()",
-        why="a node that may come back with what it has passed is waited for",
+        why="a disconnected node that may return with a passed step must be awaited",
     ),
     Mutant(
         name="undone_steps_are_remembered",
@@ -267,7 +267,7 @@ MUTANTS = (
         qualname="GenerationDecider._execute",
         old="self._ledger.undo_after(decision.applied)",
         new="pass",
-        why="what an expelled worker applied alone is held against nobody",
+        why="a step that only an expelled worker applied must not be compared with later ones",
     ),
     Mutant(
         name="what_passed_dies_with_the_coordinator",
@@ -275,7 +275,7 @@ MUTANTS = (
         qualname="GenerationDecider._record_passed_steps",
         old="self._transaction.change(passed=self._ledger.unannounced)",
         new="pass",
-        why="a step that was made up from reports is persisted with the decision that rests on it",
+        why="a step reconstructed from reports must be persisted with the decision that depends on it",
     ),
     Mutant(
         name="newcomers_join_those_who_timed_out",
@@ -283,7 +283,7 @@ MUTANTS = (
         qualname="GenerationDecider._choose_next_generation",
         old="closing or (parted and (not lacks_slots(transaction, self._config, list(reports))))",
         new="closing",
-        why="those who do not reach each other are put together in turns, for ever",
+        why="workers that cannot reach each other would be grouped in turns forever",
     ),
     Mutant(
         name="lineage_stays_after_a_roll_back",
@@ -291,7 +291,7 @@ MUTANTS = (
         qualname="GenerationDecider._begin_generation",
         old="transaction.change(lineage=plan.generation)",
         new="pass",
-        why="what is said of the abandoned lineage must not count on the new one",
+        why="messages of the abandoned lineage must not count on the new one",
     ),
     # ---- applied steps ----
     Mutant(
@@ -300,7 +300,7 @@ MUTANTS = (
         qualname="Standings.all_beyond",
         old="bool(self._members) and (not self._behind)",
         new="self._behind < len(self._members)",
-        why="a step counts once the last member has applied it",
+        why="a step is committed only after the last member has applied it",
         quick=True,
     ),
     Mutant(
@@ -309,7 +309,7 @@ MUTANTS = (
         qualname="StepLedger.hear",
         old="self.give_up_to(top, global_batch)",
         new="pass",
-        why="a step whose witnesses are all dead is announced all the same",
+        why="a step must be announced even if all its witnesses have died",
     ),
     Mutant(
         name="fills_in_without_v",
@@ -317,7 +317,7 @@ MUTANTS = (
         qualname="StepLedger.hear",
         old="self.expect(report.passed.step, report.passed.commit)",
         new="pass",
-        why="a report still knows the loss of its last step",
+        why="a report still contains the loss of its last step",
     ),
     Mutant(
         name="replicas_may_differ",
@@ -325,7 +325,7 @@ MUTANTS = (
         qualname="StepLedger._learn",
         old="_bits(known.commit) != _bits(news.commit)",
         new="False",
-        why="diverged replicas are never tolerated",
+        why="diverged replicas must never be tolerated",
     ),
     Mutant(
         name="forgotten_members_hold_nobody_up",
@@ -333,7 +333,7 @@ MUTANTS = (
         qualname="Standings._count",
         old="len(self._members)",
         new="self._at.total()",
-        why="who has not said that it has applied a step may not have",
+        why="a worker that has not reported a step may not have applied it",
     ),
     Mutant(
         name="applied_of_an_abandoned_lineage",
@@ -341,7 +341,7 @@ MUTANTS = (
         qualname="MessageHandlers._on_applied",
         old="message.generation < record.lineage or message.generation > record.generation",
         new="message.generation > record.generation",
-        why="after a roll-back what was applied before it is void",
+        why="a rollback makes earlier applied steps void",
     ),
     Mutant(
         name="entered_of_an_abandoned_lineage",
@@ -349,7 +349,7 @@ MUTANTS = (
         qualname="MessageHandlers._on_entered",
         old="message.generation >= self._transaction.record.lineage",
         new="message.generation",
-        why="after a roll-back the state that somebody entered an older generation with is void",
+        why="a rollback makes the states void with which workers entered an older generation",
     ),
     # ---- the pending group ----
     Mutant(
@@ -358,7 +358,7 @@ MUTANTS = (
         qualname="PendingGeneration.arm",
         old=("if not transaction.members.prepared(pending):\n    return"),
         new="pass",
-        why="flags go up once every member's group stands",
+        why="flags may be raised only after every member's group is built",
     ),
     Mutant(
         name="voids_what_is_armed",
@@ -369,7 +369,7 @@ MUTANTS = (
             "else:\n    self._pending_generation.cancel(suspects)"
         ),
         new=("self._pending_generation.armed = False\nif True:\n    self._pending_generation.cancel(suspects)"),
-        why="once armed some may have swapped: Void would leave them alone in the new generation",
+        why="after Arm some workers may have swapped; Void would leave them alone in the new generation",
     ),
     Mutant(
         name="a_restored_pending_group_is_not_armed",
@@ -377,7 +377,7 @@ MUTANTS = (
         qualname="PendingGeneration.__init__",
         old="transaction.record.pending is not None",
         new="False",
-        why="the coordinator before may have armed it",
+        why="the previous coordinator may have armed the group",
     ),
     Mutant(
         name="promotes_while_stopping",
@@ -385,7 +385,7 @@ MUTANTS = (
         qualname="MessageHandlers._promote_pending",
         old="context.interruption.stop is not None",
         new="False",
-        why="a failure voids a pending swap, whoever has passed it",
+        why="a failure makes a pending swap void, whichever worker has passed it",
     ),
     Mutant(
         name="receivers_push",
@@ -393,7 +393,7 @@ MUTANTS = (
         qualname="plan_with",
         old="[worker for worker in roles if worker not in having] if holders else []",
         new="[]",
-        why="whoever lacks the state is sent it",
+        why="a worker that lacks the state must receive it, not send it",
         quick=True,
     ),
     Mutant(
@@ -402,7 +402,7 @@ MUTANTS = (
         qualname="Report.holding_of",
         old="self.result if self.applied == step - 1 else None",
         new="self.state if self.applied == step - 1 and self.result is not None else None",
-        why="with the step that is still to be applied the experts move on",
+        why="the experts continue from the step that is still to be applied",
     ),
     Mutant(
         name="assigns_parts_of_another_step",
@@ -410,7 +410,7 @@ MUTANTS = (
         qualname="first_assignment",
         old="mine if applied == decision.applied else ()",
         new="mine",
-        why="only gradients of the step that is done again are kept",
+        why="only gradients of the repeated step may be kept",
     ),
     # ---- stops and reports ----
     Mutant(
@@ -419,7 +419,7 @@ MUTANTS = (
         qualname="Interruption.start",
         old="self.stop is not None",
         new="True",
-        why="a broken generation is left",
+        why="workers must leave a failed generation",
         quick=True,
     ),
     Mutant(
@@ -428,7 +428,7 @@ MUTANTS = (
         qualname="Interruption.is_answer",
         old=("self.stop is not None and (report.term, report.generation) == (self.stop.term, self.stop.generation)"),
         new="self.stop is not None",
-        why="a report says where a worker stands at this Stop, not at one before",
+        why="a report must describe the worker at this Stop, not at an earlier one",
     ),
     Mutant(
         name="the_dead_are_awaited",
@@ -436,7 +436,7 @@ MUTANTS = (
         qualname="Interruption.forget",
         old="self.reports.pop(worker, None)",
         new="pass",
-        why="what an expelled worker reported does not count",
+        why="a report of an expelled worker must not count",
     ),
     Mutant(
         name="pending_members_are_not_stopped",
@@ -444,7 +444,7 @@ MUTANTS = (
         qualname="Interruption.start",
         old="transaction.order_all(transaction.planned, self.stop)",
         new="transaction.order_all(transaction.record.plan.workers, self.stop)",
-        why="those of the pending plan may have swapped already",
+        why="members of the pending plan may already have swapped",
     ),
     # ---- membership ----
     Mutant(
@@ -453,7 +453,7 @@ MUTANTS = (
         qualname="Draining.release_proven",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
-        why="who has left counts until the others have gone on: whoever takes its place may not have the state yet",
+        why="a departed node is retained until the others continue, because its successor may not have the state yet",
     ),
     Mutant(
         name="takes_back_anybody",
@@ -461,7 +461,7 @@ MUTANTS = (
         qualname="Admission._find_refusal",
         old="_was_expelled(self._transaction.planned, hello)",
         new="False",
-        why="a node that was expelled in its absence comes back with fresh workers only",
+        why="a node expelled while disconnected may return only with fresh workers",
         quick=True,
     ),
     Mutant(
@@ -470,7 +470,7 @@ MUTANTS = (
         qualname="Membership.remove",
         old="self._by_connection.pop(node.connection, None)",
         new="pass",
-        why="what has left is forgotten: its messages find no addressee",
+        why="messages of a node that has left must be ignored",
     ),
     Mutant(
         name="superseded_coordinators_let_in",
@@ -478,7 +478,7 @@ MUTANTS = (
         qualname="Admission.admit",
         old="hello.term > transaction.record.term and (not self._record_age.raise_term(hello))",
         new="False",
-        why="an agent that knows a newer coordinator must look for that one",
+        why="an agent that knows a newer coordinator must connect to that one",
     ),
     Mutant(
         name="leases_run_while_the_coordinator_is_away",
@@ -486,7 +486,7 @@ MUTANTS = (
         qualname="Coordinator._was_paused",
         old=("self.members.renew_leases(self.transaction.now)\nself.context.disconnected.pause_over()"),
         new="pass",
-        why="nobody is judged by what was not read in time",
+        why="unread messages must not count as silence",
     ),
     Mutant(
         name="leases_never_run_out",
@@ -494,7 +494,7 @@ MUTANTS = (
         qualname="Membership.expired",
         old="[node for node in silent if now - node.seen > min(lease_s, node.lease.lasts_s)]",
         new="[]",
-        why="a node that falls silent is lost",
+        why="a node that falls silent must be treated as lost",
     ),
     Mutant(
         name="absent_nodes_are_awaited_for_ever",
@@ -502,7 +502,7 @@ MUTANTS = (
         qualname="DisconnectedNodes.overdue",
         old="lease_s",
         new="1000000000.0",
-        why="who does not come back after a coordinator's crash is lost after a lease",
+        why="a node that does not return after a coordinator crash must be lost after a lease",
     ),
     Mutant(
         name="silent_workers_are_awaited_for_ever",
@@ -510,7 +510,7 @@ MUTANTS = (
         qualname="Interruption.silent",
         old="self.stop is None or self._transaction.now - self._since <= timeout_s",
         new="True",
-        why="an agent may live whose worker does not answer",
+        why="an agent may be alive although its worker does not answer",
     ),
     # ---- writes and their order ----
     Mutant(
@@ -519,7 +519,7 @@ MUTANTS = (
         qualname="Coordinator.start",
         old="return [*(Emit(event) for event in self._missing_events), *transaction.flush()]",
         new=("transaction.seq -= len(self._missing_events)\nreturn transaction.flush()"),
-        why="what the record says was announced is announced after a crash",
+        why="an event that the record lists as announced must be announced after a crash",
         quick=True,
     ),
     Mutant(
@@ -528,7 +528,7 @@ MUTANTS = (
         qualname="Transaction.flush",
         old="out += [Emit(event) for event in self._events]",
         new="out = [*(Emit(event) for event in self._events), *out]",
-        why="nothing is announced that a crash can make untrue",
+        why="a crash must not make an announcement untrue",
     ),
     Mutant(
         name="terms_do_not_grow",
@@ -536,7 +536,7 @@ MUTANTS = (
         qualname="Coordinator.start",
         old="self.record.term + 1",
         new="max(1, self.record.term)",
-        why="terms tell coordinators from each other",
+        why="terms distinguish coordinators",
         quick=True,
     ),
     # ---- checkpoints ----
@@ -546,7 +546,7 @@ MUTANTS = (
         qualname="_Open.complete",
         old="len(self.parts) == self.count",
         new="bool(self.parts)",
-        why="whoever is no member may have passed alone: only that all have a part of it proves a step",
+        why="a worker that is no longer a member may have passed alone; only parts of all members prove a step",
     ),
     Mutant(
         name="checkpoints_of_abandoned_steps",
@@ -554,7 +554,7 @@ MUTANTS = (
         qualname="CheckpointBook._on_lineage",
         old="known and on_lineage(record, message)",
         new="known",
-        why="what was written on an abandoned lineage never counts",
+        why="a checkpoint of an abandoned lineage must never count",
     ),
     Mutant(
         name="checkpoints_of_a_later_term",
@@ -562,7 +562,7 @@ MUTANTS = (
         qualname="CheckpointBook._on_lineage",
         old="message.term <= record.term and message.generation <= record.generation",
         new="message.generation <= record.generation",
-        why="a coordinator with an older store must not count what a newer one has had written",
+        why="a coordinator with an older store must not count the checkpoints of a newer one",
     ),
     Mutant(
         name="checkpoints_of_steps_to_come",
@@ -570,7 +570,7 @@ MUTANTS = (
         qualname="CheckpointBook.accept",
         old="one.complete and name.step <= committed",
         new="one.complete",
-        why="a checkpoint of a step counts once the step does",
+        why="a checkpoint counts only once its step is committed",
     ),
     # ---- the agent ----
     Mutant(
@@ -579,7 +579,7 @@ MUTANTS = (
         qualname="NodeSteps.applied",
         old="self._kept.note(message, now)",
         new="pass",
-        why="a coordinator that comes back must hear of the steps that the journal does not have",
+        why="a new coordinator must receive the steps that the journal lacks",
     ),
     Mutant(
         name="agent_forgets_reports",
@@ -587,7 +587,7 @@ MUTANTS = (
         qualname="WorkerPlace._forget_before",
         old="isinstance(kept, _GENERATION_BOUND) and kept.generation < generation",
         new="isinstance(kept, _GENERATION_BOUND)",
-        why="what is said of the generation that is entered, or of a later one, still counts",
+        why="messages about the entered generation or a later one still count",
     ),
     Mutant(
         name="a_pending_generation_hides_the_broken_one",
@@ -595,7 +595,7 @@ MUTANTS = (
         qualname="WorkerPlace._is_complaint_of_pending",
         old="kept.generation < message.generation and kept.generation <= in_force",
         new="False",
-        why="a coordinator that takes over would not hear that the group in force is broken",
+        why="a new coordinator would not learn that the group in force is broken",
     ),
     Mutant(
         name="agent_forgets_too_much_after_a_roll_back",
@@ -603,7 +603,7 @@ MUTANTS = (
         qualname="NodeSteps.begin_with",
         old="self.committed = min(self.committed, step)",
         new="pass",
-        why="after a roll-back steps are committed once more, and told of once more",
+        why="after a rollback, steps are committed and reported again",
     ),
     Mutant(
         name="agent_follows_older_coordinators",
@@ -611,7 +611,7 @@ MUTANTS = (
         qualname="AgentMachine._welcomed",
         old="welcome.term < self.term",
         new="False",
-        why="a coordinator that was superseded leads nobody",
+        why="agents must not follow a superseded coordinator",
     ),
     Mutant(
         name="agent_passes_on_what_an_older_coordinator_says",
@@ -619,7 +619,7 @@ MUTANTS = (
         qualname="AgentMachine._order_all",
         old="self._welcome is None or not comes_from(order, self.term)",
         new="self._welcome is None",
-        why="orders of an older term find no addressee",
+        why="orders of an older term must not reach workers",
     ),
     Mutant(
         name="agent_takes_workers_that_were_begun_for_fresh",
@@ -627,7 +627,7 @@ MUTANTS = (
         qualname="WorkerPlace.passed",
         old="self.keep(Begun(worker=self.worker, generation=order.plan.generation))",
         new="pass",
-        why="a worker whose listener gets no turn is in the generation all the same",
+        why="a worker is in the generation even if its listener had no time to run",
     ),
     Mutant(
         name="agent_tells_of_no_ends_again",
@@ -635,7 +635,7 @@ MUTANTS = (
         qualname="kept_of_life",
         old="gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]",
         new="gone: list[WorkerDown] = []",
-        why="a worker may end while there is no coordinator",
+        why="a worker may end while no coordinator is connected",
     ),
     Mutant(
         name="agent_keeps_what_the_dead_said",
@@ -643,7 +643,7 @@ MUTANTS = (
         qualname="AgentMachine._replace",
         old="place.refill('')",
         new="pass",
-        why="what a worker said before its end would look like a worker come back",
+        why="earlier messages of an ended worker would look like a worker that returned",
     ),
     Mutant(
         name="agent_lets_stopped_workers_be",
@@ -651,7 +651,7 @@ MUTANTS = (
         qualname="AgentMachine.tick",
         old="place.looked_at(now, stopped=place.worker in stopped) > lease_s",
         new="False",
-        why="a worker that is stopped for a lease is a failure that only its agent can see",
+        why="only the agent can see that a worker is stopped for longer than a lease",
     ),
     Mutant(
         name="agent_comes_back_as_it_was",
@@ -659,7 +659,7 @@ MUTANTS = (
         qualname="AgentMachine._refused",
         old="[self._fill(place, index) for index, place in enumerate(self._places)]",
         new="list[AgentInstruction]()",
-        why="who was expelled comes back with new workers",
+        why="an expelled node must return with new workers",
     ),
     # ---- progress, experts, suspects ----
     Mutant(
@@ -668,7 +668,7 @@ MUTANTS = (
         qualname="Progress.finished",
         old="not self._transaction.members.unfinished(plan) and self.ledger.all_at_committed",
         new="self.ledger.all_at_committed",
-        why="a job is done when all have ended their loops, at the committed step",
+        why="a job is finished when all workers have ended their loops at the committed step",
         quick=True,
     ),
     Mutant(
@@ -677,7 +677,7 @@ MUTANTS = (
         qualname="find_lost_experts",
         old="[divmod(int(cell), shape.experts) for cell in np.flatnonzero(live == 0)]",
         new="[]",
-        why="an expert without a live copy takes a checkpoint",
+        why="an expert without a live copy requires a checkpoint",
     ),
     Mutant(
         name="experts_of_the_other_ranks",
@@ -685,7 +685,7 @@ MUTANTS = (
         qualname="keep_placement",
         old="zip(touched.tolist(), blobs, strict=True)",
         new="enumerate(blobs)",
-        why="what is given to a worker comes to that one",
+        why="experts must go to the worker that they are assigned to",
     ),
     Mutant(
         name="a_loss_is_not_mended",
@@ -693,7 +693,7 @@ MUTANTS = (
         qualname="_mend",
         old="hosts < threshold",
         new="hosts < 0",
-        why="what is left of a placement keeps the guarantee of f",
+        why="the placement after a loss must keep the fault threshold",
     ),
     Mutant(
         name="the_same_members_again_after_a_time_out",
@@ -701,7 +701,7 @@ MUTANTS = (
         qualname="Suspects.find_suspects",
         old="any((complaint.timed_out or complaint.unreachable for complaint in complaints.values()))",
         new="False",
-        why="after a time-out the same members are never put together again",
+        why="after a timeout, the same members must not form a group again",
     ),
     Mutant(
         name="the_same_members_for_ever",
@@ -709,7 +709,7 @@ MUTANTS = (
         qualname="Suspects.find_suspects",
         old="not (late or again)",
         new="True",
-        why="who has tried in vain twice does not try again",
+        why="members that failed twice must not try again",
     ),
     *MOVE_MUTANTS,
     *PART_MUTANTS,

@@ -14,7 +14,7 @@ COMPARISON_MUTANTS = (
         qualname="ReplicaComparison.includes_state",
         old="self._first <= step < self._first + COMPARED_STEPS",
         new="False",
-        why="a worker that has joined may train on to another state",
+        why="a joined worker may continue training with a different state",
     ),
     Mutant(
         name="state_is_compared_from_the_first_step_of_the_job",
@@ -22,7 +22,7 @@ COMPARISON_MUTANTS = (
         qualname="ReplicaComparison.enter_generation",
         old="self._first, self.fingerprint, self.differs = (first, None, False)",
         new="self.fingerprint, self.differs = (None, False)",
-        why="every generation begins with a comparison, since it may have begun with a transfer",
+        why="every generation must begin with a comparison, since it may have begun with a transfer",
     ),
     Mutant(
         name="nobody_has_received_its_state",
@@ -30,7 +30,7 @@ COMPARISON_MUTANTS = (
         qualname="ReplicaComparison.set_fingerprint",
         old="self._received",
         new="False",
-        why="of two workers that differ, the one that has received its state is replaced",
+        why="of two workers that differ, the one that received its state must be replaced",
     ),
     Mutant(
         name="equal_settings_prove_an_equal_state",
@@ -38,7 +38,7 @@ COMPARISON_MUTANTS = (
         qualname="ReplicaComparison.record_agreement",
         old="self.fingerprint is not None and self.fingerprint.state",
         new="self.fingerprint is not None",
-        why="only a step in which the state was compared proves that a transfer has succeeded",
+        why="only a step with a compared state proves that a transfer has succeeded",
     ),
     Mutant(
         name="half_is_a_majority",
@@ -46,7 +46,7 @@ COMPARISON_MUTANTS = (
         qualname="_find_majority",
         old="2 * len(group) > workers",
         new="2 * len(group) >= workers",
-        why="of two halves nobody knows which is right",
+        why="two equal halves do not show which state is right",
     ),
     Mutant(
         name="roles_are_compared_with_each_other",
@@ -54,7 +54,7 @@ COMPARISON_MUTANTS = (
         qualname="find_mismatch",
         old="workers[place::places]",
         new="workers",
-        why="workers that hold other parts of a replica have other states",
+        why="workers with other parts of a replica have other states",
     ),
     Mutant(
         name="fingerprints_of_all_versions_are_compared",
@@ -70,7 +70,7 @@ COMPARISON_MUTANTS = (
         qualname="_compare_role",
         old="TRANSFER if received else SCRIPT",
         new="SCRIPT",
-        why="a transfer, or a machine, may have changed a state that was sent",
+        why="a transfer or a machine may have changed a received state",
     ),
     Mutant(
         name="one_role_without_a_majority_is_forgotten",
@@ -78,6 +78,6 @@ COMPARISON_MUTANTS = (
         qualname="_merge_roles",
         old="next((one for one in found if not one.minority), found[0])",
         new="found[0]",
-        why="a job with a role that nobody can repair must end",
+        why="a job must end if one of its roles cannot be repaired",
     ),
 )

@@ -27,7 +27,7 @@ FAILURE_MUTANTS = (
         qualname="Replacements.needed",
         old="max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1",
         new="1",
-        why="a job that waits for lost nodes waits also if all of them were lost",
+        why="a job that waits for lost nodes must also wait if all of them were lost",
     ),
     Mutant(
         name="raisers_are_let_go_at_once",
@@ -35,7 +35,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider._without_holders",
         old="None if not whole or lost_of(self._transaction.record, others, reports) else others",
         new="others",
-        why="where all scripts raise, what they have is nowhere else",
+        why="if all scripts raise, only those workers have the state",
     ),
     Mutant(
         name="raisers_stay_members",
@@ -43,7 +43,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider._choose_next_generation",
         old="raisers = [] if closing else self._script_errors.find_failed(stopping.reports)",
         new="raisers: list[str] = []",
-        why="who has raised computes nothing any more",
+        why="a worker that raised computes nothing more",
         quick=True,
     ),
     Mutant(
@@ -52,7 +52,7 @@ FAILURE_MUTANTS = (
         qualname="WorkerMachine.keep_state_only",
         old="self._keeps_state_only, self._share.summed = (True, [])",
         new="self._keeps_state_only = True",
-        why="what was added up of the micro-batch at hand may be half of it",
+        why="the sum of the current micro-batch may be incomplete",
     ),
     Mutant(
         name="raiser_keeps_what_changes",
@@ -60,7 +60,7 @@ FAILURE_MUTANTS = (
         qualname="WorkerMachine.keep_state_only",
         old="self.applied is None or self.phase not in KEEPING",
         new="self.applied is None",
-        why="a state that is being changed is nobody's",
+        why="a state that is being changed is not usable",
     ),
     Mutant(
         name="blame_is_never_the_works",
@@ -68,7 +68,7 @@ FAILURE_MUTANTS = (
         qualname="find_agreeing_nodes",
         old="last.step is not None and len(agreeing) > 1",
         new="False",
-        why="a sample that always raises would take one node after the other",
+        why="a sample that always raises would remove one node after the other",
     ),
     Mutant(
         name="blame_is_at_once_the_works",
@@ -76,7 +76,7 @@ FAILURE_MUTANTS = (
         qualname="find_agreeing_nodes",
         old="len(agreeing) > 1",
         new="len(here) > 0",
-        why="one node's exception starts a process again, and ends no job",
+        why="an exception on one node must restart a process, not end the job",
     ),
     Mutant(
         name="blame_anywhere_is_never",
@@ -84,7 +84,7 @@ FAILURE_MUTANTS = (
         qualname="find_agreeing_nodes",
         old="anywhere if not machine and len(anywhere) >= max(2, min(nodes, ENOUGH_NODES)) else []",
         new="[]",
-        why="a line that only the first rank comes to raises on each that becomes it",
+        why="a line that only the first rank reaches raises on each node that becomes the first rank",
     ),
     Mutant(
         name="blame_a_lone_node_never",
@@ -92,7 +92,7 @@ FAILURE_MUTANTS = (
         qualname="find_agreeing_nodes",
         old=("if nodes < 2 and len(at) > 1:\n    return agreeing"),
         new=("if nodes < 2 and len(at) > 1:\n    return []"),
-        why="a job of one node would begin again for ever, or lose its node",
+        why="a job of one node would restart forever, or lose its node",
     ),
     Mutant(
         name="a_renewed_job_ends",
@@ -100,7 +100,7 @@ FAILURE_MUTANTS = (
         qualname="Closing.renews",
         old="self.under_way and self._will is not None and self._will.renew",
         new="False",
-        why="one exception of the only worker is no reason to end a job",
+        why="one exception of the only worker must not end a job",
     ),
     Mutant(
         name="the_last_will_is_not_written",
@@ -108,7 +108,7 @@ FAILURE_MUTANTS = (
         qualname="Closing._begin",
         old="self._will != record.will",
         new="False",
-        why="a coordinator that takes over must end the job as it was to end",
+        why="a new coordinator must end the job with the same result",
     ),
     Mutant(
         name="a_rung_never_ends",
@@ -116,7 +116,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.is_exhausted",
         old="tries > (MAX_RETRIES if severity is Severity.RETRY else self._max_restarts)",
         new="False",
-        why="a node that fails again and again is taken out",
+        why="a node that fails repeatedly must be removed",
     ),
     Mutant(
         name="a_rung_counts_for_all_agents",
@@ -124,7 +124,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.count_failure",
         old="self._budget_owner(failure)",
         new="0",
-        why="a machine that was replaced begins anew",
+        why="a replaced machine starts with an empty failure count",
     ),
     Mutant(
         name="collectives_are_tried_again_for_ever",
@@ -132,7 +132,7 @@ FAILURE_MUTANTS = (
         qualname="Failures.retry_collective",
         old="not self._escalation.is_exhausted(Severity.RETRY, tries)",
         new="True",
-        why="links that break again and again hold all members up",
+        why="links that break repeatedly delay all members",
     ),
     Mutant(
         name="nodes_that_are_lost_together_have_failed",
@@ -140,7 +140,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy._is_lost_with_others",
         old="counted.undo_try(since)",
         new="pass",
-        why="what they share has failed: a switch that flaps would have all of them quarantined",
+        why="a shared component has failed; a flapping switch would quarantine all nodes",
     ),
     Mutant(
         name="complaints_beside_a_script_that_ends_are_judged",
@@ -148,7 +148,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider._find_culprits",
         old="report.refused or report.ending",
         new="report.refused",
-        why="the script that has raised is why, although its traceback is still being made",
+        why="the script error is the cause, although its traceback is still being formatted",
     ),
     Mutant(
         name="who_raises_last_is_not_named",
@@ -156,7 +156,7 @@ FAILURE_MUTANTS = (
         qualname="Closing.amend",
         old="self._will = msgspec.structs.replace(self._will, why=why)",
         new="pass",
-        why="it was met on all nodes, and two were named",
+        why="all nodes raised the error, but only two would be named",
     ),
     Mutant(
         name="who_is_given_up_is_to_blame_at_once",
@@ -164,7 +164,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy._give_up",
         old="transaction.position.step + 2",
         new="0",
-        why="the others may only be slower to meet what it has met",
+        why="the other nodes may only be slower to meet the same error",
     ),
     Mutant(
         name="who_says_that_it_must_go_is_not_answered",
@@ -172,7 +172,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.on_leave",
         old="leave.awaits_answer",
         new="False",
-        why="it waits to be heard, and says it again and again",
+        why="the node waits for an answer, and would repeat its message",
     ),
     Mutant(
         name="the_step_under_way_speaks_for_the_others",
@@ -180,7 +180,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy._give_up",
         old="2",
         new="1",
-        why="it may have passed before the script raised",
+        why="the step may have passed before the script raised",
     ),
     Mutant(
         name="who_is_given_up_is_never_to_blame",
@@ -188,7 +188,7 @@ FAILURE_MUTANTS = (
         qualname="Failures.forget_cause",
         old="self._escalation.quarantine_given_up()",
         new="pass",
-        why="the others go on without it: it was the node",
+        why="if the others continue without it, the node was at fault",
     ),
     Mutant(
         name="who_is_back_is_still_given_up",
@@ -196,7 +196,7 @@ FAILURE_MUTANTS = (
         qualname="Admission.admit",
         old="self._escalation.on_node_admitted(hello.node)",
         new="pass",
-        why="it trains again, and would be quarantined for it",
+        why="the node trains again, but would be quarantined",
     ),
     Mutant(
         name="a_deserted_job_waits_for_ever",
@@ -204,7 +204,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.quarantine",
         old="self._last_excluded = (node, f'is quarantined: {why}')",
         new="pass",
-        why="nobody is left, and nobody can come",
+        why="no node is left, and none can return",
     ),
     Mutant(
         name="a_job_ends_although_somebody_may_come_back",
@@ -212,7 +212,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.explain_deserted",
         old="not node or self._transaction.members.nodes or self._lost_nodes or awaited",
         new="not node or self._transaction.members.nodes or awaited",
-        why="who was lost is back in a moment, and goes on from the checkpoint",
+        why="a lost node may soon return and continue from the checkpoint",
     ),
     Mutant(
         name="a_job_that_has_not_begun_ends_with_the_first_node",
@@ -220,7 +220,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.explain_deserted",
         old="not record.generation and len(self.excluded_nodes) < self._nodes_to_begin",
         new="False",
-        why="what the others meet says more",
+        why="the failures of the other nodes give more evidence",
     ),
     Mutant(
         name="exceptions_before_the_first_step_are_forgotten",
@@ -228,7 +228,7 @@ FAILURE_MUTANTS = (
         qualname="find_agreeing_nodes",
         old="-inf if ever else last.time - WINDOW_S",
         new="last.time - WINDOW_S",
-        why="the slower the nodes, the later the same exception comes",
+        why="on slow nodes, the same exception comes later",
     ),
     Mutant(
         name="a_broken_machine_comes_back",
@@ -236,7 +236,7 @@ FAILURE_MUTANTS = (
         qualname="Failures._is_the_machines",
         old="found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH",
         new="False",
-        why="no other process would fare better there",
+        why="another process on this machine would fail too",
     ),
     Mutant(
         name="the_unfit_join",
@@ -260,7 +260,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.on_node_lost",
         old="AUTOMATIC",
         new="TICKET",
-        why="repairs that nobody made cost nobody anything",
+        why="an automatic return must not count as a manual repair",
     ),
     Mutant(
         name="who_undoes_swaps_begins_anew",
@@ -268,7 +268,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy._budget_owner",
         old="nonsense or (coming and (not member))",
         new="nonsense",
-        why="it keeps all other newcomers out",
+        why="such a node would keep all other newcomers out",
     ),
     Mutant(
         name="the_quarantined_come_again",
@@ -276,7 +276,7 @@ FAILURE_MUTANTS = (
         qualname="Admission._find_refusal",
         old="barred is not None",
         new="False",
-        why="nobody has repaired them",
+        why="a quarantined node has not been repaired",
     ),
     Mutant(
         name="a_quarantine_bars_all_on_the_host",
@@ -284,7 +284,7 @@ FAILURE_MUTANTS = (
         qualname="EscalationPolicy.quarantine",
         old="'' if shared else host",
         new="host",
-        why="others on the same host are as good as before",
+        why="other nodes on the same host are still healthy",
     ),
     Mutant(
         name="ranks_are_kept_for_ever",
@@ -292,7 +292,7 @@ FAILURE_MUTANTS = (
         qualname="RankHold.waits",
         old="until > now and node_of(seat) in nodes",
         new="node_of(seat) in nodes",
-        why="a process that does not come must not hold up the job",
+        why="a missing process must not delay the job",
     ),
     Mutant(
         name="ranks_are_kept_for_lost_nodes",
@@ -300,7 +300,7 @@ FAILURE_MUTANTS = (
         qualname="RankHold.waits",
         old="until > now and node_of(seat) in nodes",
         new="until > now",
-        why="a node that is gone brings no process",
+        why="a lost node starts no new process",
     ),
     Mutant(
         name="others_take_the_seats",
@@ -308,7 +308,7 @@ FAILURE_MUTANTS = (
         qualname="_in_their_seats",
         old="sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])",
         new="workers",
-        why="who fills a place has its rank",
+        why="a replacement must have the rank of the worker it replaces",
     ),
     Mutant(
         name="a_failed_transfer_blames_nobody",
@@ -316,7 +316,7 @@ FAILURE_MUTANTS = (
         qualname="_find_transfer_suspects",
         old="receiver in transfers.exhausted",
         new="False",
-        why="a newcomer that cannot be sent the state would stop the job again and again",
+        why="a newcomer that cannot receive the state would stop the job repeatedly",
     ),
     Mutant(
         name="a_bad_sender_is_sent_away_with_the_last_copy",
@@ -324,7 +324,7 @@ FAILURE_MUTANTS = (
         qualname="_find_transfer_suspects",
         old="node in senders and transfers.can_spare(node)",
         new="node in senders",
-        why="what only the sender has would be lost",
+        why="state that only the sender has would be lost",
     ),
     Mutant(
         name="rank_decides_between_a_member_and_a_newcomer",
@@ -332,7 +332,7 @@ FAILURE_MUTANTS = (
         qualname="Suspects._find_unreachable",
         old="{node_of(worker) for worker in workers if worker not in transfers.lacking}",
         new="{node_of(worker) for worker in workers}",
-        why="a member with the state goes because it does not reach a node that has nothing",
+        why="a member with the state would be removed because it cannot reach a newcomer without state",
     ),
     Mutant(
         name="the_only_initial_state_is_kept",
@@ -340,7 +340,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider._collect_transfers",
         old="frozenset() if initial else lacking",
         new="lacking",
-        why="a node that no other reaches stays, and the others take turns next to it",
+        why="an unreachable node would stay, and the others would be removed in turn",
     ),
     Mutant(
         name="every_state_is_as_good_as_the_initial_one",
@@ -348,7 +348,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider._collect_transfers",
         old="decision is None or decision.applied == 0",
         new="True",
-        why="a member with the only copy of the state goes because newcomers do not reach it",
+        why="a member with the only copy of the state would be removed because newcomers cannot reach it",
     ),
     Mutant(
         name="raisers_outside_the_last_plan_still_count",
@@ -388,7 +388,7 @@ FAILURE_MUTANTS = (
         qualname="_find_laggards",
         old="behind = [worker for worker in behind if worker in lacking] or behind",
         new="pass",
-        why="a member that waits until its state is sent has done nothing wrong",
+        why="a member that waits until its state is sent is not at fault",
     ),
     Mutant(
         name="the_same_sender_tries_again",
@@ -396,14 +396,14 @@ FAILURE_MUTANTS = (
         qualname="givers_of",
         old="_without_failures(worker, holders, history, failures) if history else holders",
         new="holders",
-        why="a receiver would go for what is its sender's fault",
+        why="a receiver would be removed for its sender's fault",
     ),
     Mutant(
         name="one_receiver_proves_a_bad_sender",
         module=TRANSFERS,
         old="2",
         new="1",
-        why="that may be the link between the two",
+        why="the link between the two may be bad",
     ),
     Mutant(
         name="a_probe_of_one_side_is_enough",
@@ -418,7 +418,7 @@ FAILURE_MUTANTS = (
         module=PROBING,
         old="2",
         new="1",
-        why="the fault may be the member's",
+        why="the member may be at fault",
     ),
     Mutant(
         name="the_first_nodes_are_not_probed",
@@ -434,7 +434,7 @@ FAILURE_MUTANTS = (
         qualname="GenerationDecider.start",
         old="self._start_probes.are_open or not self._have_same_data()",
         new="not self._have_same_data()",
-        why="a node whose probes hang would be a member",
+        why="a node with hanging probes would become a member",
     ),
     Mutant(
         name="bad_nodes_accuse_good_ones",
@@ -442,7 +442,7 @@ FAILURE_MUTANTS = (
         qualname="StartProbes._accusers",
         old="sum((bool(self._reached.get(other)) for other in self._failed[one]))",
         new="len(self._failed[one])",
-        why="two bad nodes would have a good one refused",
+        why="two bad nodes would cause the refusal of a good one",
     ),
     Mutant(
         name="no_third_node_is_asked",
@@ -450,7 +450,7 @@ FAILURE_MUTANTS = (
         qualname="StartProbes.judge",
         old="self._asks_third(unclear)",
         new="False",
-        why="a good node that has tried two bad ones would stay unclear",
+        why="a good node that has tried two bad ones would stay undecided",
     ),
     Mutant(
         name="needed_nodes_are_refused_without_proof",
@@ -458,6 +458,6 @@ FAILURE_MUTANTS = (
         qualname="StartProbes.judge",
         old="len(last) <= spare",
         new="True",
-        why="if the first node is bad, all that follow would be refused",
+        why="if the first node is bad, all following nodes would be refused",
     ),
 )

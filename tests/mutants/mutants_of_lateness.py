@@ -21,7 +21,7 @@ LATENESS_MUTANTS = (
         module=TIMES,
         old="3",
         new="1",
-        why="the first ones compile, allocate and connect",
+        why="the first executions compile, allocate and connect",
     ),
     Mutant(
         name="what_is_late_becomes_usual",
@@ -29,7 +29,7 @@ LATENESS_MUTANTS = (
         qualname="RunningMean.add",
         old="mean_s = min(mean_s, self.limit_s)",
         new="pass",
-        why="one hang would make every later one usual",
+        why="one hang would make every later one look usual",
     ),
     Mutant(
         name="evaluations_are_hangs",
@@ -37,14 +37,14 @@ LATENESS_MUTANTS = (
         qualname="Times.limit_s",
         old="max(limit_s, LONGEST * self._longest[activity]) if activity in UNEVEN else limit_s",
         new="limit_s",
-        why="what is long now and then has been as long before",
+        why="an occasional long activity has taken this long before",
     ),
     Mutant(
         name="short_phases_are_late_within_a_step",
         module=TIMES,
         old="1.5",
         new="0.0",
-        why="what is short varies most: on a busy machine a healthy worker would be ended",
+        why="short phases vary most, so a healthy worker on a busy machine would be ended",
     ),
     Mutant(
         name="other_worlds_take_as_long",
@@ -52,7 +52,7 @@ LATENESS_MUTANTS = (
         qualname="Times.limit_s",
         old="OTHER_WORLD * max(others)",
         new="max(others)",
-        why="shares and partners are others",
+        why="shares and peers differ",
     ),
     # ---- an agent's part ----
     Mutant(
@@ -61,7 +61,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch.find_late",
         old="self._away.append((self._last, now))",
         new="pass",
-        why="all of the machine stood still, perhaps",
+        why="perhaps the whole machine was stopped",
     ),
     Mutant(
         name="who_has_no_core_is_late",
@@ -69,7 +69,7 @@ LATENESS_MUTANTS = (
         qualname="_core_wait_s",
         old="max(0.0, total_s - starved.before_s) + max(0.0, max(others_s, default=0.0))",
         new="0.0",
-        why="on a machine with too much to do, nodes were taken out for hanging that only waited for a core",
+        why="on an overloaded machine, workers that only wait for a core would count as hung",
     ),
     Mutant(
         name="a_wait_for_a_core_counts_once_it_is_over",
@@ -77,7 +77,7 @@ LATENESS_MUTANTS = (
         qualname="CoreWaits.look",
         old="clock.waited_s + (now - known.ready_since if clock.ready else 0.0)",
         new="clock.waited_s",
-        why="a thread may be ready for half a second, and the kernel has counted nothing yet",
+        why="a thread may be ready for half a second before the kernel counts the wait",
     ),
     Mutant(
         name="who_has_no_core_waits_for_the_network",
@@ -85,7 +85,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch._waiting_time_s",
         old="now - since - starved_s",
         new="now - since",
-        why="on a loaded node all wait longer than usual, and steps were tried again for nothing",
+        why="on a loaded node all workers wait longer than usual, and steps would be repeated needlessly",
     ),
     Mutant(
         name="a_loaded_nodes_agent_is_silent",
@@ -93,7 +93,7 @@ LATENESS_MUTANTS = (
         qualname="HangProbe.on_answer",
         old="self._answers.on_answer(node.name, now - self._silent_since.pop(node.name, now), now)",
         new="self._silent_since.pop(node.name, now)",
-        why="it was given up where its agent had no core for 0.2 s",
+        why="a node would be lost because its agent had no core for 0.2 s",
     ),
     Mutant(
         name="late_is_told_once",
@@ -101,7 +101,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch.find_late",
         old="REPORT_AGAIN * for_s / limit_s",
         new="1000000000.0",
-        why="a coordinator that was away, or busy with another, would never hear of it",
+        why="a disconnected or busy coordinator would never receive the report",
     ),
     Mutant(
         name="late_is_told_at_every_look",
@@ -109,7 +109,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch.find_late",
         old="seen.next_report_at = REPORT_AGAIN * for_s / limit_s",
         new="pass",
-        why="it costs messages, and says nothing new",
+        why="repeated messages cost time without new information",
     ),
     Mutant(
         name="times_of_two_worlds_are_one",
@@ -117,7 +117,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch.learn",
         old="world == reading.world",
         new="True",
-        why="steps of few workers would be the limit for many",
+        why="step times of few workers would set the limit for many",
     ),
     # ---- verdicts ----
     Mutant(
@@ -126,7 +126,7 @@ LATENESS_MUTANTS = (
         qualname="find_hung",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung",
-        why="being late is no guilt",
+        why="a late worker is not at fault if no other worker waits",
     ),
     Mutant(
         name="few_wait_for_many",
@@ -134,7 +134,7 @@ LATENESS_MUTANTS = (
         qualname="find_hung",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung and waiting",
-        why="where more are busy than wait it is what they have to do",
+        why="if more workers compute than wait, the work itself takes long",
     ),
     Mutant(
         name="waiting_is_hanging",
@@ -142,7 +142,7 @@ LATENESS_MUTANTS = (
         qualname="_is_hung",
         old="still.overdue and stand.is_late",
         new="still.overdue",
-        why="who waits and looks holds nobody up",
+        why="a worker that waits and polls does not delay other workers",
     ),
     Mutant(
         name="a_stopped_process_is_slow",
@@ -150,7 +150,7 @@ LATENESS_MUTANTS = (
         qualname="HangProbe._send_probe",
         old="(self.pace.stopped_at, self.pace.overdue_at)",
         new="(self.pace.overdue_at,)",
-        why="a process that is stopped would be waited for as if it were at work",
+        why="the others would wait for a stopped process as for a working one",
     ),
     Mutant(
         name="network_where_somebody_is_at_work",
@@ -158,7 +158,7 @@ LATENESS_MUTANTS = (
         qualname="find_hung",
         old="all",
         new="any",
-        why="a long step would be broken off, again and again",
+        why="a long step would be interrupted repeatedly",
     ),
     Mutant(
         name="first_steps_may_last_for_ever",
@@ -166,7 +166,7 @@ LATENESS_MUTANTS = (
         qualname="_is_far_slower",
         old="stand.for_s > max(unknown_s, FAILURE * others_s + FLOOR_S)",
         new="False",
-        why="a hang in the first step would wait for the collective's own time-out",
+        why="a hang in the first step would last until the collective's own timeout",
     ),
     Mutant(
         name="first_steps_are_compared_with_nobody",
@@ -174,7 +174,7 @@ LATENESS_MUTANTS = (
         qualname="_is_far_slower",
         old="max(unknown_s, FAILURE * others_s + FLOOR_S)",
         new="unknown_s",
-        why="compiling takes minutes, and some are a little later than others",
+        why="compiling takes minutes, and some workers finish a little later than others",
     ),
     # ---- actions ----
     Mutant(
@@ -183,7 +183,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork.exclude_slow_work",
         old="at_work.count(item) > 1 or not self._is_first(item, stand.worker)",
         new="not self._is_first(place, stand.worker) and False",
-        why="a long sequence is as long on the second node",
+        why="a long sequence takes as long on the second node",
     ),
     Mutant(
         name="kept_share_is_ended_again_and_again",
@@ -191,7 +191,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork._limit_s",
         old="REPEAT_FACTOR ** sum((node_of(one) == node for one in before))",
         new="1.0",
-        why="with a rank that is kept, the same node computes the same long sequence in each process",
+        why="with a rank hold, the same node computes the same long sequence in each process",
     ),
     Mutant(
         name="every_long_sequence_costs_a_process",
@@ -199,7 +199,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork._limit_s",
         old="max(stand.limit_s * factor, SLOW_WORK_MARGIN * self._slow_work_s(stand.activity))",
         new="stand.limit_s * factor",
-        why="each of them would cost a process",
+        why="each long sequence would cost a process",
     ),
     Mutant(
         name="slow_work_is_learnt_at_suspicion",
@@ -207,7 +207,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork.on_work_ended",
         old="self._remember_slow_work(stand)",
         new="pass",
-        why="the limit would not cover what the work takes in the end, and each sample of 3 s would cost a process",
+        why="the limit would not cover the final duration of the work, and each sample of 3 s would cost a process",
     ),
     Mutant(
         name="slow_work_counts_against_nodes",
@@ -215,7 +215,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork.on_work_ended",
         old="state.trials.clear()",
         new="pass",
-        why="healthy nodes would be quarantined for a slow sample",
+        why="healthy nodes would be quarantined because of a slow sample",
     ),
     Mutant(
         name="kills_on_trial_never_count",
@@ -223,7 +223,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork.tick",
         old="self._count_kill(trial)",
         new="pass",
-        why="a node whose workers hang again and again would stay",
+        why="a node with repeatedly hanging workers would stay",
     ),
     Mutant(
         name="a_verdict_does_not_wait",
@@ -239,7 +239,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch._report_end",
         old="seen.next_report_at == 1.0 and took_s < self._expected.get((step, activity, micro_batch), math.inf)",
         new="took_s < self._expected.get((step, activity, micro_batch), math.inf)",
-        why="how long it took in the end is known to the agent alone",
+        why="only the agent knows the final duration of the work",
     ),
     Mutant(
         name="survivors_with_longer_limits_clear_nobody",
@@ -247,7 +247,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch.expect_end",
         old="self._expected[place] = work.for_s",
         new="pass",
-        why="a survivor that is not late by its own limit needed as long all the same",
+        why="a survivor within its own limit may still have needed as long",
     ),
     Mutant(
         name="new_processes_are_as_fast_as_old_ones",
@@ -255,7 +255,7 @@ LATENESS_MUTANTS = (
         qualname="LateWatch._limit_s",
         old="total is None or total.count < WARM_UP",
         new="False",
-        why="a worker that comes back compiles in its first step",
+        why="a restarted worker compiles in its first step",
     ),
     Mutant(
         name="script_is_ended_again_and_again",
@@ -263,7 +263,7 @@ LATENESS_MUTANTS = (
         qualname="SlowWork.exclude_slow_work",
         old="self._script_factor *= REPEAT_FACTOR",
         new="pass",
-        why="what a script does between steps may take any time",
+        why="a script may take any time between steps",
     ),
     Mutant(
         name="first_step_is_ended_again_and_again",
@@ -279,7 +279,7 @@ LATENESS_MUTANTS = (
         qualname="HangProbe.on_answer",
         old="question is None or answer.number != question.number or node.name not in question.asked",
         new="question is None or node.name not in question.asked",
-        why="where somebody stood then says nothing of now",
+        why="an earlier position of a worker does not describe its current one",
     ),
     Mutant(
         name="judged_before_all_have_answered",
@@ -287,7 +287,7 @@ LATENESS_MUTANTS = (
         qualname="HangProbe._act_on_answers",
         old="len(silent) < len(missing)",
         new="False",
-        why="who waits for whom is known of all or of nobody",
+        why="a verdict needs the answers of all workers",
     ),
     Mutant(
         name="first_steps_are_the_networks_fault",
@@ -295,7 +295,7 @@ LATENESS_MUTANTS = (
         qualname="Pace.together_s",
         old="TOGETHER_S if self.mean_s is None else self.mean_s + FLOOR_S",
         new="0.0 if self.mean_s is None else self.mean_s + FLOOR_S",
-        why="a first reduction that takes long would be broken off, each time anew",
+        why="a long first reduction would be interrupted each time",
     ),
     Mutant(
         name="away_coordinator_finds_all_silent",
@@ -303,7 +303,7 @@ LATENESS_MUTANTS = (
         qualname="HangProbe.tick",
         old="self._silent_since = {name: since + away_s for name, since in self._silent_since.items()}",
         new="pass",
-        why="answers may wait to be read",
+        why="answers may still be unread",
     ),
     Mutant(
         name="outage_is_a_slow_step",
@@ -311,7 +311,7 @@ LATENESS_MUTANTS = (
         qualname="Pace.restart_waiting",
         old="self._step, self.since = (0, now)",
         new="pass",
-        why="what happened while the coordinator was away is not known",
+        why="the coordinator does not know the events during its outage",
     ),
     # ---- leases ----
     Mutant(
@@ -320,7 +320,7 @@ LATENESS_MUTANTS = (
         qualname="LearntLease.lasts_s",
         old="max(self.before_s, self.longest_s)",
         new="self.longest_s",
-        why="a new window has seen next to nothing",
+        why="a new window contains almost no samples",
     ),
     Mutant(
         name="late_coordinator_relies_on_learnt_leases",
@@ -328,7 +328,7 @@ LATENESS_MUTANTS = (
         qualname="Coordinator._on_tick",
         old="now - self._late_tick > config.lease_s",
         new="True",
-        why="words may wait to be read",
+        why="messages may still be unread",
     ),
     # ---- reports ----
     Mutant(
@@ -337,7 +337,7 @@ LATENESS_MUTANTS = (
         qualname="StackDumps.tick",
         old="self._transaction.now - dump.at > ANSWER_S",
         new="not story.open",
-        why="who hangs may not be able to say where",
+        why="a hung worker may be unable to send its stack",
     ),
     Mutant(
         name="straggler_is_compared_with_itself",
@@ -345,6 +345,6 @@ LATENESS_MUTANTS = (
         qualname="_median_without",
         old="(index if index < place else index + 1 for index in ((left - 1) // 2, left // 2))",
         new="((left - 1) // 2, left // 2)",
-        why="of two the slower one would be as fast as itself",
+        why="of two nodes, the slower one would be compared with itself",
     ),
 )

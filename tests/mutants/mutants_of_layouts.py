@@ -18,7 +18,7 @@ LAYOUT_MUTANTS = (
             "list(transaction.members.nodes), f'another layout: {describe_layout(layout)}')"
         ),
         new="pass",
-        why="their models are spread in another way",
+        why="their models are sharded differently",
     ),
     Mutant(
         name="the_layout_changes_before_all_have_entered",
@@ -26,7 +26,7 @@ LAYOUT_MUTANTS = (
         qualname="LayoutChanges.check_stash",
         old=("if not transaction.members.entered(plan) or committed < decision.applied:\n    return"),
         new="pass",
-        why="the step whose state lies there is not announced, so that it never serves",
+        why="the step of the stashed state is not announced yet, so that the stash would never serve",
     ),
     Mutant(
         name="one_node_that_has_the_state_is_enough_for_the_change",
@@ -34,7 +34,7 @@ LAYOUT_MUTANTS = (
         qualname="SnapshotBook.everywhere",
         old="all",
         new="any",
-        why="whoever loses that node has lost all",
+        why="the loss of that node would lose everything",
     ),
     Mutant(
         name="snapshots_of_the_layout_before_serve",
@@ -48,7 +48,7 @@ LAYOUT_MUTANTS = (
             "transaction.change(layout=layout, standbys=cold, config={}, plan=None, pending=None, passed=(), "
             "decision=decision)"
         ),
-        why="their parts are those of other roles",
+        why="their parts belong to other roles",
     ),
     Mutant(
         name="what_was_put_away_is_forgotten_with_the_change",
@@ -56,7 +56,7 @@ LAYOUT_MUTANTS = (
         qualname="_is_of_use",
         old="change is not None and part.key == change.kept",
         new="False",
-        why="it is all that the job has until its next workers have read it",
+        why="until the next workers have read it, the stash is the only copy of the state",
     ),
     Mutant(
         name="a_layout_that_failed_is_tried_again_at_once",
@@ -64,7 +64,7 @@ LAYOUT_MUTANTS = (
         qualname="FailingLayouts._record_failure",
         old="self._transaction.change(failed_layouts=(*others, entry))",
         new="pass",
-        why="the job would change to and fro, and train for two seconds in between",
+        why="the job would alternate between layouts, and train for two seconds in between",
     ),
     Mutant(
         name="all_go_back_once_more_from_where_they_went_back_to",
@@ -72,7 +72,7 @@ LAYOUT_MUTANTS = (
         qualname="FailingLayouts.revert_change",
         old="change is None or source is None or change.after == change.before",
         new="change is None or source is None",
-        why="a script that fails under both would never end",
+        why="a script that fails under both layouts would never end",
     ),
     Mutant(
         name="steps_done_under_a_layout_are_undone_with_it",
@@ -80,7 +80,7 @@ LAYOUT_MUTANTS = (
         qualname="FailingLayouts._source",
         old="kept is None or decision is None or ledger.knows(kept[2] + 1)",
         new="kept is None or decision is None",
-        why="others may have counted what has passed",
+        why="other workers may have counted a passed step",
     ),
     Mutant(
         name="what_a_script_stands_in_the_way_of_is_tried_each_minute",
@@ -88,6 +88,6 @@ LAYOUT_MUTANTS = (
         qualname="LayoutChanges._undo",
         old="self._impossible.add((change.nodes, change.after))",
         new="pass",
-        why="all are stopped for nothing, again and again",
+        why="all workers would stop repeatedly for nothing",
     ),
 )

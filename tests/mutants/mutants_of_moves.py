@@ -21,7 +21,7 @@ MOVE_MUTANTS = (
         qualname="counts_for",
         old=("if not idle:\n    return counts"),
         new="return counts",
-        why="all would wait for its state before the step in which that comes, and have other shares",
+        why="all would wait for its state before the step in which it arrives, with changed shares",
     ),
     Mutant(
         name="standby_has_the_last_rank",
@@ -29,7 +29,7 @@ MOVE_MUTANTS = (
         qualname="_seats",
         old="[node_and_index_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]",
         new="[node_and_index_of(worker) for worker in before.workers]",
-        why="whoever takes a place has its rank, also where it was a member already",
+        why="a replacement must have the replaced rank, even if it already was a member",
     ),
     Mutant(
         name="leaver_goes_before_the_standby_is_there",
@@ -37,7 +37,7 @@ MOVE_MUTANTS = (
         qualname="Draining.go_next",
         old="self.going(plan.workers, plan)",
         new="self.going(plan.workers)",
-        why="all would stand still while the state of the standby travels",
+        why="all would wait while the state travels to the standby",
     ),
     Mutant(
         name="leaver_goes_in_the_midst_of_a_step",
@@ -45,7 +45,7 @@ MOVE_MUTANTS = (
         qualname="Draining.start_at_boundary",
         old="self._ledger.committed <= decision.applied",
         new="self._ledger.committed < decision.applied",
-        why="what it has computed of the step would be computed again",
+        why="its computed part of the step would be computed again",
     ),
     Mutant(
         name="others_join_before_the_leaver_has_gone",
@@ -53,7 +53,7 @@ MOVE_MUTANTS = (
         qualname="Coordinator._do_due_work",
         old="self._settled_plan is not None and (not self.context.draining.go_next(plan))",
         new="self._settled_plan is not None",
-        why="the next move's swap would hold up the one that is half done",
+        why="the next move's swap would delay the unfinished one",
     ),
     Mutant(
         name="standby_beside_fills_another_place",
@@ -61,7 +61,7 @@ MOVE_MUTANTS = (
         qualname="Replacements._empty",
         old="{one.node for one in transaction.record.drained} | beside.keys()",
         new="{one.node for one in transaction.record.drained}",
-        why="where a standby is lost that had joined beside a node, no place is empty",
+        why="no rank is empty if a standby that joined next to a node is lost",
     ),
     Mutant(
         name="place_counts_twice",
@@ -69,7 +69,7 @@ MOVE_MUTANTS = (
         qualname="wanted_places",
         old="len(here) - len(record.replacements_among(here))",
         new="len(here)",
-        why="a standby that joins beside a node brings no place: else another one would be grown into it",
+        why="a standby that joins next to a node adds no rank, or another node would be started for it",
     ),
     Mutant(
         name="lost_leaver_is_not_followed",
@@ -77,7 +77,7 @@ MOVE_MUTANTS = (
         qualname="Draining.followed",
         old="one.node not in self._transaction.members.nodes and self._replacements.is_beside(one)",
         new="False",
-        why="the standby that has joined beside it has its rank and experts from then on",
+        why="the standby that joined next to it must take over its rank and experts",
     ),
     Mutant(
         name="flag_that_was_seen_is_lowered",
@@ -85,14 +85,14 @@ MOVE_MUTANTS = (
         qualname="KnownGenerations.on_disarm",
         old="[] if flag_given else self.report_disarmed()",
         new="self.report_disarmed()",
-        why="the step in progress may swap elsewhere: whoever drops the pending group stays behind",
+        why="the step in progress may swap elsewhere, and a worker that drops the pending group would stay behind",
     ),
     Mutant(
         name="abandoned_vote_has_shown_no_flag",
         module=BOUNDARIES,
         old="{Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING}",
         new="{Phase.VOTED, Phase.PASSED, Phase.APPLYING}",
-        why="it may have passed elsewhere with every flag up",
+        why="the vote may have passed elsewhere with every flag up",
     ),
     Mutant(
         name="arms_once_more_while_flags_go_down",
@@ -100,7 +100,7 @@ MOVE_MUTANTS = (
         qualname="PendingGeneration.disarm",
         old="self._disarming = self._told = pending.generation",
         new="self._disarming = pending.generation",
-        why="a flag that a member has said to be down would go up again",
+        why="a flag that a member reported as lowered would be raised again",
     ),
     Mutant(
         name="flag_down_for_another_coordinator",
@@ -108,7 +108,7 @@ MOVE_MUTANTS = (
         qualname="PendingGeneration.on_disarmed",
         old="asked and told.term == self._transaction.record.term",
         new="asked",
-        why="this one may have said Arm since",
+        why="this coordinator may have sent Arm since then",
     ),
     Mutant(
         name="swaps_to_whom_is_lost_and_goes_on",
@@ -124,7 +124,7 @@ MOVE_MUTANTS = (
         qualname="Replacements.targets",
         old="one.to and (one.to in free or self._may_come(one.to))",
         new="one.to",
-        why="where that one is lost the next one that is warm takes the place",
+        why="if the named standby is lost, the next warm one must replace the node",
     ),
     Mutant(
         name="waits_for_standbys_that_are_never_warm",
@@ -132,7 +132,7 @@ MOVE_MUTANTS = (
         qualname="Replacements.in_vain",
         old="not whys or not all(whys) or self._standbys.awaited or self._becoming()",
         new="True",
-        why="the node keeps its place, and that is said",
+        why="the node must keep its rank, and the job must report it",
     ),
     Mutant(
         name="a_checkpoint_releases_nobody",
@@ -140,7 +140,7 @@ MOVE_MUTANTS = (
         qualname="Draining.release_proven",
         old="max(self._ledger.proven, written)",
         new="self._ledger.proven",
-        why="of the last step nothing but a checkpoint proves that others have it: whoever keeps it waits for ever",
+        why="for the last step only a checkpoint proves that others have it, so a retained node would wait forever",
     ),
     Mutant(
         name="a_retained_state_is_released_at_once",
@@ -148,6 +148,6 @@ MOVE_MUTANTS = (
         qualname="Draining.release_proven",
         old="one.owed and (safe or not self._transaction.members.unfinished(plan))",
         new="one.owed",
-        why="the node may be the only one that has the state of the newest step",
+        why="the node may be the only one with the state of the newest step",
     ),
 )

@@ -11,7 +11,7 @@ OUTPUT_MUTANTS = (
         qualname="Workload.start_step",
         old="self._notes.on_attempt_start()",
         new="pass",
-        why="values that were logged in an attempt that was left count again",
+        why="values logged in an abandoned attempt would count again",
         tests=("runtime/groups/test_noted_steps.py",),
     ),
     Mutant(
@@ -20,7 +20,7 @@ OUTPUT_MUTANTS = (
         qualname="StepApplier.on_state_replaced",
         old="self._evaluator.on_state_replaced()",
         new="pass",
-        why="the best checkpoint is chosen by what another state came to",
+        why="the best checkpoint would be chosen by the result of another state",
         tests=("runtime/groups/test_state_replaced.py",),
     ),
     Mutant(
@@ -29,7 +29,7 @@ OUTPUT_MUTANTS = (
         qualname="FileJournal._write",
         old="self._pending.append((seq, line))",
         new="self._pending = [(seq, line)]",
-        why="the events file has a gap once there is room again",
+        why="the events file would have a gap after space is available again",
         tests=("observability/test_journal.py",),
     ),
     Mutant(
@@ -47,7 +47,7 @@ OUTPUT_MUTANTS = (
         qualname="LineFile.amend",
         old="lines + tail[end:]",
         new="lines",
-        why="rows of later steps are lost when an evaluation is added",
+        why="rows of later steps would be lost when an evaluation is added",
         tests=("observability/test_metric_rows.py", "cli/job/test_metrics_file.py"),
     ),
     Mutant(
@@ -56,7 +56,7 @@ OUTPUT_MUTANTS = (
         qualname="OutputRelay._write_log",
         old="log.lost, log.why = (log.lost + len(lines), error.strerror or str(error))",
         new="log.why = error.strerror or str(error)",
-        why="nobody sees that lines are missing",
+        why="missing lines would go unnoticed",
         tests=("control/test_output_relay.py",),
     ),
 )

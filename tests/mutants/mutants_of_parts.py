@@ -27,7 +27,7 @@ PART_MUTANTS = (
             "NEXT[Phase.VOTED, 'vote_abandoned'] = Phase.READY\n"
             "FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})"
         ),
-        why="who has left its commit operation did not keep the others waiting for it",
+        why="a worker that left its commit operation did not keep the others waiting for it",
     ),
     Mutant(
         name="who_left_its_vote_has_nothing",
@@ -35,7 +35,7 @@ PART_MUTANTS = (
         qualname="make_report",
         old="reduced = copy.reduced",
         new="reduced = copy.reduced if phase is not Phase.ABANDONED else None",
-        why="its reductions have returned: it can apply what passed elsewhere, or finish the step by itself",
+        why="its reductions have returned, so it can apply a step that passed elsewhere, or finish the step alone",
     ),
     Mutant(
         name="who_is_ready_is_not_asked",
@@ -43,7 +43,7 @@ PART_MUTANTS = (
         qualname="_known_v",
         old="known[report.step] = report.reduced",
         new="pass",
-        why="a step whose reductions have all returned somewhere is never done again",
+        why="a step must not be repeated once all its reductions have returned on some worker",
         quick=True,
     ),
     Mutant(
@@ -52,14 +52,14 @@ PART_MUTANTS = (
         qualname="StateCopy.apply_decision",
         old="receives and (not (apart or anew)) and (self.applied is not None)",
         new="False",
-        why="the only one that was READY may die before the others have its state: theirs must do",
+        why="the only READY worker may die before the others have its state, so they need their own",
     ),
     Mutant(
         name="adopts_after_its_report",
         module=BOUNDARIES,
         old="{Phase.VOTED, Phase.APPLYING, Phase.FORWARD, Phase.ADOPTING}",
         new="{Phase.VOTED, Phase.APPLYING, Phase.FORWARD}",
-        why="what it has promised to have is being written over",
+        why="the state that it has reported would be overwritten",
     ),
     Mutant(
         name="what_was_begun_of_the_next_step_is_done_again",
@@ -67,7 +67,7 @@ PART_MUTANTS = (
         qualname="first_assignment",
         old="decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD)",
         new="decision.kind is not DecisionKind.REDO",
-        why="that others have to finish a step takes nothing from who has gone on",
+        why="workers ahead lose nothing if others have to finish a step",
     ),
     Mutant(
         name="who_waits_for_a_state_forgets_its_gradients",
@@ -75,7 +75,7 @@ PART_MUTANTS = (
         qualname="Share.assign",
         old="keeps or (same_step and assigned and (set(self.summed) <= set(assigned)))",
         new="same_step and assigned and (set(self.summed) <= set(assigned))",
-        why="where that never comes the step is done again, and they are of use",
+        why="if the state never arrives, the step is repeated and needs these gradients",
     ),
     Mutant(
         name="loads_what_a_peer_would_send",
@@ -83,7 +83,7 @@ PART_MUTANTS = (
         qualname="next_entering_task",
         old="isinstance(source, CheckpointSource | SnapshotSource)",
         new="source is not None",
-        why="only a roll-back leads to a checkpoint",
+        why="only a rollback leads to loading a checkpoint",
     ),
     Mutant(
         name="state_comes_before_experts",
@@ -99,7 +99,7 @@ PART_MUTANTS = (
         qualname="GenerationPlan.receivers",
         old="self._receivers.get(worker, ())",
         new="tuple(self.sources)",
-        why="only who is named as a source sends: another may lack the state itself",
+        why="only workers named as sources send; another worker may lack the state itself",
     ),
     Mutant(
         name="absent_members_owe_no_report",
@@ -107,7 +107,7 @@ PART_MUTANTS = (
         qualname="Interruption._owes",
         old="transaction.members.worker(worker) is not None or node_of(worker) in away",
         new="transaction.members.worker(worker) is not None",
-        why="a member that is not back yet may have passed alone",
+        why="a disconnected member may have passed alone",
     ),
     Mutant(
         name="stops_an_older_generation",
@@ -115,7 +115,7 @@ PART_MUTANTS = (
         qualname="Interruption.start",
         old="transaction.record.generation",
         new="transaction.record.plan.generation",
-        why="a member that has swapped already is in a later generation",
+        why="a member that has already swapped is in a later generation",
     ),
     Mutant(
         name="a_pause_counts_as_silence",
@@ -123,7 +123,7 @@ PART_MUTANTS = (
         qualname="Interruption.restart_timeout",
         old="self._since = self._transaction.now",
         new="pass",
-        why="nobody is silent to a coordinator that does not listen",
+        why="a coordinator that did not read messages cannot find silent nodes",
     ),
     Mutant(
         name="the_complaints_of_the_dead_count",
@@ -131,8 +131,8 @@ PART_MUTANTS = (
         qualname="Interruption.forget",
         old="self.complaints.pop(worker, None)",
         new="pass",
-        why="whose fault it was is asked of those who are here",
-        equivalent="where a member is gone nobody is judged by complaints, and they are forgotten with the Stop",
+        why="only connected members count in a verdict",
+        equivalent="complaints are not evaluated if a member is lost, and they are forgotten with the Stop",
     ),
     Mutant(
         name="waits_for_a_checkpoint_that_nobody_writes",
@@ -140,7 +140,7 @@ PART_MUTANTS = (
         qualname="Closing._begin",
         old="save and record.saves and can",
         new="save and can",
-        why="a job without a directory ends at once",
+        why="a job without a directory must end at once",
     ),
     Mutant(
         name="asking_again_gives_more_time",
@@ -148,7 +148,7 @@ PART_MUTANTS = (
         qualname="Closing._begin",
         old="not self.under_way",
         new="True",
-        why="its launcher asks again and again: it must end all the same",
+        why="the launcher repeats its request, and the job must still end",
     ),
     Mutant(
         name="a_successor_forgets_the_wish",
@@ -156,7 +156,7 @@ PART_MUTANTS = (
         qualname="Closing.resume_closing",
         old="not again and self._had_begun",
         new="False",
-        why="the wish to end outlives the coordinator that was asked",
+        why="a stop request must survive the coordinator that received it",
     ),
     Mutant(
         name="saves_for_ever",
@@ -164,7 +164,7 @@ PART_MUTANTS = (
         qualname="Closing.tick",
         old="not self.under_way or self._transaction.now - self._since <= limit_s",
         new="True",
-        why="what takes too long is given up",
+        why="a save that takes too long must be abandoned",
     ),
     Mutant(
         name="the_last_cause_stands",
@@ -172,7 +172,7 @@ PART_MUTANTS = (
         qualname="Closing._begin",
         old="before is None or before.renew or (not before.failed)",
         new="True",
-        why="what came first explains the rest",
+        why="the first cause explains the later ones",
     ),
     Mutant(
         name="a_failed_script_ended_by_will",
@@ -180,7 +180,7 @@ PART_MUTANTS = (
         qualname="Closing.end",
         old="will.failed",
         new="will.failed and (not self.under_way)",
-        why="saved or not, it has failed",
+        why="the job has failed, whether it was saved or not",
     ),
     Mutant(
         name="asks_at_once",
@@ -188,7 +188,7 @@ PART_MUTANTS = (
         qualname="LoopExits.tick",
         old="now - self._since > self._wait_s",
         new="now > self._since",
-        why="a slow evaluation is no reason to stop everybody",
+        why="a slow evaluation is not a reason to stop all workers",
     ),
     Mutant(
         name="who_never_comes_in_is_waited_for",
@@ -199,7 +199,7 @@ PART_MUTANTS = (
             "(plan is not None and find_stateless_members(plan, transaction.members))"
         ),
         new="plan is not None and find_stateless_members(plan, transaction.members)",
-        why="the others wait for it to enter, and it has ended",
+        why="the others would wait for an ended worker to enter",
     ),
     Mutant(
         name="who_comes_as_all_leave_has_lost_the_job",
@@ -207,7 +207,7 @@ PART_MUTANTS = (
         qualname="completed_without_state",
         old="bool(newcomers)",
         new="False",
-        why="all that had the state were through with their loops",
+        why="all workers with the state had ended their loops",
     ),
     Mutant(
         name="others_go_on_without_who_has_left",
@@ -215,7 +215,7 @@ PART_MUTANTS = (
         qualname="LoopExits._check_left_behind",
         old="0 < step < transaction.position.step",
         new="False",
-        why="a rank that ends in the midst of a step would be left out without a word",
+        why="a rank that ends in the middle of a step would be left out silently",
     ),
     Mutant(
         name="asks_ever_as_often",
@@ -223,7 +223,7 @@ PART_MUTANTS = (
         qualname="LoopExits.tick",
         old="self._wait_s *= 2",
         new="pass",
-        why="what is slow, and is not at fault, would be stopped for ever",
+        why="slow work that is not at fault would be stopped forever",
     ),
     Mutant(
         name="asks_in_the_last_generation",
@@ -231,7 +231,7 @@ PART_MUTANTS = (
         qualname="LoopExits.tick",
         old="plan is None or plan.last or context.phase is not JobPhase.RUNNING",
         new="plan is None or context.phase is not JobPhase.RUNNING",
-        why="the members of the last generation finish one after the other, with a checkpoint in between",
+        why="members of the last generation finish one after the other, with a checkpoint in between",
     ),
     Mutant(
         name="who_may_yet_leave_has_gone_on",
@@ -239,7 +239,7 @@ PART_MUTANTS = (
         qualname="find_early_leaver",
         old="other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION)",
         new="other.step > step",
-        why="who computes the next step may yet find that there is none",
+        why="a worker that computes the next step may find that no further step exists",
     ),
     Mutant(
         name="whose_script_ended_is_forgotten",
@@ -247,7 +247,7 @@ PART_MUTANTS = (
         qualname="find_early_leaver",
         old="finished |= {worker: step for worker, step in left.items() if worker in workers}",
         new="pass",
-        why="a script that ended in order has left its loop, too",
+        why="a script that ended in order has also left its loop",
     ),
     Mutant(
         name="looks_at_reduced_steps_only",
@@ -255,7 +255,7 @@ PART_MUTANTS = (
         qualname="find_early_leaver",
         old="other.step > step + 1 or (other.step == step + 1 and other.phase not in _BEFORE_REDUCTION)",
         new="other.step > step + 1",
-        why="the step after the last one needs all: who waits in it waits for ever",
+        why="the step after the last one needs all workers, so a worker in it would wait forever",
     ),
     Mutant(
         name="who_had_ended_has_ended",
@@ -263,7 +263,7 @@ PART_MUTANTS = (
         qualname="MessageHandlers._on_finished",
         old="message.generation == self._transaction.generation",
         new="True",
-        why="whoever had ended its loop in an older generation has not saved in the last one",
+        why="a worker that ended its loop in an older generation has not saved in the last one",
     ),
     Mutant(
         name="the_end_of_an_abandoned_lineage_counts",
@@ -274,7 +274,7 @@ PART_MUTANTS = (
             "    self._context.ledger.settle(info.id, message.step)"
         ),
         new="self._context.ledger.settle(info.id, message.step)",
-        why="steps that a roll-back has undone were not applied",
+        why="steps undone by a rollback were not applied",
     ),
     Mutant(
         name="never_the_second_time",
@@ -282,7 +282,7 @@ PART_MUTANTS = (
         qualname="Suspects.find_suspects",
         old="self._tried = (frozenset(workers), committed)",
         new="self._tried = None",
-        why="who has tried in vain does not try a third time",
+        why="members that failed twice must not try a third time",
     ),
     Mutant(
         name="a_step_in_between_counts_for_nothing",
@@ -290,7 +290,7 @@ PART_MUTANTS = (
         qualname="Suspects.find_suspects",
         old="self._tried == (frozenset(workers), committed)",
         new="self._tried is not None and self._tried[0] == frozenset(workers)",
-        why="members that have got on were not in vain",
+        why="members that completed a step did not fail together",
     ),
     Mutant(
         name="who_is_ahead_is_late",
@@ -298,7 +298,7 @@ PART_MUTANTS = (
         qualname="_find_laggards",
         old="places[worker] < min(timed_out)",
         new="places[worker] > min(timed_out)",
-        why="the others waited for who is behind",
+        why="the others waited for the worker that is behind",
     ),
     Mutant(
         name="who_waited_is_late",
@@ -306,7 +306,7 @@ PART_MUTANTS = (
         qualname="_find_laggards",
         old="min",
         new="max",
-        why="a complainer waited itself, be it for another collective",
+        why="a complainer waited itself, perhaps for another collective",
     ),
     Mutant(
         name="strangers_cannot_be_reached",
@@ -314,7 +314,7 @@ PART_MUTANTS = (
         qualname="Suspects._find_unreachable",
         old="len(pair) == 2 and pair <= set(nodes)",
         new="len(pair) == 2",
-        why="that a node which has left cannot be reached is nobody's fault",
+        why="an unreachable node that has left is not a failure of a member",
     ),
     Mutant(
         name="all_are_to_blame",
@@ -322,7 +322,7 @@ PART_MUTANTS = (
         qualname="unless_all",
         old="named if any((node_of(worker) not in named for worker in workers)) else {}",
         new="named",
-        why="somebody must stay",
+        why="at least one node must stay",
     ),
     Mutant(
         name="an_older_store_is_taken_for_the_newest",
@@ -339,7 +339,7 @@ PART_MUTANTS = (
         qualname="RecordAge.newer_than_record",
         old="record.generation if heard.term == record.term else self._generation",
         new="record.generation",
-        why="an outdated coordinator that has begun a generation of its own would expel members of the first",
+        why="an outdated coordinator that started a generation of its own would expel members of the first one",
     ),
     Mutant(
         name="no_agent_is_awaited_before_the_first_generation",
@@ -347,6 +347,6 @@ PART_MUTANTS = (
         qualname="RecordAge.awaits_agents",
         old="self._begun + self._lease_s",
         new="self._begun",
-        why="a node that comes first would begin the job a second time beside those that train",
+        why="the first node to connect would start the job a second time next to the training nodes",
     ),
 )

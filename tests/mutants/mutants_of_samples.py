@@ -19,7 +19,7 @@ SAMPLE_MUTANTS = (
         qualname="WorkerMachine.finish_reduction",
         old="self.samples.find_error(self.step, samples=v.samples, places=self.generations.places, **hashes)",
         new="''",
-        why="a step that does not have each micro-batch once counts for nobody",
+        why="no worker may count a step that lacks micro-batches or has duplicates",
         quick=True,
     ),
     Mutant(
@@ -28,7 +28,7 @@ SAMPLE_MUTANTS = (
         qualname="StepSamples.find_error",
         old="(samples, hashes) == (global_batch, expected)",
         new="samples == global_batch",
-        why="one micro-batch twice and another not at all are as many samples",
+        why="one doubled and one missing micro-batch give the right number of samples",
     ),
     Mutant(
         name="hashes_of_the_first_place_alone",
@@ -36,7 +36,7 @@ SAMPLE_MUTANTS = (
         qualname="StepSamples.find_error",
         old="place_hashes == elsewhere",
         new="True",
-        why="a gradient that is wrong at another place of a unit is as wrong",
+        why="a gradient that is wrong at another local rank is equally wrong",
     ),
     Mutant(
         name="the_same_hashes_at_all_places",
@@ -44,7 +44,7 @@ SAMPLE_MUTANTS = (
         qualname="place_hash",
         old="sample_hash * (2 * place + 1)",
         new="sample_hash",
-        why="a micro-batch that is missing at one place and doubled at another must not add up",
+        why="a micro-batch missing at one local rank and doubled at another must not cancel out",
     ),
     Mutant(
         name="hashes_of_any_step",
@@ -52,7 +52,7 @@ SAMPLE_MUTANTS = (
         qualname="StepSamples._of",
         old="f'{self.seed}/{step}'",
         new="f'{self.seed}'",
-        why="a gradient of the step before is another one",
+        why="a gradient of the previous step is a different one",
     ),
     Mutant(
         name="a_refusal_is_not_reported",
@@ -60,7 +60,7 @@ SAMPLE_MUTANTS = (
         qualname="make_report",
         old="generation if phase is Phase.REFUSED and (not comparison.differs) else 0",
         new="0",
-        why="what is held is kept, and with it what is wrong, for ever",
+        why="kept gradients would include the wrong one forever",
     ),
     Mutant(
         name="a_refusal_is_told_to_whoever_listens",
@@ -70,7 +70,7 @@ SAMPLE_MUTANTS = (
             "ScriptFailed, Raised)"
         ),
         new="(Prepared, Report, Complaint, Finished, Loads, EvaluationDone, FlopTally, ScriptFailed, Raised)",
-        why="a coordinator that comes later must hear of it: nobody goes on otherwise",
+        why="a later coordinator must receive it, or no worker continues",
     ),
     Mutant(
         name="a_refusal_stops_nobody",
@@ -78,7 +78,7 @@ SAMPLE_MUTANTS = (
         qualname="MessageHandlers",
         old="_on_vote_refused",
         new="ignore",
-        why="who has refused waits for a decision",
+        why="a worker that refused waits for a decision",
     ),
     Mutant(
         name="wrong_sums_are_held",
@@ -86,7 +86,7 @@ SAMPLE_MUTANTS = (
         qualname="GenerationDecider._begin_generation",
         old="() if refusal is not None else first_assignment(record, plan, decision, reports, whose)",
         new="first_assignment(record, plan, decision, reports, whose)",
-        why="nobody knows whose gradient it is that is wrong: all of them go",
+        why="the wrong gradient cannot be identified, so all of them must be dropped",
     ),
     Mutant(
         name="a_refusal_is_forgotten_at_the_next_decision",
@@ -94,7 +94,7 @@ SAMPLE_MUTANTS = (
         qualname="refusal_after",
         old="before if before is not None and before.step > decision.applied else None",
         new="None",
-        why="whoever has not begun anew yet still holds what was refused",
+        why="a worker that has not restarted the step still holds the refused gradients",
     ),
     Mutant(
         name="every_refusal_is_another_one",
@@ -102,7 +102,7 @@ SAMPLE_MUTANTS = (
         qualname="refused_again",
         old="_refused(report, before.step) >= before.clean_from",
         new="_refused(report, before.step) > 0",
-        why="one and the same may be told of again after the decision that it led to",
+        why="the same refusal may be reported again after the decision that it led to",
     ),
     Mutant(
         name="clean_from_the_generation_that_was_refused",
@@ -110,7 +110,7 @@ SAMPLE_MUTANTS = (
         qualname="GenerationDecider._record_new_refusal",
         old="transaction.record.generation + 1",
         new="transaction.record.generation",
-        why="the attempt that was refused did not begin clean",
+        why="the refused attempt did not begin without kept gradients",
     ),
     Mutant(
         name="refused_for_ever",
@@ -118,7 +118,7 @@ SAMPLE_MUTANTS = (
         qualname="refused_again",
         old="any((_refused(report, before.step) >= before.clean_from for report in reports))",
         new="False",
-        why="what goes wrong with nothing held goes wrong every time: the job must end and say so",
+        why="an attempt that is refused without kept gradients fails every time, so the job must end with the reason",
     ),
     Mutant(
         name="a_refusal_outlives_its_step",
@@ -126,7 +126,7 @@ SAMPLE_MUTANTS = (
         qualname="refusal_after",
         old="before is not None and before.step > decision.applied",
         new="before is not None",
-        why="once the step is applied gradients may be kept again",
+        why="once the step is applied, gradients may be kept again",
     ),
     Mutant(
         name="restarted_for_ever",
@@ -134,7 +134,7 @@ SAMPLE_MUTANTS = (
         qualname="GenerationDecider._choose_next_generation",
         old="tries <= MAX_RETRIES",
         new="True",
-        why="a job that is started again for one refused step after the other gets nowhere",
+        why="a job that restarts for one refused step after the other makes no progress",
     ),
     Mutant(
         name="who_left_a_refused_operation_is_suspect",
@@ -142,6 +142,6 @@ SAMPLE_MUTANTS = (
         qualname="GenerationDecider._find_culprits",
         old="any((report.refused or report.ending for report in reports.values()))",
         new="False",
-        why="a broken collective whose cause is known is no failure of anybody's",
+        why="a broken collective with a known cause is not another failure",
     ),
 )

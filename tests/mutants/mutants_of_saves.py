@@ -20,7 +20,7 @@ SAVE_MUTANTS = (
         qualname="CheckpointBook._written",
         old="(other for other in self._open if other != self._first)",
         new="self._open",
-        why="with one slow node no checkpoint would ever be whole",
+        why="with one slow node, no checkpoint would ever be complete",
     ),
     Mutant(
         name="a_slow_worker_delays_no_save",
@@ -28,7 +28,7 @@ SAVE_MUTANTS = (
         qualname="is_save_due",
         old="(due or Wish.SAVE_IF_FREE in wishes) and Wish.STILL_SAVING not in wishes",
         new="due or Wish.SAVE_IF_FREE in wishes",
-        why="the others would write parts of checkpoints that are never whole",
+        why="the others would write parts of checkpoints that never become complete",
     ),
     Mutant(
         name="a_requested_save_waits_for_a_slow_one",
@@ -36,7 +36,7 @@ SAVE_MUTANTS = (
         qualname="is_save_due",
         old="Wish.SAVE in wishes",
         new="Wish.SAVE in wishes and Wish.STILL_SAVING not in wishes",
-        why="a node that is about to end has no time for that",
+        why="a node that will soon end has no time to wait",
     ),
     Mutant(
         name="checkpoints_that_are_left_out_are_not_counted",
@@ -44,7 +44,7 @@ SAVE_MUTANTS = (
         qualname="Progress._note_left_out",
         old="self._left_out.append(done.step)",
         new="pass",
-        why="that checkpoints are less frequent than asked for must be reported",
+        why="the job must report that checkpoints are less frequent than requested",
     ),
     Mutant(
         name="an_overtaken_part_is_an_alert",
@@ -60,7 +60,7 @@ SAVE_MUTANTS = (
         qualname="CheckpointBook._seal",
         old="transaction.change()",
         new="pass",
-        why="after a crash the record would not know of a step that a checkpoint in the directory proves",
+        why="after a crash, the record would lack a step that a checkpoint in the directory proves",
     ),
     Mutant(
         name="a_state_without_its_dense_part_reaches_a_step",
@@ -68,7 +68,7 @@ SAVE_MUTANTS = (
         qualname="_can_reach",
         old="holding is None or not holding.dense",
         new="holding is None",
-        why="a worker that has only experts of a step cannot go on from it",
+        why="a worker with only the experts of a step cannot continue from it",
     ),
     Mutant(
         name="a_checkpoint_is_removed_with_its_manifest_last",
@@ -76,7 +76,7 @@ SAVE_MUTANTS = (
         qualname="remove",
         old="storage.remove(f'{name}/{MANIFEST}')",
         new="pass",
-        why="half of a checkpoint must not look like a whole one",
+        why="a partly removed checkpoint must not look complete",
     ),
     Mutant(
         name="all_evaluations_are_remembered",
@@ -84,7 +84,7 @@ SAVE_MUTANTS = (
         qualname="EvaluationBook.take",
         old="dict(list(told.items())[-MAX_EVALUATIONS:])",
         new="told",
-        why="a member that makes up names fills the record until no store takes it",
+        why="a member that invents names would fill the record until no store accepts it",
     ),
     Mutant(
         name="all_quarantined_nodes_are_remembered",
@@ -92,7 +92,7 @@ SAVE_MUTANTS = (
         qualname="EscalationPolicy.quarantine",
         old="(*others, entry)[-MAX_LISTED:]",
         new="(*others, entry)",
-        why="nodes that are unfit under ever new names fill the record until no store takes it",
+        why="unfit nodes with always new names would fill the record until no store accepts it",
     ),
     Mutant(
         name="files_are_not_synced",
@@ -101,7 +101,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_storage.py",),
         old="os.fsync(file.fileno())",
         new="pass",
-        why="a checkpoint that counts outlives a power cut",
+        why="a valid checkpoint must survive a power cut",
     ),
     Mutant(
         name="folders_are_not_synced",
@@ -110,7 +110,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_storage.py",),
         old="self._sync_folders(final)",
         new="pass",
-        why="the name of a file is on disk once its folder is synced",
+        why="a file name is on disk only after its folder is synced",
     ),
     Mutant(
         name="the_entry_of_a_checkpoint_s_folder_is_not_synced",
@@ -119,7 +119,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_storage.py",),
         old=("folder = folder.parent\n_sync(folder)"),
         new="folder = folder.parent",
-        why="a whole checkpoint would be gone after a power cut",
+        why="a complete checkpoint would be lost after a power cut",
     ),
     Mutant(
         name="the_entry_of_a_new_directory_is_not_synced",
@@ -128,7 +128,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_storage.py",),
         old=("for path in missing:\n    _sync(path.parent)"),
         new="pass",
-        why="all checkpoints would be gone after a power cut",
+        why="all checkpoints would be lost after a power cut",
     ),
     Mutant(
         name="a_step_is_applied_while_the_state_before_it_is_sent",
@@ -137,7 +137,7 @@ SAVE_MUTANTS = (
         tests=("runtime/session/test_applying.py",),
         old="self._await_sent_state(generation)",
         new="pass",
-        why="a worker that joins would be sent parts of two states",
+        why="a joining worker would receive parts of two states",
     ),
     Mutant(
         name="a_requested_part_waits_for_a_slow_one",
@@ -155,7 +155,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_stores.py",),
         old="connection.execute('PRAGMA synchronous = FULL')",
         new="pass",
-        why="a record that was announced outlives a power cut, however SQLite was built",
+        why="an announced record must survive a power cut, however SQLite was built",
     ),
     Mutant(
         name="the_entry_of_a_store_is_not_synced",
@@ -164,7 +164,7 @@ SAVE_MUTANTS = (
         tests=("test_synced_stores.py",),
         old="sync_directory(path.parent)",
         new="pass",
-        why="the whole store would be gone after a power cut",
+        why="the whole store would be lost after a power cut",
     ),
     Mutant(
         name="a_journal_is_not_synced",
@@ -173,6 +173,6 @@ SAVE_MUTANTS = (
         tests=("test_synced_stores.py",),
         old="os.fsync(self._file)",
         new="pass",
-        why="agents are told to forget what would then be nowhere",
+        why="agents would be told to forget data that exists nowhere else",
     ),
 )

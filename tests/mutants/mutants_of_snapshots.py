@@ -15,7 +15,7 @@ SNAPSHOT_MUTANTS = (
         qualname="_Held.complete",
         old="len(self.holders) == self.example.parts",
         new="len(self.holders) > 0",
-        why="a state is made of all parts",
+        why="a state consists of all parts",
     ),
     Mutant(
         name="snapshot_of_an_undone_step_serves",
@@ -23,7 +23,7 @@ SNAPSHOT_MUTANTS = (
         qualname="on_lineage",
         old="all((part.step <= step for generation, step in bases if generation > part.generation))",
         new="True",
-        why="what the job has gone back behind was done again, perhaps otherwise",
+        why="a step undone by a rollback was repeated, perhaps with another result",
     ),
     Mutant(
         name="snapshot_of_a_step_that_nobody_announced_serves",
@@ -39,7 +39,7 @@ SNAPSHOT_MUTANTS = (
         qualname="SnapshotBook._on_snapshot_damaged",
         old="self._bad[copy] = None",
         new="pass",
-        why="each source is tried once",
+        why="each source must be tried only once",
     ),
     Mutant(
         name="snapshot_serves_where_a_checkpoint_is_nearer",
@@ -47,7 +47,7 @@ SNAPSHOT_MUTANTS = (
         qualname="nearest",
         old="live or verdict.decision.applied > snapshot.step",
         new="live",
-        why="the nearest step is gone back to",
+        why="the job must roll back to the newest available step",
     ),
     Mutant(
         name="snapshot_serves_although_somebody_has_the_state",
@@ -55,13 +55,13 @@ SNAPSHOT_MUTANTS = (
         qualname="nearest",
         old="live or verdict.decision.applied > snapshot.step",
         new="verdict.decision.applied > snapshot.step",
-        why="with a live copy nothing is undone",
+        why="with a live copy no step is undone",
     ),
     Mutant(
         name="agent_keeps_one_snapshot_alone",
         module=HELD,
         old="2",
         new="1",
-        why="while the newest is not complete everywhere, the one before serves",
+        why="while the newest snapshot is incomplete elsewhere, the previous one serves",
     ),
 )

@@ -14,7 +14,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._list_absent",
         old="node in away and node not in transaction.nodes_planned",
         new="node in away",
-        why="a node is given back with the decision that does without it: before, what it has done may count",
+        why="a node is returned with the decision that continues without it; until then its work may count",
     ),
     Mutant(
         name="takes_again_what_it_gave_back",
@@ -22,7 +22,7 @@ TENANCY_MUTANTS = (
         qualname="apply_shares",
         old="number not in held.returned",
         new="True",
-        why="the pool speaks of a grant until it hears that it was given back, and may have given the node to others",
+        why="the pool repeats a grant until it receives the return, and may have granted the node to another job",
     ),
     Mutant(
         name="lets_in_without_a_grant",
@@ -30,7 +30,7 @@ TENANCY_MUTANTS = (
         qualname="mark_connected",
         old="grant is None or grant.number != number",
         new="grant is None",
-        why="a node that is granted anew may have processes of the grant before",
+        why="a newly granted node may still run processes of the previous grant",
     ),
     Mutant(
         name="believes_old_shares",
@@ -38,7 +38,7 @@ TENANCY_MUTANTS = (
         qualname="apply_shares",
         old="(shares.term, shares.version) < (held.term, held.heard)",
         new="shares.term < held.term",
-        why="what comes late says how things stood, not how they stand",
+        why="a late message describes an earlier state",
     ),
     Mutant(
         name="gives_back_who_is_about_to_come",
@@ -46,7 +46,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._return_absent_nodes",
         old="[node for node in absent if held.grants[node].came and (not self._absences.is_expected(node))]",
         new="list(absent)",
-        why="a node that was granted needs its time to come",
+        why="a granted node needs time to connect",
     ),
     Mutant(
         name="counts_a_standby_that_joins_next_to_a_leaver",
@@ -54,7 +54,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._update_roles",
         old="update_roles(held, roles, joining)",
         new="update_roles(held, roles, {})",
-        why="the pool would count one node too many, and recall a node that has nothing to do with the move",
+        why="the pool would count one node too many, and recall a node that is not part of the move",
     ),
     Mutant(
         name="follows_a_call_twice",
@@ -62,7 +62,7 @@ TENANCY_MUTANTS = (
         qualname="apply_shares",
         old="decided > known.role_version",
         new="decided >= known.role_version",
-        why="the pool repeats its word until it has heard the job's, and the node may wait again by then",
+        why="the pool repeats its message until the job answers, and the node may wait again by then",
     ),
     Mutant(
         name="forgets_who_takes_a_leavers_place",
@@ -70,7 +70,7 @@ TENANCY_MUTANTS = (
         qualname="Draining.retain",
         old="found.get(one.node, one.beside)",
         new="one.beside",
-        why="until the leaver is gone both would count as nodes that train",
+        why="until the draining node has left, both nodes would count as training",
     ),
     Mutant(
         name="calls_a_standby_once_although_it_has_not_joined",
@@ -78,7 +78,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._promote_standbys",
         old="self._standbys.fits(node)",
         new="self._standbys.fits(node) or self._promoted.discard(name)",
-        why="a standby that does not fit would be reported as waiting, and called again, until its agent has ended",
+        why="a standby that does not fit would be reported as waiting and called repeatedly until its agent has ended",
     ),
     Mutant(
         name="counts_a_node_whose_place_a_standby_has_taken",
@@ -86,7 +86,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient.update",
         old="self._ending.over is None and held.wish == 'run'",
         new="False",
-        why="the pool would count one node too many, and recall a node that trains",
+        why="the pool would count one node too many, and recall a training node",
     ),
     Mutant(
         name="counts_a_node_that_takes_its_place_back",
@@ -94,7 +94,7 @@ TENANCY_MUTANTS = (
         qualname="update_roles",
         old="nodes.get(name, grant.standby)",
         new="grant.standby",
-        why="the node that has the place now is reported as training in the same write, so both would count",
+        why="the current holder of the rank is reported as training in the same write, so both would count",
     ),
     Mutant(
         name="lets_a_node_without_a_place_in_as_one_that_trains",
@@ -102,7 +102,7 @@ TENANCY_MUTANTS = (
         qualname="Admission.admit",
         old="self._pool_client.is_standby",
         new="self._standbys.waits",
-        why="the node knows only how it was started: it would join, and the pool would count one node too many",
+        why="the node knows only its start options, so it would join and the pool would count one node too many",
     ),
     Mutant(
         name="keeps_a_promotion_that_came_to_nothing",
@@ -110,7 +110,7 @@ TENANCY_MUTANTS = (
         qualname="Standbys.on_admitted",
         old="known is None or known.promoted or known.agent_pid != node.agent_pid",
         new="known is None or known.agent_pid != node.agent_pid",
-        why="after a restart of the coordinator the standby would be no standby",
+        why="after a coordinator restart, the standby would no longer be a standby",
     ),
     Mutant(
         name="fills_the_place_of_a_lost_node_that_the_pool_wants_back",
@@ -118,7 +118,7 @@ TENANCY_MUTANTS = (
         qualname="Replacements._empty",
         old="transaction.record.held.to_leave",
         new="()",
-        why="the pool has given the place to others: it would recall another node",
+        why="the pool has granted the capacity to others, and would recall another node",
     ),
     Mutant(
         name="counts_a_standby_that_leaves_again",
@@ -126,7 +126,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._limit_training_nodes",
         old="[*leaving_again, *idle]",
         new="idle",
-        why="a third node would count while two standbys have joined for one place",
+        why="a third node would count while two standbys have joined for one rank",
     ),
     Mutant(
         name="sets_aside_a_node_that_is_here_before_one_that_is_not",
@@ -134,7 +134,7 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._usefulness_key",
         old="node is not None and node.complete",
         new="node is None",
-        why="the node that could train would wait for one that may never come",
+        why="a node that could train would wait for one that may never connect",
     ),
     Mutant(
         name="sets_all_idle_nodes_aside",
@@ -142,7 +142,7 @@ TENANCY_MUTANTS = (
         qualname="select_surplus",
         old="counted[:surplus]",
         new="counted",
-        why="the job would train on fewer nodes than the pool has given it",
+        why="the job would train on fewer nodes than granted",
     ),
     Mutant(
         name="reports_no_departure_of_a_node_that_had_joined",
@@ -150,7 +150,7 @@ TENANCY_MUTANTS = (
         qualname="Draining.set_aside",
         old="node.told or node.returning",
         new="False",
-        why="the journal would report the node as one that trains",
+        why="the journal would report the node as training",
     ),
     Mutant(
         name="believes_that_an_absent_member_waits",
@@ -158,6 +158,6 @@ TENANCY_MUTANTS = (
         qualname="JobPoolClient._update_roles",
         old="node in here or node in planned",
         new="node in here",
-        why="after a restart of the coordinator the pool would take a member that is not back yet for a standby",
+        why="after a coordinator restart, the pool would count a disconnected member as a standby",
     ),
 )

@@ -23,7 +23,7 @@ UNIT_MUTANTS = (
         qualname="summed_by",
         old="tuple((one for one in first if all((one in summed for summed in others))))",
         new="first",
-        why="what it has proposed in vain is computed by nobody",
+        why="no worker would compute a micro-batch that was only proposed",
     ),
     Mutant(
         name="a_place_keeps_what_it_has_named",
@@ -31,7 +31,7 @@ UNIT_MUTANTS = (
         qualname="Share.assign_in_group",
         old="self.summed = [micro_batch for micro_batch in self.summed if micro_batch in kept]",
         new="pass",
-        why="the places of a unit must have the same sums",
+        why="the workers of a replica group must have the same sums",
     ),
     Mutant(
         name="what_is_not_kept_is_waited_for",
@@ -39,7 +39,7 @@ UNIT_MUTANTS = (
         qualname="Share.assign_in_group",
         old="self.proposed is not None and self.proposed.number not in kept",
         new="self.proposed is not None and (not kept) and (self.proposed.number < 0)",
-        why="the other place proposes something else, and it waits for ever",
+        why="the other worker proposes something else, and this one would wait forever",
     ),
     Mutant(
         name="what_is_kept_is_withdrawn",
@@ -51,7 +51,7 @@ UNIT_MUTANTS = (
             "    pass\n"
             "self.unwanted = self.proposed is not None"
         ),
-        why="the others count on it",
+        why="the other workers rely on it",
     ),
     Mutant(
         name="withdraws_at_a_stop",
@@ -59,7 +59,7 @@ UNIT_MUTANTS = (
         qualname="GroupAgreement.is_proposal_wanted",
         old="self._share.unwanted or self.done",
         new="self._share.unwanted or self.done or getattr(self, 'frozen', False)",
-        why="what all have named is promised",
+        why="an agreed proposal is binding",
     ),
     Mutant(
         name="each_place_takes_the_newer_state_that_has_come",
@@ -67,7 +67,7 @@ UNIT_MUTANTS = (
         qualname="next_entering_task",
         old="plan.expert_plan is None and _whole_group_receives(worker, plan, decision)",
         new="False",
-        why="the sender may be lost before all places have it, and no unit has either state whole",
+        why="the sender may be lost before all workers have the state, and no group would have either state complete",
     ),
     Mutant(
         name="waits_on_for_its_unit_to_receive_after_a_stop",
@@ -75,7 +75,7 @@ UNIT_MUTANTS = (
         qualname="StateAdoption.is_adoption_wanted",
         old="self.done or self.generations.frozen",
         new="self.done",
-        why="the other place may never have it, and nobody reports",
+        why="the other worker may never receive it, and no worker would report",
     ),
     Mutant(
         name="a_unit_of_which_one_place_receives_waits_for_all",
@@ -83,7 +83,7 @@ UNIT_MUTANTS = (
         qualname="_whole_group_receives",
         old="all",
         new="any",
-        why="the other one has the state, and proposes nothing",
+        why="the other worker has the state and proposes nothing",
     ),
     Mutant(
         name="a_unit_that_lags_keeps_nothing",
@@ -91,7 +91,7 @@ UNIT_MUTANTS = (
         qualname="kept_by_units",
         old="applied != decision.applied and all((worker in plan.sources for worker in unit))",
         new="False",
-        why="where the newer state never comes the step is done again, and it is of use",
+        why="if the newer state never arrives, the step is repeated and needs the gradients",
     ),
     Mutant(
         name="a_process_goes_alone",
@@ -99,7 +99,7 @@ UNIT_MUTANTS = (
         qualname="Transaction.drop_group_of",
         old="places == 1",
         new="places",
-        why="its unit waits for it for ever",
+        why="its replica group would wait for it forever",
     ),
     Mutant(
         name="a_process_that_is_gone_attaches",
@@ -107,7 +107,7 @@ UNIT_MUTANTS = (
         qualname="MessageHandlers._on_attach",
         old="attach.worker in node.workers or attach.worker in node.broken",
         new="attach.worker in node.workers",
-        why="its unit was given up, and its agent ends it",
+        why="its replica group was removed, and its agent ends the process",
     ),
     Mutant(
         name="half_a_unit_is_named",
@@ -115,7 +115,7 @@ UNIT_MUTANTS = (
         qualname="Node.in_units",
         old="here[info.index // places] == places",
         new="here",
-        why="members are whole units",
+        why="plans must contain only complete replica groups",
     ),
     Mutant(
         name="one_role_is_enough",
@@ -123,7 +123,7 @@ UNIT_MUTANTS = (
         qualname="_reachable",
         old="every_role([report.worker for report in firm], places)",
         new="firm",
-        why="a part of the state would be with nobody",
+        why="no worker would have one part of the state",
     ),
     Mutant(
         name="one_place_goes_forward_alone",
@@ -131,7 +131,7 @@ UNIT_MUTANTS = (
         qualname="_reachable",
         old="[report for report in able if report.worker in whole or report.applied == step]",
         new="able if whole is not None else []",
-        why="where those are lost that send the rest, its unit has neither state",
+        why="if the senders of the rest are lost, its replica group has neither state",
     ),
     Mutant(
         name="a_state_of_before_the_beginning",
@@ -139,7 +139,7 @@ UNIT_MUTANTS = (
         qualname="StateCopy.apply_decision",
         old="receives and (not (apart or anew)) and (self.applied is not None)",
         new="receives and (not apart) and (self.applied is not None) and (anew is not None)",
-        why="step 0 of a job that begins anew is another",
+        why="step 0 of a restarted job is a different state",
     ),
     Mutant(
         name="state_of_another_role",
@@ -147,6 +147,6 @@ UNIT_MUTANTS = (
         qualname="plan_with",
         old="by_role(holders, places)",
         new="reversed(by_role(holders, places))",
-        why="a member gets its state from those of its own role",
+        why="a member must receive its state from members of its own role",
     ),
 )

@@ -22,7 +22,7 @@ WITNESS_MUTANTS = (
         qualname="AgentMachine.worker_said",
         old="out = self._tell_of_steps(now)",
         new="pass",
-        why="the witnesses may be dead: a report comes with every v that is not in the journal",
+        why="the witnesses may be dead, so a report must contain every step result that the journal lacks",
     ),
     Mutant(
         name="a_left_loop_takes_its_steps_along",
@@ -30,7 +30,7 @@ WITNESS_MUTANTS = (
         qualname="AgentMachine.worker_ended",
         old="[*self._tell_of_steps(now), *self._tell(place.down, now)]",
         new="self._tell(place.down, now)",
-        why="who has left its loop gives no report any more",
+        why="a worker that has left its loop sends no further report",
     ),
     Mutant(
         name="a_step_s_own_v_announces_it",
@@ -38,7 +38,7 @@ WITNESS_MUTANTS = (
         qualname="StepLedger.prove",
         old="step - 1",
         new="step",
-        why="that a step passed somewhere does not prove that anybody else has applied it",
+        why="a step that passed on one worker is not proven to be applied on others",
         quick=True,
     ),
     Mutant(
@@ -47,7 +47,7 @@ WITNESS_MUTANTS = (
         qualname="StepLedger.follow",
         old="self._generation, self._proven = (generation, 0)",
         new="self._generation = generation",
-        why="who joins has not applied what the members before it had",
+        why="a joined worker has not applied the steps of the earlier members",
     ),
     Mutant(
         name="any_generation_proves",
@@ -55,7 +55,7 @@ WITNESS_MUTANTS = (
         qualname="StepLedger.prove",
         old="generation == self._generation",
         new="True",
-        why="a step that passed in an older generation proves nothing of who has come since",
+        why="a step that passed in an older generation proves nothing about workers that joined later",
     ),
     Mutant(
         name="proves_before_all_have_entered",
@@ -63,7 +63,7 @@ WITNESS_MUTANTS = (
         qualname="Progress.release",
         old="self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0",
         new="self.ledger.proven",
-        why="FORWARD is told by whoever had the gradients, while others still wait for the state",
+        why="workers with the gradients may report FORWARD while others still wait for the state",
     ),
     Mutant(
         name="a_swap_announces_nothing",
@@ -71,7 +71,7 @@ WITNESS_MUTANTS = (
         qualname="MessageHandlers._promote_pending",
         old="context.progress.release()",
         new="False",
-        why="what is proven of the members of before is announced before others are members",
+        why="steps proven for the previous members must be announced before the members change",
     ),
     Mutant(
         name="heartbeats_of_an_abandoned_lineage",
@@ -79,7 +79,7 @@ WITNESS_MUTANTS = (
         qualname="MessageHandlers._on_heartbeat",
         old="record.lineage <= heartbeat.generation <= record.generation",
         new="heartbeat.generation <= record.generation",
-        why="where somebody stood before a roll-back does not count",
+        why="steps reported before a rollback must not count",
     ),
     Mutant(
         name="where_one_stands_all_stand",
@@ -87,7 +87,7 @@ WITNESS_MUTANTS = (
         qualname="MessageHandlers._on_heartbeat",
         old="len(applied) == 1",
         new="applied",
-        why="one number stands for all only where it is the only one",
+        why="one number describes all workers only if all numbers are equal",
     ),
     Mutant(
         name="heartbeats_do_not_say_where_one_stands",
@@ -95,7 +95,7 @@ WITNESS_MUTANTS = (
         qualname="NodeSteps.standing",
         old="not any((place.applied > place.told for place in places))",
         new="True",
-        why="the last step of a job waits for nobody's next",
+        why="the last step of a job cannot wait for a later one",
     ),
     Mutant(
         name="a_decision_takes_nobody_back",
@@ -103,7 +103,7 @@ WITNESS_MUTANTS = (
         qualname="StepLedger.undo_after",
         old="self._standings.go_back(step)",
         new="pass",
-        why="who is taken back does not stand any longer where it stood",
+        why="a worker that is rolled back no longer has its earlier step",
     ),
     Mutant(
         name="a_joiner_knows_no_step",
@@ -111,7 +111,7 @@ WITNESS_MUTANTS = (
         qualname="StateAdoption.finish_receive",
         old="tuple(passed)",
         new="()",
-        why="who was sent a state may be the last one alive",
+        why="a worker that received a state may be the last survivor",
     ),
     Mutant(
         name="a_state_goes_with_the_newest_step_only",
@@ -119,7 +119,7 @@ WITNESS_MUTANTS = (
         qualname="WorkerMachine.history",
         old="tuple(self._copy.history)",
         new="tuple(self._copy.history)[-1:]",
-        why="the steps before may not be in the journal either",
+        why="the journal may also lack the steps before",
     ),
     Mutant(
         name="what_was_loaded_has_a_history",
@@ -127,7 +127,7 @@ WITNESS_MUTANTS = (
         qualname="StateCopy.mark_void",
         old="self.history.clear()",
         new="pass",
-        why="what a roll-back has undone never led anywhere",
+        why="steps undone by a rollback do not belong to the loaded state",
     ),
     Mutant(
         name="a_gap_counts_as_told",
@@ -135,7 +135,7 @@ WITNESS_MUTANTS = (
         qualname="NodeSteps.applied",
         old="message.step <= max(self._told, self.committed) + 1",
         new="True",
-        why="a witness may have been none before",
+        why="a witness may not have been one earlier",
     ),
     Mutant(
         name="what_was_undone_counts_as_told",
@@ -143,7 +143,7 @@ WITNESS_MUTANTS = (
         qualname="NodeSteps.undo_after",
         old="self._told = min(self._told, step)",
         new="pass",
-        why="a step that is done again has another v",
+        why="a repeated step has another result",
     ),
     Mutant(
         name="the_step_that_was_sent_is_of_now",
@@ -151,7 +151,7 @@ WITNESS_MUTANTS = (
         qualname="MessageHandlers._on_applied_steps",
         old="min(self._transaction.now, kept.time + node.ahead_s) if kept.time else 0.0",
         new="min(self._transaction.now, kept.time + node.ahead_s)",
-        why="when a step was applied elsewhere is not known here",
+        why="the time when a step was applied elsewhere is not known here",
     ),
     Mutant(
         name="each_worker_tells_its_hash",
@@ -159,7 +159,7 @@ WITNESS_MUTANTS = (
         qualname="NodeSteps.applied",
         old="message.state_hash and message.state_hash == known",
         new="False",
-        why="one hash of a node is enough, where its workers agree",
+        why="one hash per node is enough if its workers agree",
     ),
     Mutant(
         name="a_node_keeps_its_quarrels",
@@ -167,7 +167,7 @@ WITNESS_MUTANTS = (
         qualname="NodeSteps.applied",
         old="message.witness or message.state_hash",
         new="message.witness",
-        why="replicas that differ are never tolerated",
+        why="diverged replicas must never be tolerated",
     ),
     Mutant(
         name="all_witnesses_in_one_rack",
