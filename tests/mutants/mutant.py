@@ -60,7 +60,7 @@ class Mutant:
         """Return the changed place and its replacement.
 
         Raises:
-            StaleMutantError: as `put_into`.
+            StaleMutantError: the same as for `put_into`.
         """
         scope = _scope(module, self.qualname)
         old, new = ast.parse(self.old).body, ast.parse(self.new).body

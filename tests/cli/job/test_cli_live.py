@@ -77,7 +77,7 @@ def test_a_picture_follows_the_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.rate.samples_per_s == pytest.approx(64.0)
-    assert not found.rate.time_left(2, 0), "the script has not said how many steps it trains"
+    assert not found.rate.time_left(2, 0), "the script has not set its number of steps"
     found.on_event(step(3, last_step=10))
     assert found.rate.time_left(3, 10) == "3.5 s left"
     assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}

@@ -836,7 +836,7 @@ def test_a_worker_whose_script_raised_is_told_again_until_it_is_replaced_and_its
     assert [type(kept) for kept in bench.kept()] == [Attach, Raised]
     assert bench.hear(Replace(worker=old)) == [StartWorker(bench.worker)]
     assert bench.worker != old
-    assert bench.hear(Replace(worker=old)) == [], "said twice"
+    assert bench.hear(Replace(worker=old)) == [], "the message is sent twice"
     bench.say(attach(bench.worker))
     assert bench.hear(Replace(worker=bench.worker)) == [], "this worker has not raised"
     assert [type(kept) for kept in bench.kept()] == [Attach]

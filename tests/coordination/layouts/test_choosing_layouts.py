@@ -48,7 +48,7 @@ def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() 
 def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
     measured = {str(FOUR): 1.0, str(TWO): 1.0}
     choice = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s=measured)
-    assert choice.layout == TWO, "four places are no faster than two"
+    assert choice.layout == TWO, "four workers are not faster than two"
     # Guesses for other layouts start from the measured one, not from one second.
     slow = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s={str(TWO): 50.0})
     assert slow.layout == FOUR

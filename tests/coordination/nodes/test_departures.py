@@ -138,7 +138,7 @@ def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0",), DecisionKind.REDO)
     entered(job, "n0", generation=2, at=2)
-    assert job.machine.record.position.step == 1, "no step is announced that is beyond who is owed"
+    assert job.machine.record.position.step == 1, "no step beyond the retained node is announced"
     job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
     assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
@@ -374,7 +374,7 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
     job.say(applied(w("n2"), 3, 3, third.commit))
     entered(job, "n2", generation=3, at=3)
     told = [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
-    assert told == [1], "no step is announced that is beyond who is owed"
+    assert told == [1], "no step beyond the retained node is announced"
     job.lose("n2")
     reported(job, "n1")
     (begun,) = job.said(ev.GenerationStarted)

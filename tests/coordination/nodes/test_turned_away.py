@@ -1,4 +1,4 @@
-"""Tests of nodes that do not fit the job: they are told and end, and the job counts no failure or departure."""
+"""Tests of nodes that do not fit the job: they receive the reason and end, without a failure or departure."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_who_stays_is_asked_once_the_change_is_over_and_its_answer_is_one_event(
     job = shrunk()
     question = asked(job)
     assert AFTER_S + BEFORE_S <= question.seconds < AFTER_S + BEFORE_S + 0.5
-    assert len(job.sent(TakeMemory)) == 1, "the departed node is gone, and one of the others is asked"
+    assert len(job.sent(TakeMemory)) == 1, "only one of the remaining nodes is asked"
     job.tell("n0", MemoryTaken(number=question.number, samples=SAMPLES))
     (told,) = job.said(ev.MemorySampled)
     assert told.since_generation == 1

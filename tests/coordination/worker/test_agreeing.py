@@ -310,8 +310,8 @@ def check(unit: Unit, *, ended: bool) -> None:
     for name, proposal in unit.computed:
         assert (mate_name(name), proposal) in unit.computed, f"one alone computes {proposal}: {story}"
     for _, place, _ in unit.places():
-        assert place.doing == "", f"{place.doing} {place.about} for ever: {story}"
-        assert place.machine.done or place.machine.phase is Phase.REDUCING, f"stands in {place.machine.phase}: {story}"
+        assert place.doing == "", f"{place.doing} {place.about} forever: {story}"
+        assert place.machine.done or place.machine.phase is Phase.REDUCING, f"stays in {place.machine.phase}: {story}"
 
 
 def explored(stops: int) -> int:
