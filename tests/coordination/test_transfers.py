@@ -34,7 +34,7 @@ def test_a_sender_is_the_suspect_once_two_receivers_failed_with_it_and_received_
     assert history.is_suspect("a")
     assert not history.is_suspect("b")
     history.note_failure("y", ["a", "b"])
-    assert not history.is_suspect("a"), "y has no other sender left"
+    assert not history.is_suspect("a"), "y now fails with every sender"
 
 
 def test_a_receipt_clears_its_senders_and_the_receiver() -> None:

@@ -88,7 +88,7 @@ def test_the_panel_has_progress_nodes_the_last_event_and_what_ctrl_c_does() -> N
     found.last_step = 100
     lines = [line.strip("│ ") for line in drawn(found, on_ctrl_c="ends the job").splitlines()]
     assert lines[0].startswith("╭─ holdfast j http://127.0.0.1:1 ─")
-    assert set(lines[1]) == {"━"}, "2 % of a bar: the rest of it is drawn in another colour, if there are colours"
+    assert set(lines[1]) == {"━"}, "the bar is at 2 %; its rest differs only in color"
     assert lines[2] == "step 2 of 100   loss 2.5000   64.0 samples/s   1 worker   49 s left"
     assert lines[3:5] == ["training: node-0", "left (failed): node-1"]
     assert lines[5].startswith("last event: ")

@@ -93,7 +93,7 @@ def test_stopping_at_once_waits_for_no_saving_although_that_is_under_way() -> No
     pool.feed(StopPooled("one", now=True))
     assert pool.job_told["one"].wish == "stop_now"
     pool.feed(StopPooled("one"))
-    assert pool.job_told["one"].wish == "stop_now", "the later request replaces the earlier one"
+    assert pool.job_told["one"].wish == "stop_now", "a normal stop does not revoke an immediate one"
     pool.restart()
     assert pool.job_told["one"].wish == "stop_now"
     pool.stands("one", standing="stopped")
