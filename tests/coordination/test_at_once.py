@@ -54,7 +54,7 @@ def a_story() -> Recording:
     return job
 
 
-def said(instructions: list[Instruction]) -> list[Instruction]:
+def without_writes(instructions: list[Instruction]) -> list[Instruction]:
     return [one for one in instructions if not isinstance(one, Persist)]
 
 
@@ -69,12 +69,12 @@ def test_in_groups_the_same_is_told_and_nothing_before_the_record_of_it(seed: in
         group = answers[begin:end]
         together = at_once(group)
         alone = [one for answer in group for one in answer]
-        assert said(together) == said(alone)
+        assert without_writes(together) == without_writes(alone)
         records = [one for one in alone if isinstance(one, Persist)]
         tail = reduce(Position.after, journal, Position())
         if records:
             (write,) = [place for place, one in enumerate(together) if isinstance(one, Persist)]
-            assert together[:write] == said(together[:write])
+            assert together[:write] == without_writes(together[:write])
             assert alone.index(records[0]) == write, "messages that depend on no record are sent as before"
             persist = together[write]
             assert isinstance(persist, Persist)

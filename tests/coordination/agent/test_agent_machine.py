@@ -113,7 +113,7 @@ class Bench:
         """Connect or reconnect and receive a welcome; return the messages sent to the coordinator, Hello first."""
         self.machine.disconnected()
         out = self.machine.connected(self.now)
-        return said([*out, *self.hear(welcome(term, committed, self.workers))])
+        return messages_of([*out, *self.hear(welcome(term, committed, self.workers))])
 
     def hear(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
         return self.machine.hear(message, self.now)
@@ -124,7 +124,7 @@ class Bench:
 
     def say(self, *messages: WorkerMessage) -> None:
         for message in messages:
-            assert said(self.machine.worker_said(message, self.now)) == [FromWorker(message=message)]
+            assert messages_of(self.machine.worker_said(message, self.now)) == [FromWorker(message=message)]
 
     def die(self, worker: str = "", exit_code: int = -9, *, clean: bool = False) -> list[AgentInstruction]:
         return self.machine.worker_ended(down(worker or self.worker, exit_code), self.now, clean=clean)
@@ -143,7 +143,7 @@ class Bench:
         return [kept.step for page in pages for kept in page.steps]
 
 
-def said(instructions: list[AgentInstruction]) -> list[AgentMessage]:
+def messages_of(instructions: list[AgentInstruction]) -> list[AgentMessage]:
     out: list[AgentMessage] = []
     for instruction in instructions:
         if isinstance(instruction, Say):
@@ -304,7 +304,7 @@ def post(worker: str, generation: int, *keys: str, value: bytes = b"v") -> Post:
 
 
 def posted(bench: Bench, message: Post) -> list[AgentMessage]:
-    return said(bench.machine.worker_said(message, bench.now))
+    return messages_of(bench.machine.worker_said(message, bench.now))
 
 
 def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() -> None:
@@ -446,7 +446,7 @@ def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_wi
     left = bench.worker
     bench.say(Entered(worker=left, generation=3, applied=7))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
-    (told,) = said(bench.machine.worker_ended(break_, bench.now, clean=True))
+    (told,) = messages_of(bench.machine.worker_ended(break_, bench.now, clean=True))
     assert isinstance(told, WorkerDown)
     assert told.applied == 7
 

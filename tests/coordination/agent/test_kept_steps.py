@@ -97,7 +97,7 @@ def restarted(job: Job) -> Job:
     return job.boot()
 
 
-def say(job: Job, node: str, message: msg.AgentMessage) -> None:
+def deliver(job: Job, node: str, message: msg.AgentMessage) -> None:
     job.feed(Received(job.connections[node], message))
 
 
@@ -123,7 +123,7 @@ def test_pages_of_all_nodes_make_the_journal_go_on_where_it_ended() -> None:
         job.connect(hello(node, (*life(w(node)), page(w(node), 1, 300, top=600)), term=1))
         assert committed(job) == ([] if node != "n2" else list(range(1, 301)))
     for node in ("n0", "n1", "n2"):
-        say(job, node, page(w(node), 301, 600))
+        deliver(job, node, page(w(node), 301, 600))
     assert committed(job) == list(range(1, 601))
     assert all(event.loss == 1.0 for event in job.events if isinstance(event, ev.StepCommitted))
 
@@ -131,10 +131,10 @@ def test_pages_of_all_nodes_make_the_journal_go_on_where_it_ended() -> None:
 def test_a_step_that_one_node_has_given_up_is_told_by_another() -> None:
     job = restarted(Job().start())
     job.connect(hello("n0", (*life(w("n0")), AppliedSteps(workers={w("n0"): 4}, given_up=2)), term=1))
-    say(job, "n0", page(w("n0"), 3, 4))
+    deliver(job, "n0", page(w("n0"), 3, 4))
     job.connect(hello("n1", (*life(w("n1")), page(w("n1"), 1, 4)), term=1))
     job.connect(hello("n2", (*life(w("n2")), AppliedSteps(workers={w("n2"): 1}, given_up=1)), term=1))
-    say(job, "n2", page(w("n2"), 2, 4))
+    deliver(job, "n2", page(w("n2"), 2, 4))
     assert [event.loss for event in job.events if isinstance(event, ev.StepCommitted)] == [1.0] * 4
 
 

@@ -34,10 +34,10 @@ class Bench:
         self.machine.disconnected()
         out = self.machine.connected(self.now)
         welcome = msg.Welcome(term=1, lease_s=3.0, heartbeat_s=BEAT_S, committed=0, members=self.workers)
-        return said([*out, *self.machine.hear(welcome, self.now)])
+        return messages_of([*out, *self.machine.hear(welcome, self.now)])
 
     def say(self, message: msg.WorkerMessage) -> list[msg.AgentMessage]:
-        return said(self.machine.worker_said(message, self.now))
+        return messages_of(self.machine.worker_said(message, self.now))
 
     def apply(self, step: int, *indices: int, generation: int = 1, **fields: object) -> list[msg.AgentMessage]:
         """Make workers apply a step; return the messages that the coordinator receives."""
@@ -48,7 +48,7 @@ class Bench:
 
     def beat(self) -> list[msg.AgentMessage]:
         self.now += BEAT_S
-        return said(self.machine.tick(self.now, ()))
+        return messages_of(self.machine.tick(self.now, ()))
 
     def report(self, index: int = 0, applied: int = 0) -> list[int]:
         """Make a worker report; return the steps that are sent to the coordinator before the report."""
@@ -64,7 +64,7 @@ def applied(worker: str, step: int, generation: int = 1, **fields: object) -> ms
     return msg.Applied(worker=worker, generation=generation, step=step, commit=commit(), world=3, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def said(instructions: list[AgentInstruction]) -> list[msg.AgentMessage]:
+def messages_of(instructions: list[AgentInstruction]) -> list[msg.AgentMessage]:
     out: list[msg.AgentMessage] = []
     for instruction in instructions:
         if isinstance(instruction, Say):
@@ -100,9 +100,9 @@ def test_a_heartbeat_says_where_all_stand_in_one_number_or_where_each_does() -> 
 def test_where_one_stands_is_said_with_the_next_heartbeat_even_if_something_else_was_just_said() -> None:
     bench = Bench()
     bench.apply(1, 0, witness=True)
-    assert said(bench.machine.tick(bench.now, ())) == []
+    assert messages_of(bench.machine.tick(bench.now, ())) == []
     bench.apply(1, 1)
-    assert said(bench.machine.tick(bench.now, ())) == [msg.Heartbeat(generation=1, applied=(1,))]
+    assert messages_of(bench.machine.tick(bench.now, ())) == [msg.Heartbeat(generation=1, applied=(1,))]
 
 
 def test_a_report_comes_after_all_steps_that_were_not_told_of() -> None:
@@ -157,7 +157,7 @@ def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
     bench = Bench(1)
     bench.apply(1)
     down = msg.WorkerDown(worker=bench.workers[0], kind=FailureKind.PROCESS_EXIT, detail="", exit_code=0, final=True)
-    *pages, last = said(bench.machine.worker_ended(down, bench.now, clean=True))
+    *pages, last = messages_of(bench.machine.worker_ended(down, bench.now, clean=True))
     assert steps(pages) == [1]
     assert isinstance(last, msg.WorkerDown)
     assert last.applied == 1

@@ -86,7 +86,7 @@ def passed(out: list[AgentInstruction]) -> list[tuple[list[int], UnitAnswer]]:
     ]
 
 
-def told(out: list[AgentInstruction]) -> list[WorkerDown]:
+def reported_ends(out: list[AgentInstruction]) -> list[WorkerDown]:
     return [one.message for one in out if isinstance(one, Say) and isinstance(one.message, WorkerDown)]
 
 
@@ -244,9 +244,9 @@ def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> Non
     node.join_all()
     before = node.workers
     out = node.die(before[1])
-    assert [each.worker for each in told(out)] == [before[1], before[0]]
-    assert told(out)[0] == down(before[1])
-    assert before[1] in told(out)[1].detail
+    assert [each.worker for each in reported_ends(out)] == [before[1], before[0]]
+    assert reported_ends(out)[0] == down(before[1])
+    assert before[1] in reported_ends(out)[1].detail
     assert sorted(started(out)) == [0, 1]
     assert node.workers[2:] == before[2:]
     assert not set(node.workers[:2]) & set(before)
@@ -266,7 +266,9 @@ def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised()
     old = node.workers
     node.raised(0)
     out = node.machine.hear(Replace(worker=old[0]), node.now)
-    assert [each.worker for each in told(out)] == [old[1]]  # the coordinator already knows about the first worker
+    assert [each.worker for each in reported_ends(out)] == [
+        old[1]
+    ]  # the coordinator already knows about the first worker
     assert sorted(started(out)) == [0, 1]
     assert node.machine.hear(Replace(worker=old[1]), node.now) == []
 
@@ -276,7 +278,7 @@ def test_where_nobody_follows_all_are_ended() -> None:
     node.join_all()
     old = node.workers
     out = node.die(old[0], EXIT_BAD_INPUT)
-    assert [each.worker for each in told(out)] == old
+    assert [each.worker for each in reported_ends(out)] == old
     assert (killed(out), started(out)) == ([old[1]], [])
     assert node.workers == ["", ""]
     assert node.die(old[1]) == []
@@ -296,7 +298,7 @@ def test_one_that_has_left_its_loop_is_started_anew_with_one_that_is_killed_befo
     old = node.workers
     node.die(old[0], 0, final=True)
     out = node.die(old[1])
-    assert [each.worker for each in told(out)] == [old[1], old[0]]
+    assert [each.worker for each in reported_ends(out)] == [old[1], old[0]]
     assert sorted(started(out)) == [0, 1]
 
 
@@ -314,8 +316,8 @@ def test_places_that_are_done_end_one_by_one() -> None:
     for index in range(2):
         node.attach(index)
     node.machine.hear(JobDone(), node.now)
-    assert told(node.die(node.workers[0], 0)) == []
-    assert told(node.die(node.workers[1], 0)) == []
+    assert reported_ends(node.die(node.workers[0], 0)) == []
+    assert reported_ends(node.die(node.workers[1], 0)) == []
     assert node.machine.over is not None
 
 
@@ -374,7 +376,7 @@ def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, in
             out = node.machine.hear(Replace(worker=worker), node.now)
         else:
             out = node.die(worker, 0 if event == "break" else -9, final=event == "break")
-        dead += [each.worker for each in told(out) if not each.has_left_loop]
+        dead += [each.worker for each in reported_ends(out) if not each.has_left_loop]
         replaced = started(out)
         if replaced:
             assert all(mate not in node.workers for mate in mates if mate)

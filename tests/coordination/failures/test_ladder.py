@@ -29,7 +29,7 @@ def coming(node: str, worker: str, *, host: str = "", session: str = "0" * 8, ag
     return msgspec.structs.replace(hello(node, session=session), host=host, agent_pid=agent, kept=(attach(worker),))
 
 
-def settle(job: Job, at: int = 0) -> None:
+def report_steps(job: Job, at: int = 0) -> None:
     """Make n0 and n1 report their steps, if asked."""
     for node in ("n0", "n1"):
         if job.machine.context.interruption.stop is not None:
@@ -47,7 +47,7 @@ def test_a_failure_says_how_often_that_makes() -> None:
         job.now += 10.0
         job.lose("n2")
         tries += [failure.tries for failure in job.said(ev.FailureDetected)]
-        settle(job)
+        report_steps(job)
         job.connect(coming("n2", f"n2/0/{number}"))
     assert tries == [1, 2, 3]
     job.now += 2 * WINDOW_S
@@ -60,7 +60,7 @@ def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back(
     for number in range(2):
         job.now += 10.0
         job.lose("n2")
-        settle(job)
+        report_steps(job)
         job.connect(coming("n2", f"n2/0/{number}", host="rack7"))
     (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft) and event.reason == "quarantined"]
     assert left.detail == "it has failed 2 times in 300 s, at last: connection_lost"
@@ -88,7 +88,7 @@ def test_nodes_that_are_lost_together_have_not_failed() -> None:
         job.now += 10.0
         for node in ("n2", "n3"):
             job.lose(node)
-        settle(job)
+        report_steps(job)
         for node in ("n2", "n3"):
             job.connect(coming(node, f"{node}/0/{number}"))
     assert job.machine.record.quarantined == ()
@@ -100,7 +100,7 @@ def test_a_machine_that_was_replaced_begins_anew() -> None:
     for number in range(4):
         job.now += 10.0
         job.lose("n2")
-        settle(job)
+        report_steps(job)
         job.connect(coming("n2", f"n2/0/{number}", agent=100 + number))
     assert job.machine.record.quarantined == ()
 
@@ -188,7 +188,7 @@ def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_
     job.tell("n2", exhausted("oops"))
     (left,) = job.said(ev.NodeLeft)
     assert (left.node, left.reason, left.detail) == ("n2", "failed", "oops")
-    settle(job, 1)
+    report_steps(job, 1)
     for node in ("n0", "n1"):
         job.say(msg.Entered(worker=w(node), generation=2, applied=1))
     job.step(2, "n0", "n1", generation=2)
@@ -208,7 +208,7 @@ def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_
 def test_who_comes_back_before_that_is_not(undrained: bool) -> None:
     job = Job().start()
     job.tell("n2", exhausted("oops"))
-    settle(job)
+    report_steps(job)
     if undrained:
         job.feed(Undrain("n2"))
     job.connect(coming("n2", "n2/0/b", session="c" * 8, agent=9))
@@ -330,7 +330,7 @@ def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(
 def test_a_node_that_comes_back_by_itself_says_after_how_long() -> None:
     job = Job().start()
     job.lose("n2")
-    settle(job)
+    report_steps(job)
     job.now += 7.0
     job.connect(coming("n2", "n2/0/b"))
     (repaired,) = [event for event in job.events if isinstance(event, ev.NodeRepaired)]

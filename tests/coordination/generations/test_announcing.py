@@ -20,7 +20,7 @@ def connect(job: Job, nodes: list[str]) -> None:
         job.connect(msgspec.structs.replace(hello(node), session=f"{int(node[1:]):08x}"))
 
 
-def come(job: Job, nodes: list[str]) -> None:
+def connect_and_attach(job: Job, nodes: list[str]) -> None:
     """Connect all nodes at once; their workers attach one after the other."""
     connect(job, nodes)
     for place, node in enumerate(nodes):
@@ -48,7 +48,7 @@ def generations(job: Job) -> list[tuple[str, int]]:
 
 def test_nodes_that_start_together_make_one_generation_few_events_and_few_writes() -> None:
     job = Job(nodes=MANY).boot()
-    come(job, [f"n{number}" for number in range(MANY)])
+    connect_and_attach(job, [f"n{number}" for number in range(MANY)])
     assert generations(job) == [("start", MANY)]
     assert sum(joined(job)) == MANY
     assert len(joined(job)) <= 2 + 0.001 * MANY / TOGETHER_S
@@ -60,14 +60,14 @@ def test_nodes_that_are_back_together_after_all_were_gone_make_one_generation() 
     job = Job(nodes=3).start()
     for node in ("n0", "n1", "n2"):
         job.lose(node)
-    come(job, [f"n{number}" for number in range(10, 10 + MANY)])
+    connect_and_attach(job, [f"n{number}" for number in range(10, 10 + MANY)])
     pass_time(job, QUIET_S + 0.1)
     assert generations(job) == [("start", 3), ("start", MANY)]
 
 
 def test_nodes_that_join_together_are_taken_in_together() -> None:
     job = Job(nodes=3).start()
-    come(job, [f"n{number}" for number in range(10, 10 + MANY)])
+    connect_and_attach(job, [f"n{number}" for number in range(10, 10 + MANY)])
     pass_time(job, QUIET_S + 0.1)
     pending = job.machine.record.pending
     assert pending is not None
@@ -96,7 +96,7 @@ def test_a_crowd_does_not_wait_long_for_one_that_does_not_come_up() -> None:
 
 def test_a_crowd_waits_a_moment_for_those_who_are_not_connected_yet() -> None:
     job = Job(nodes=1).start()
-    come(job, CROWD[:-1])
+    connect_and_attach(job, CROWD[:-1])
     pass_time(job, QUIET_S - 0.1)
     connect(job, CROWD[-1:])
     job.say(attach(w(CROWD[-1])))
@@ -169,7 +169,7 @@ def test_who_has_left_before_it_was_told_of_is_told_of_as_left_alone() -> None:
 def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -> None:
     """Each node describes its workers, which does not change the record."""
     first = Job(nodes=MANY).boot()
-    come(first, [f"n{number}" for number in range(MANY)])
+    connect_and_attach(first, [f"n{number}" for number in range(MANY)])
     job = Job(nodes=MANY, records=first.records, events=first.events, now=first.now + 1.0).boot(takeover=True)
     before = len(job.records)
     for number in range(MANY):

@@ -15,7 +15,7 @@ STATIC = JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))
 RESTART = JobSpec(recovery=RecoverySpec(on_node_failure="restart-all"))
 
 
-def comes(job: Job, node: str, nonce: str) -> None:
+def connect_with_worker(job: Job, node: str, nonce: str) -> None:
     """Connect or reconnect a node with a fresh worker."""
     job.connect(hello(node, session=f"{nonce * 8}"))
     job.say(attach(w(node, nonce)))
@@ -54,7 +54,7 @@ def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
     (refused,) = job.sent(msg.Refused)
     assert refused.retry
-    comes(job, "n3", "b")
+    connect_with_worker(job, "n3", "b")
     assert job.said(ev.WorkersChanged)[0].node == "n3"
     # It cannot be used alone, but is used as soon as another node fails.
     for node in ("n0", "n2"):
@@ -97,9 +97,9 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
         job.report(node, 3)
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True, True]
     assert job.machine.state == "waiting"
-    comes(job, "n0", "b")
+    connect_with_worker(job, "n0", "b")
     assert job.orders(msg.Begin) == {}  # the job waits for the other worker
-    comes(job, "n2", "b")
+    connect_with_worker(job, "n2", "b")
     begin = job.orders(msg.Begin)
     assert set(begin) == {w("n0", "b"), w("n2", "b")}
     assert begin[w("n0", "b")].decision == msg.Decision(
@@ -115,7 +115,7 @@ def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
     job.step(1, generation=1)
     job.lose("n1")
     job.report("n0", 1)
-    comes(job, "n0", "b")
+    connect_with_worker(job, "n0", "b")
     assert job.said(ev.RolledBack)[0].to_step == 0
     assert job.orders(msg.Begin)[w("n0", "b")].decision.kind is DecisionKind.START
     assert _redo(job, ("n0",), generation=2, first=1, until=2).state_source == "none"
@@ -132,7 +132,7 @@ def test_newcomers_are_taken_in_by_a_restart() -> None:
     assert set(job.orders(msg.Stop)) == {w("n0")}
     job.report("n0", 1)
     assert len(job.sent(msg.Refused)) == 1
-    comes(job, "n0", "b")
+    connect_with_worker(job, "n0", "b")
     assert set(job.orders(msg.Begin)) == {w("n0", "b"), w("n1")}
     assert job.said(ev.FailureDetected) == []
 
@@ -143,7 +143,7 @@ def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease()
     job.lose("n2")
     for node in ("n0", "n1"):
         job.report(node, 1)
-    comes(job, "n0", "b")
+    connect_with_worker(job, "n0", "b")
     job.tick(1.4)
     job.say(msg.CheckpointDamaged(worker=w("n0", "b"), generation=1, name="none", why="-"))
     job.tick(1.4)
@@ -159,7 +159,7 @@ def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_o
     job.lose("n1")
     job.report("n0", 1)
     job.boot()
-    comes(job, "n0", "b")
+    connect_with_worker(job, "n0", "b")
     assert set(job.orders(msg.Begin)) == {w("n0", "b")}
 
 

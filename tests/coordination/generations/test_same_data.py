@@ -25,7 +25,7 @@ def data(*sums: float, norm: float = 10.0, labels: PartSummary = LABELS) -> Batc
 ONE, OTHER = data(1.0, -3.0), data(5.0, 2.0)
 
 
-def comes(job: Job, node: str, summary: BatchSummary) -> list[msg.EndNode]:
+def connect_with_data(job: Job, node: str, summary: BatchSummary) -> list[msg.EndNode]:
     """Connect a node with these data; return the orders that end it."""
     job.connect(hello(node))
     job.say(msgspec.structs.replace(attach(w(node)), data=summary))
@@ -82,9 +82,9 @@ def test_groups_are_of_equal_data_the_largest_first(nodes: list[str]) -> None:
 
 def test_at_the_start_the_majority_counts_and_the_other_node_is_refused() -> None:
     job = Job(nodes=3).boot()
-    comes(job, "n0", OTHER)
-    comes(job, "n1", ONE)
-    (end,) = comes(job, "n2", ONE)
+    connect_with_data(job, "n0", OTHER)
+    connect_with_data(job, "n1", ONE)
+    (end,) = connect_with_data(job, "n2", ONE)
     assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
     assert end.why.startswith("node n0 does not fit the job: part [0] of micro-batch 0 of step 1 (float32 4x8)")
     assert "torch.manual_seed" in end.why
@@ -92,14 +92,14 @@ def test_at_the_start_the_majority_counts_and_the_other_node_is_refused() -> Non
     assert (refused.node, refused.why) == ("n0", end.why)
     assert started(job) == []
     job.lose("n0")
-    assert comes(job, "n3", ONE) == []
+    assert connect_with_data(job, "n3", ONE) == []
     assert started(job) == [("n1", "n2", "n3")]
 
 
 def test_two_nodes_that_differ_end_the_job_which_names_both_and_says_what_to_do() -> None:
     job = Job(nodes=2).boot()
-    comes(job, "n0", ONE)
-    comes(job, "n1", OTHER)
+    connect_with_data(job, "n0", ONE)
+    connect_with_data(job, "n1", OTHER)
     (end,) = [i for i in job.last if isinstance(i, EndJob)]
     assert end.exit_code == EXIT_BAD_INPUT
     assert "worker 0 of n0" in end.why
@@ -110,17 +110,17 @@ def test_two_nodes_that_differ_end_the_job_which_names_both_and_says_what_to_do(
 
 def test_one_that_joins_with_other_data_is_refused_and_the_others_go_on() -> None:
     job = Job(nodes=2).boot()
-    comes(job, "n0", ONE)
-    assert comes(job, "n1", ONE) == []
+    connect_with_data(job, "n0", ONE)
+    assert connect_with_data(job, "n1", ONE) == []
     assert started(job) == [("n0", "n1")]
-    (end,) = comes(job, "n2", OTHER)
+    (end,) = connect_with_data(job, "n2", OTHER)
     assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
     assert "node n2 does not fit the job" in end.why
-    assert comes(job, "n3", ONE) == []
+    assert connect_with_data(job, "n3", ONE) == []
     assert job.machine.over is None
 
 
 def test_a_coordinator_that_takes_over_knows_the_jobs_data_and_another_run_asks_again() -> None:
     job = Job(nodes=1).boot()
-    comes(job, "n0", ONE)
+    connect_with_data(job, "n0", ONE)
     assert job.records[-1].data == ONE

@@ -10,7 +10,7 @@ from holdfast.coordination.job.awaited import list_awaited
 from holdfast.protocol.messages import any_side as msg
 
 
-def waits(job: Job) -> list[tuple[str, str]]:
+def awaited_names(job: Job) -> list[tuple[str, str]]:
     return [(one.who, one.what.partition(" in ")[0]) for one in list_awaited(job.machine.context, job.now)]
 
 
@@ -21,13 +21,13 @@ def job() -> Job:
 
 def test_nobody_is_waited_for_while_all_train(job: Job) -> None:
     job.step(1)
-    assert waits(job) == []
+    assert awaited_names(job) == []
 
 
 def test_who_owes_a_report(job: Job) -> None:
     job.step(1)
     job.lose("n2")
-    assert waits(job) == [
+    assert awaited_names(job) == [
         ("rank 0 on n0", "its report of where it stands"),
         ("rank 1 on n1", "its report of where it stands"),
     ]
@@ -43,7 +43,7 @@ def test_who_does_not_stand_in_its_generation_yet(job: Job) -> None:
     for node in ("n0", "n1"):
         job.report(node, 1)
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=1))
-    assert waits(job) == [("rank 1 on n1", "to stand")]
+    assert awaited_names(job) == [("rank 1 on n1", "to stand")]
 
 
 def test_who_builds_a_group_to_be_joined(job: Job) -> None:
@@ -51,7 +51,7 @@ def test_who_builds_a_group_to_be_joined(job: Job) -> None:
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
     job.say(msg.Prepared(worker=w("n0"), generation=2))
-    assert [who for who, _ in waits(job)] == ["rank 1 on n1", "rank 2 on n2", "worker 0 of n3"]
+    assert [who for who, _ in awaited_names(job)] == ["rank 1 on n1", "rank 2 on n2", "worker 0 of n3"]
 
 
 def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
@@ -64,7 +64,7 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
         worker=w("n1"), generation=1, step=8, activity=msg.Activity.COMPUTE, for_s=0.25, micro_batch=2
     )
     job.tell("n1", msg.ProbeAnswer(number=probe.number, stands=(stand,)))
-    assert waits(job) == []
+    assert awaited_names(job) == []
     there = msgspec.structs.replace(stand, worker=w("n0"), activity=msg.Activity.REDUCING, micro_batch=None, waits=True)
     job.tell("n0", msg.ProbeAnswer(number=probe.number, stands=(there,)))
     job.now += 0.5
@@ -73,16 +73,16 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
     assert (one.since_s, one.at) == (0.75, "'compute' of step 8, micro-batch 2")
     assert one.for_whom == ("rank 0 on n0",)
     job.step(8)
-    assert waits(job) == []
+    assert awaited_names(job) == []
 
 
 def test_who_lags_behind_the_others(job: Job) -> None:
     for step in (1, 2, 3):
         job.step(step, "n0", "n1")
-    assert waits(job) == [("rank 2 on n2", "to apply step 1")]
+    assert awaited_names(job) == [("rank 2 on n2", "to apply step 1")]
 
 
 def test_who_has_not_come_back_to_a_new_coordinator(job: Job) -> None:
     job.step(1)
     job.boot(takeover=True)
-    assert waits(job)[0] == ("node n0", "to come back with what its workers hold")
+    assert awaited_names(job)[0] == ("node n0", "to come back with what its workers hold")

@@ -15,12 +15,12 @@ from holdfast.protocol.record import KnownCheckpoint
 SHAPE = ExpertShape(layers=1, experts=8, slots=6)
 
 
-def come(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a") -> None:
+def connect_with_worker(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a") -> None:
     job.connect(hello(node, session=f"{nonce * 8}"))
     job.say(msgspec.structs.replace(attach(w(node, nonce)), expert_shape=shape))
 
 
-def waits(job: Job) -> list[tuple[int, int]]:
+def reported_waits(job: Job) -> list[tuple[int, int]]:
     return [(event.nodes, event.expert_slots) for event in job.events if isinstance(event, ev.JobWaiting)]
 
 
@@ -28,7 +28,7 @@ def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
     """Return a job in its first generation, with a checkpoint of step 1."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
-        come(job, f"n{index}", shape)
+        connect_with_worker(job, f"n{index}", shape)
     for index in range(nodes):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
@@ -38,11 +38,11 @@ def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
 
 def test_a_job_that_starts_or_trains_waits_for_nothing() -> None:
     job = Job(nodes=2).boot()
-    come(job, "n0")
+    connect_with_worker(job, "n0")
     job.tick(0.2)
-    come(job, "n1")
+    connect_with_worker(job, "n1")
     job.tick(0.2)
-    assert waits(job) == []
+    assert reported_waits(job) == []
 
 
 def test_a_job_without_nodes_waits_for_one() -> None:
@@ -51,14 +51,14 @@ def test_a_job_without_nodes_waits_for_one() -> None:
     job.lose("n1")
     for _ in range(3):
         job.tick(0.2)
-    assert waits(job) == [(1, 0)]
+    assert reported_waits(job) == [(1, 0)]
     assert job.machine.need_reporter.need is not None
-    come(job, "n0", nonce="b")
+    connect_with_worker(job, "n0", nonce="b")
     job.tick(0.2)
     assert job.orders(msg.Begin) == {}  # it was sent when the node arrived
     assert job.machine.state == "running"
     assert job.machine.need_reporter.need is None
-    assert waits(job) == [(1, 0)]
+    assert reported_waits(job) == [(1, 0)]
 
 
 def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
@@ -68,19 +68,19 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     assert plan.expert_plan is not None
     job.lose("n1")
     job.tick(0.2)
-    assert waits(job) == [], "its report is still missing"
+    assert reported_waits(job) == [], "its report is still missing"
     job.report("n0", 1, state=msg.Holding(experts=plan.expert_plan.placement[0]))
     for _ in range(3):
         job.tick(0.2)
-    assert waits(job) == [(1, 2)]
+    assert reported_waits(job) == [(1, 2)]
     assert job.machine.state == "recovering"
     job.lose("n0")
     job.tick(0.2)
-    assert waits(job) == [(1, 2), (2, 8)]
-    come(job, "n1", SHAPE, nonce="b")
+    assert reported_waits(job) == [(1, 2), (2, 8)]
+    connect_with_worker(job, "n1", SHAPE, nonce="b")
     job.tick(0.2)
-    assert waits(job) == [(1, 2), (2, 8), (1, 2)]
-    come(job, "n2", SHAPE)
+    assert reported_waits(job) == [(1, 2), (2, 8), (1, 2)]
+    connect_with_worker(job, "n2", SHAPE)
     begin = job.orders(msg.Begin)[w("n2")]
     assert begin.decision.kind is msg.DecisionKind.ROLLBACK
     assert begin.plan.expert_plan is not None
@@ -96,7 +96,7 @@ def test_nodes_whose_workers_are_starting_are_not_asked_for_again() -> None:
     job.connect(hello("n0", session="b" * 8))
     job.connect(hello("n1", session="b" * 8))
     job.tick(0.2)
-    assert waits(job) == []
+    assert reported_waits(job) == []
 
 
 def test_another_coordinator_waits_on() -> None:
@@ -106,7 +106,7 @@ def test_another_coordinator_waits_on() -> None:
     job.tick(0.2)
     job.boot(Position(seq=len(job.events), step=1))
     job.tick(0.2)
-    assert waits(job) == [(1, 0), (1, 0)]
+    assert reported_waits(job) == [(1, 0), (1, 0)]
 
 
 def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
@@ -119,4 +119,4 @@ def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
     assert left == ["n2", "n0", "n1"]
     generations = [event for event in job.events if isinstance(event, ev.GenerationStarted)]
     assert len(generations) == 1, "no generation contains another silent node"
-    assert waits(job) == [(1, 0)]
+    assert reported_waits(job) == [(1, 0)]

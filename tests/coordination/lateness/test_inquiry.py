@@ -55,7 +55,7 @@ def stand(node: str, step: int = 11, **fields: object) -> ThreadActivity:
     return msgspec.structs.replace(late, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def waits(node: str) -> ThreadActivity:
+def waiting_activity(node: str) -> ThreadActivity:
     return stand(node, activity=Activity.REDUCING, for_s=0.01, limit_s=0.3, micro_batch=None, waits=True, waits_s=1.0)
 
 
@@ -93,7 +93,7 @@ def test_who_is_late_while_others_wait_is_ended_and_told_of_with_where_it_stood(
     job = trained()
     job.tell("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
-    (end,) = answer(job, probe, stand("n1"), waits("n0"), waits("n2"), waits("n3"))
+    (end,) = answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3"))
     assert end.worker == w("n1")
     job.tell("n1", down(w("n1"), end.why))
     (failed,) = job.said(ev.FailureDetected)
@@ -107,7 +107,7 @@ def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_th
     job = trained()
     job.tell("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
-    (end,) = answer(job, probe, stand("n1"), waits("n0"), waits("n2"), waits("n3"))
+    (end,) = answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3"))
     assert end.on_trial
     watched = job.sent(WatchWork)
     assert len(watched) == 4
@@ -121,17 +121,22 @@ def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_th
 def test_nothing_is_done_until_all_have_answered_that_do() -> None:
     job = trained()
     probe = asked(job)
-    assert answer(job, probe, stand("n1"), waits("n0"), waits("n2")) == []
+    assert answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2")) == []
     job.tick(0.01)
     assert job.sent(EndHung) == [], "the fourth answer may be on its way"
-    (end,) = answer(job, probe, waits("n3"))
+    (end,) = answer(job, probe, waiting_activity("n3"))
     assert end.worker == w("n1")
 
 
 def test_who_becomes_late_after_all_have_answered_is_found_at_once() -> None:
     job = trained()
     probe = asked(job)
-    assert answer(job, probe, stand("n1", for_s=0.4), waits("n0"), waits("n2"), waits("n3")) == []
+    assert (
+        answer(
+            job, probe, stand("n1", for_s=0.4), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3")
+        )
+        == []
+    )
     job.tell("n1", Late(stand=stand("n1")))
     assert [end.worker for end in job.sent(EndHung)] == [w("n1")]
 
@@ -141,7 +146,7 @@ def test_an_answer_to_another_question_counts_for_nothing() -> None:
     old = asked(job)
     probe = asked(job)
     assert probe.number != old.number
-    assert answer(job, old, stand("n1"), waits("n0"), waits("n2"), waits("n3")) == []
+    assert answer(job, old, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3")) == []
 
 
 def test_a_node_speaks_for_its_own_workers_alone() -> None:
@@ -149,13 +154,13 @@ def test_a_node_speaks_for_its_own_workers_alone() -> None:
     job.tell("n0", Late(stand=stand("n1")))
     assert job.sent(Probe) == []
     probe = asked(job)
-    job.tell("n0", ProbeAnswer(number=probe.number, stands=(waits("n0"), stand("n1"))))
-    assert answer(job, probe, waits("n1"), waits("n2"), waits("n3")) == []
+    job.tell("n0", ProbeAnswer(number=probe.number, stands=(waiting_activity("n0"), stand("n1"))))
+    assert answer(job, probe, waiting_activity("n1"), waiting_activity("n2"), waiting_activity("n3")) == []
 
 
 def test_an_agent_that_does_not_obey_is_told_again() -> None:
     job = trained()
-    others = [waits("n0"), waits("n2"), waits("n3")]
+    others = [waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3")]
     assert len(answer(job, asked(job), stand("n1"), *others)) == 1
     assert answer(job, asked(job), stand("n1", for_s=0.9), *others) == []
     until = job.now + END_AGAIN_S
@@ -168,13 +173,13 @@ def test_an_agent_that_does_not_obey_is_told_again() -> None:
 def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_runs_out() -> None:
     job = trained()
     begun, probe = job.now, asked(job)
-    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     while not job.said(ev.FailureDetected):
         job.tick(0.05)
         assert job.now < begun + 2.0
         answered = job.sent(Probe)
         if answered and not job.said(ev.FailureDetected):
-            answer(job, answered[0], waits("n0"), waits("n1"), waits("n2"))
+            answer(job, answered[0], waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     (failed,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failed.node, failed.kind) == ("n3", "lease_expired")
     assert job.now - begun <= 3 * STEP_S + 0.2 + 0.05
@@ -183,11 +188,11 @@ def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_ru
 @pytest.mark.parametrize(("took_s", "least_s", "most_s"), [(0.01, 0.2, 0.75), (0.15, 0.45, 0.95)])
 def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, least_s: float, most_s: float) -> None:
     """The machine of the node is loaded."""
-    job, others = trained(), (waits("n0"), waits("n1"), waits("n2"))
+    job, others = trained(), (waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     probe = asked(job)
     answer(job, probe, *others)
     job.tick(took_s)
-    answer(job, probe, waits("n3"))
+    answer(job, probe, waiting_activity("n3"))
     job.step(11)
     probe = asked(job)
     since = job.now
@@ -203,7 +208,7 @@ def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, leas
 def test_a_node_that_says_anything_lives() -> None:
     job = trained()
     probe = asked(job)
-    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     job.tick(PATIENCE_S / 2)
     job.tell("n3", msg.Heartbeat())
     for _ in range(10):
@@ -214,7 +219,7 @@ def test_a_node_that_says_anything_lives() -> None:
 def test_what_a_coordinator_has_not_read_in_time_speaks_against_nobody() -> None:
     job = trained()
     probe = asked(job)
-    answer(job, probe, waits("n0"), waits("n1"), waits("n2"))
+    answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     job.tick(1.2)  # because of a slow store, n3's message is still unread
     assert not job.said(ev.FailureDetected)
 
@@ -224,7 +229,7 @@ def test_where_all_wait_for_each_other_they_look_around_once() -> None:
     looks = 0
     for _ in range(4):
         probe = asked(job)
-        answer(job, probe, *map(waits, NODES))
+        answer(job, probe, *map(waiting_activity, NODES))
         looks += len(job.orders(msg.LookAround)) > 0
     assert looks == 1
 
@@ -232,7 +237,7 @@ def test_where_all_wait_for_each_other_they_look_around_once() -> None:
 def test_who_cannot_be_reached_by_the_others_is_out_after_the_first_look() -> None:
     job = trained()
     while not job.orders(msg.LookAround):
-        answer(job, asked(job), *map(waits, NODES))
+        answer(job, asked(job), *map(waiting_activity, NODES))
     for node, missing in (("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n3", "n2")):
         job.say(msg.Complaint(worker=w(node), generation=1, detail="they wait", unreachable=(w(missing),)))
     for node in NODES:
@@ -244,7 +249,7 @@ def test_who_cannot_be_reached_by_the_others_is_out_after_the_first_look() -> No
 def test_where_all_reach_each_other_the_same_try_again() -> None:
     job = trained()
     while not job.orders(msg.LookAround):
-        answer(job, asked(job), *map(waits, NODES))
+        answer(job, asked(job), *map(waiting_activity, NODES))
     for node in NODES:
         job.say(msg.Complaint(worker=w(node), generation=1, detail="all members wait for each other"))
     for node in NODES:
@@ -259,7 +264,7 @@ def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> l
     late = stand(node, **fields)
     job.tell(node, Late(stand=late))
     probes = job.sent(Probe)
-    return answer(job, probes[0], late, *map(waits, others)) if probes else []
+    return answer(job, probes[0], late, *map(waiting_activity, others)) if probes else []
 
 
 def test_late_at_the_same_micro_batch_on_a_second_node_it_is_the_work() -> None:
@@ -284,25 +289,25 @@ def test_two_that_are_late_at_the_same_place_at_once_do_the_same() -> None:
     job = trained()
     script = {"activity": Activity.SCRIPT, "micro_batch": None, "for_s": 5.0}
     both = stand("n0", **script), stand("n1", **script)
-    assert answer(job, asked(job), *both, waits("n2"), waits("n3")) == []
+    assert answer(job, asked(job), *both, waiting_activity("n2"), waiting_activity("n3")) == []
     assert {event.node for event in job.events if isinstance(event, ev.LimitRaised)} == {"n0", "n1"}
 
 
 def test_where_several_are_late_at_once_they_are_given_three_times_as_long() -> None:
     job = trained()
     both = stand("n0", micro_batch=1), stand("n1", micro_batch=2)
-    assert answer(job, asked(job), *both, waits("n2"), waits("n3")) == []
+    assert answer(job, asked(job), *both, waiting_activity("n2"), waiting_activity("n3")) == []
     far = [msgspec.structs.replace(late, for_s=1.6) for late in both]
-    assert len(answer(job, asked(job), *far, waits("n2"), waits("n3"))) == 2
+    assert len(answer(job, asked(job), *far, waiting_activity("n2"), waiting_activity("n3"))) == 2
 
 
 def test_a_script_that_was_ended_once_between_its_steps_has_ten_times_as_long_the_next_time() -> None:
     job = trained()
     script = {"activity": Activity.SCRIPT, "micro_batch": None}
-    assert len(answer(job, asked(job), stand("n1", **script), *map(waits, ("n0", "n2", "n3")))) == 1
+    assert len(answer(job, asked(job), stand("n1", **script), *map(waiting_activity, ("n0", "n2", "n3")))) == 1
     for for_s, ended in ((0.6, 0), (4.9, 0), (5.1, 1)):
         late = stand("n2", step=12, for_s=for_s, **script)
-        assert len(answer(job, asked(job), late, *map(waits, ("n0", "n1", "n3")))) == ended
+        assert len(answer(job, asked(job), late, *map(waiting_activity, ("n0", "n1", "n3")))) == ended
 
 
 def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_its_report() -> None:
@@ -314,15 +319,19 @@ def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_
         job.tick(0.05)
         assert job.now < 200.0
     assert len(probes) == 3
-    (end,) = answer(job, probes[0], waits("n1"), waits("n2"), stand("n3", for_s=0.1, stopped=True))
+    (end,) = answer(
+        job, probes[0], waiting_activity("n1"), waiting_activity("n2"), stand("n3", for_s=0.1, stopped=True)
+    )
     assert end.worker == w("n3")
 
 
 def test_a_stopped_process_is_ended_after_two_steps_for_it_will_not_go_on_by_itself() -> None:
     job = trained()
     begin, stopped = job.now, stand("n3", for_s=0.1, stopped=True)
-    assert answer(job, asked(job), waits("n0"), waits("n1"), waits("n2"), stopped) == []
-    (end,) = answer(job, asked(job), waits("n0"), waits("n1"), waits("n2"), stopped)
+    assert (
+        answer(job, asked(job), waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"), stopped) == []
+    )
+    (end,) = answer(job, asked(job), waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"), stopped)
     assert end.worker == w("n3")
     assert 2.0 * STEP_S < job.now - begin < 3.0 * STEP_S
 
@@ -335,7 +344,7 @@ def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() 
     while not (probes := job.sent(Probe)):
         job.tick(0.05)
     applying = stand("n3", activity=Activity.APPLYING, for_s=0.3)
-    assert answer(job, probes[0], waits("n1"), waits("n2"), applying) == []
+    assert answer(job, probes[0], waiting_activity("n1"), waiting_activity("n2"), applying) == []
 
 
 def test_who_stands_still_in_the_first_step_is_ended_and_the_next_one_is_given_more_time() -> None:
@@ -345,7 +354,7 @@ def test_who_stands_still_in_the_first_step_is_ended_and_the_next_one_is_given_m
         job.tick(1.0)
         job.tell(name, Late(stand=late))
         probe = job.sent(Probe)[0]
-        others = [msgspec.structs.replace(waits(node), waits_s=at_s - 1.0) for node in NODES if node != name]
+        others = [msgspec.structs.replace(waiting_activity(node), waits_s=at_s - 1.0) for node in NODES if node != name]
         assert bool(answer(job, probe, late, *others)) == ended
 
 
@@ -353,9 +362,9 @@ def test_a_first_step_in_which_all_wait_is_not_taken_for_the_network() -> None:
     job = trained(0)
     for _ in range(50):
         job.tick(1.0)
-        job.tell("n1", Late(stand=waits("n1")))
+        job.tell("n1", Late(stand=waiting_activity("n1")))
         for probe in job.sent(Probe)[:1]:
-            answer(job, probe, *map(waits, NODES))
+            answer(job, probe, *map(waiting_activity, NODES))
             assert job.orders(msg.LookAround) == {}
 
 
@@ -368,7 +377,7 @@ def test_in_a_first_step_in_which_all_wait_for_two_minutes_they_look_around() ->
         job.tick(1.0)
         probes = job.sent(Probe)
     probe = probes[0]
-    waiting = [msgspec.structs.replace(waits(node), waits_s=120.5) for node in NODES]
+    waiting = [msgspec.structs.replace(waiting_activity(node), waits_s=120.5) for node in NODES]
     answer(job, probe, *waiting)
     assert job.orders(msg.LookAround)
 
@@ -398,7 +407,7 @@ def story_of(job: Job, **stacks: str) -> ev.StacksTaken:
 
 def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
     job = trained()
-    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     story = story_of(job, n0="in wait\n", n1="in load\nin main\n", n2="in wait\n", n3="in wait\n")
     assert story.of_generation == 1
     assert story.suspects == ("rank 1 on n1",)
@@ -415,14 +424,14 @@ def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
 
 def test_agents_are_asked_for_stacks_before_a_worker_is_ended() -> None:
     job = trained()
-    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     sent = [type(i.message) for i in job.last if isinstance(i, Send | Broadcast)]
     assert sent.index(TakeStacks) < sent.index(EndHung)
 
 
 def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() -> None:
     job = trained()
-    answer(job, asked(job), stand("n1"), *map(waits, ("n0", "n2", "n3")))
+    answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     job.tick(0.5)
     assert job.said(ev.StacksTaken) == []
     job.tick(0.6)

@@ -33,7 +33,7 @@ def warm(job: Job, standby: str) -> None:
     job.say(msg.Warmed(worker=w(standby), seconds=0.5))
 
 
-def words(
+def report_compute_times(
     job: Job, slow: str, times: int, *, factor: float = 1.3, nodes: tuple[str, ...] = NODES
 ) -> list[ev.StragglerFound]:
     """Send each node's compute times `times` times; return the stragglers found."""
@@ -50,25 +50,25 @@ def words(
 
 def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
     job = started("ask", "s0")
-    assert words(job, "", 20) == []
-    (found,) = words(job, "n1", 20)
+    assert report_compute_times(job, "", 20) == []
+    (found,) = report_compute_times(job, "n1", 20)
     assert (found.node, found.action) == ("n1", "told")
     assert 1.25 < found.factor < 1.35
     assert "`holdfast move n1`" in found.why
     assert job.machine.record.leaving == ()
     job.now += REPORT_AGAIN_S
-    assert len(words(job, "n1", 2)) == 1, "the node is still slow"
+    assert len(report_compute_times(job, "n1", 2)) == 1, "the node is still slow"
 
 
 def test_off_is_off() -> None:
     job = started("off", "s0")
-    assert words(job, "n1", 40) == []
+    assert report_compute_times(job, "n1", 40) == []
 
 
 def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> None:
     job = started("move", "s0")
-    words(job, "", 20)
-    (found,) = words(job, "n1", 20)
+    report_compute_times(job, "", 20)
+    (found,) = report_compute_times(job, "n1", 20)
     assert (found.node, found.action) == ("n1", "move")
     assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
     everybody = job.join("s0", step=2)
@@ -80,8 +80,8 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
         job.say(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, *now, generation=3)
     assert job.machine.context.standbys.ready("n1")
-    assert words(job, "", 20, nodes=now) == []
-    (found,) = words(job, "n2", 20, nodes=now)
+    assert report_compute_times(job, "", 20, nodes=now) == []
+    (found,) = report_compute_times(job, "n2", 20, nodes=now)
     assert (found.node, found.action) == ("n2", "told")
     assert "standby n1 was slow itself" in found.why
     job.lose("n0")
@@ -94,17 +94,17 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
 
 def test_it_is_moved_as_soon_as_a_standby_is_warm_though_it_was_told_of_lately() -> None:
     job = started("move")
-    words(job, "", 20)
-    assert [found.action for found in words(job, "n1", 40)] == ["told"], "once"
+    report_compute_times(job, "", 20)
+    assert [found.action for found in report_compute_times(job, "n1", 40)] == ["told"], "once"
     warm(job, "s0")
-    assert [found.action for found in words(job, "n1", 20)] == ["move"], "once"
+    assert [found.action for found in report_compute_times(job, "n1", 20)] == ["move"], "once"
     assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
 
 
 def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
     job = started("move")
-    words(job, "", 20)
-    (found,) = words(job, "n1", 20)
+    report_compute_times(job, "", 20)
+    (found,) = report_compute_times(job, "n1", 20)
     assert found.action == "told"
     assert "no standby is warm" in found.why
     assert [one.node for one in job.machine.record.slow] == ["n1"]
@@ -135,17 +135,17 @@ def take_effect(job: Job, step: int) -> int:
 
 def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again() -> None:
     job = started("move")
-    words(job, "", 20)
-    (found,) = words(job, "n1", 20, factor=3.0)
+    report_compute_times(job, "", 20)
+    (found,) = report_compute_times(job, "n1", 20, factor=3.0)
     assert (found.node, found.action) == ("n1", "fewer")
     assert "no standby is warm" in found.why
     assert counts(job) == (), "the counts change only when all members have the plan"
     generation = take_effect(job, 2)
     assert counts(job) == (3, 1, 2)
-    assert words(job, "n1", 40, factor=3.0) == []
+    assert report_compute_times(job, "n1", 40, factor=3.0) == []
     assert job.machine.record.pending is None, "once"
     job.step(3, generation=generation)
-    assert words(job, "", 60) == []
+    assert report_compute_times(job, "", 60) == []
     assert take_effect(job, 4) > generation
     assert counts(job) == ()
     assert job.machine.record.relieved == {}
@@ -153,8 +153,8 @@ def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again()
 
 def test_that_it_computes_fewer_outlives_a_failure_of_another() -> None:
     job = started("move")
-    words(job, "", 20)
-    words(job, "n1", 20, factor=3.0)
+    report_compute_times(job, "", 20)
+    report_compute_times(job, "n1", 20, factor=3.0)
     generation = take_effect(job, 2)
     job.lose("n0")
     for node in ("n1", "n2"):
@@ -181,26 +181,26 @@ def test_a_coordinator_that_comes_later_takes_it_as_slow_until_it_shows_otherwis
 
 def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None:
     job = started("move")
-    words(job, "", 20)
-    words(job, "n1", 20, factor=3.0)
+    report_compute_times(job, "", 20)
+    report_compute_times(job, "n1", 20, factor=3.0)
     take_effect(job, 2)
     warm(job, "s0")
-    assert [found.action for found in words(job, "n1", 20, factor=3.0)] == ["move"]
+    assert [found.action for found in report_compute_times(job, "n1", 20, factor=3.0)] == ["move"]
     assert counts(job) == (3, 1, 2), "it computes fewer until it leaves"
 
 
 def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:
     job = started("move")
-    words(job, "", 20)
-    (found,) = words(job, "n1", 20, factor=1.2)
+    report_compute_times(job, "", 20)
+    (found,) = report_compute_times(job, "n1", 20, factor=1.2)
     assert found.action == "told"
     assert job.machine.record.pending is None
 
 
 def test_what_was_found_does_not_count_where_a_coordinator_is_to_do_nothing_about_it() -> None:
     job = started("move")
-    words(job, "", 20)
-    words(job, "n1", 20, factor=3.0)
+    report_compute_times(job, "", 20)
+    report_compute_times(job, "n1", 20, factor=3.0)
     take_effect(job, 2)
     record, config = job.machine.record, job.machine.config
     names = [w(node) for node in NODES]

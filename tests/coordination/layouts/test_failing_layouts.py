@@ -78,7 +78,7 @@ def differ(job: Changing, _: Parts) -> None:
 
 
 def raise_in_the_first_step(job: Changing, parts: Parts) -> None:
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     job.enter(3)
     for node in ("n0", "n1"):
         known = {"generation": job.plan.generation, "detail": "ValueError: no", "exit_code": EXIT_FAILED}
@@ -87,12 +87,12 @@ def raise_in_the_first_step(job: Changing, parts: Parts) -> None:
 
 
 def not_fit_what_was_put_away(job: Changing, parts: Parts) -> None:
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     known = {"worker": w("n0", 0, "c"), "generation": job.plan.generation, "why": "it does not fit"}
     job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
 
 
-def come(job: Changing, layout: Any, nonce: str, parts: Parts) -> None:
+def reconnect_all(job: Changing, layout: Any, nonce: str, parts: Parts) -> None:
     for node, held in parts.items():
         if node in job.machine.members.nodes:
             job.lose(node)
@@ -188,13 +188,13 @@ def test_a_process_that_dies_once_starts_again() -> None:
     job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     job.tell("n1", down(w("n1", 1, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     assert job.machine.record.layout == TWO
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     assert job.plan.places == 2
 
 
 def test_a_unit_that_raises_once_has_ended_once() -> None:
     job, parts = changed()
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     job.enter(3)
     for index in (0, 1):
         known = {"generation": job.plan.generation, "detail": "CUDA error", "exit_code": EXIT_FAILED}
@@ -206,7 +206,7 @@ def test_a_unit_that_raises_once_has_ended_once() -> None:
 
 def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:
     job, parts = changed(saves=True)
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     job.enter(3)
     job.done(4)
     error = msgspec.structs.replace(OOPS, step=5, micro_batch=0)
@@ -217,7 +217,7 @@ def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:
 
 def test_nor_once_it_has_passed_on_some_worker() -> None:
     job, parts = changed(saves=True)
-    come(job, TWO, "c", parts)
+    reconnect_all(job, TWO, "c", parts)
     job.enter(3)
     job.say(applied(w("n1", 0, "c"), job.plan.generation, 4, world=4))
     error = msgspec.structs.replace(OOPS, step=4)

@@ -12,7 +12,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
 
-def come(job: Job, node: str, address: str, *, beside: bool) -> msg.Refused | None:
+def connect_address(job: Job, node: str, address: str, *, beside: bool) -> msg.Refused | None:
     """Return the refusal of an agent, or None if it is accepted."""
     job.connect(msgspec.structs.replace(hello(node), address=address, beside_coordinator=beside))
     return next(iter(job.sent(msg.Refused)), None)
@@ -39,37 +39,37 @@ def test_loopback_and_unspecified_addresses_reach_only_their_own_host(address: s
 
 def test_on_one_host_a_loopback_address_will_do() -> None:
     job = Job().boot()
-    assert come(job, "n0", "127.0.0.1", beside=True) is None
-    assert come(job, "n1", "127.0.0.1", beside=True) is None
+    assert connect_address(job, "n0", "127.0.0.1", beside=True) is None
+    assert connect_address(job, "n1", "127.0.0.1", beside=True) is None
 
 
 def test_from_another_host_a_loopback_address_is_refused_with_what_to_do() -> None:
     job = Job().boot()
-    refused = come(job, "n0", "127.0.0.1", beside=False)
+    refused = connect_address(job, "n0", "127.0.0.1", beside=False)
     assert refused is not None
     assert (refused.exit_code, refused.retry) == (EXIT_BAD_INPUT, False)
     assert "the coordinator is on another host" in refused.why
     assert "--advertise ADDRESS" in refused.why
     (event,) = job.said(ev.NodeRefused)
     assert (event.node, event.address, event.why) == ("n0", "127.0.0.1", refused.why)
-    assert come(job, "n0", "127.0.0.1", beside=False) is not None
+    assert connect_address(job, "n0", "127.0.0.1", beside=False) is not None
     assert not job.said(ev.NodeRefused), "it is reported once"
-    assert come(job, "n0", "10.0.0.2", beside=False) is None
+    assert connect_address(job, "n0", "10.0.0.2", beside=False) is None
 
 
 def test_beside_the_coordinator_a_loopback_address_is_refused_if_another_node_is_elsewhere() -> None:
     job = Job().boot()
-    assert come(job, "n0", "10.0.0.2", beside=False) is None
-    refused = come(job, "n1", "127.0.0.1", beside=True)
+    assert connect_address(job, "n0", "10.0.0.2", beside=False) is None
+    refused = connect_address(job, "n1", "127.0.0.1", beside=True)
     assert refused is not None
     assert "node n0 is on another host" in refused.why
-    assert come(job, "n2", "10.0.0.1", beside=True) is None
+    assert connect_address(job, "n2", "10.0.0.1", beside=True) is None
 
 
 def test_a_node_from_elsewhere_is_told_whose_loopback_address_it_cannot_reach() -> None:
     job = Job().boot()
-    assert come(job, "n0", "127.0.0.1", beside=True) is None
-    refused = come(job, "n1", "10.0.0.2", beside=False)
+    assert connect_address(job, "n0", "127.0.0.1", beside=True) is None
+    refused = connect_address(job, "n1", "10.0.0.2", beside=False)
     assert refused is not None
     assert "cannot reach node n0, which advertises 127.0.0.1" in refused.why
 
@@ -78,6 +78,6 @@ def test_a_member_that_comes_back_is_not_refused() -> None:
     """The coordinator may now run on another host, but its members have already reached each other."""
     job = Job(nodes=1).start()
     job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()
-    refused = come(job, "n0", "127.0.0.1", beside=False)
+    refused = connect_address(job, "n0", "127.0.0.1", beside=False)
     assert refused is None or refused.retry, "it is refused only for its lost workers"
     assert not job.said(ev.NodeRefused)

@@ -17,11 +17,11 @@ def beside(*standbys: str, warm: bool = True, nodes: int = 3) -> Job:
     job = Job(nodes=nodes).start()
     job.step(1, *(f"n{index}" for index in range(nodes)))
     for name in standbys:
-        come(job, name, warm=warm)
+        add_standby(job, name, warm=warm)
     return job
 
 
-def come(job: Job, name: str, *, warm: bool) -> None:
+def add_standby(job: Job, name: str, *, warm: bool) -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True))
     job.say(attach(w(name)))
     if warm:
@@ -81,7 +81,7 @@ def test_it_is_told_what_a_node_waits_for() -> None:
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "a standby to be warm"}
     job = beside("s0", warm=False)
-    come(job, "s1", warm=True)
+    add_standby(job, "s1", warm=True)
     job.feed(MoveNodes(("n1",), ("s0",)))
     assert waited_for(job) == {"n1": "standby s0 to be warm"}
 
@@ -112,7 +112,7 @@ def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_firs
 
 def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
     job = beside("s0")
-    come(job, "s1", warm=False)
+    add_standby(job, "s1", warm=False)
     job.feed(MoveNodes(("n1", "n2")))
     assert waited_for(job) == {"n1": "standby s0 to join next to it", "n2": "a standby to be warm"}
 
@@ -120,7 +120,7 @@ def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
 def test_where_the_job_ends_nobody_is_waited_for() -> None:
     job = Job().start(saves=True)
     job.step(1)
-    come(job, "s0", warm=True)
+    add_standby(job, "s0", warm=True)
     job.feed(Shutdown(0, "for a test", save=True))
     for node in ("n0", "n1", "n2"):
         job.report(node, 1)

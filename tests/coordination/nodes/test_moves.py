@@ -14,7 +14,7 @@ from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 
 
-def waits(job: Job, *names: str, warm: bool = True) -> None:
+def add_standbys(job: Job, *names: str, warm: bool = True) -> None:
     for name in names:
         job.connect(msgspec.structs.replace(hello(name), standby=True))
         job.say(attach(w(name)))
@@ -26,7 +26,7 @@ def with_standbys(*names: str) -> Job:
     """Return a job of nodes n0 to n2 that have committed step 1, with these warm standbys."""
     job = Job().start()
     job.step(1)
-    waits(job, *names)
+    add_standbys(job, *names)
     return job
 
 
@@ -117,7 +117,7 @@ def test_several_move_at_once_to_whom_they_are_told() -> None:
 
 def test_it_waits_for_a_standby_that_is_cold_and_for_the_one_that_is_named() -> None:
     job = with_standbys("s0")
-    waits(job, "s1", warm=False)
+    add_standbys(job, "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s1",)))
     job.step(2)
     assert job.machine.record.pending is None
@@ -135,7 +135,7 @@ def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another
     assert (job.machine.context.interruption.stop, job.machine.record.pending) == (None, None)
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
     job.step(2)
-    waits(job, "s1")
+    add_standbys(job, "s1")
     job.now += 10.0
     job.step(3)
     joins(job, "s1", step=4)
@@ -233,7 +233,7 @@ def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
     assert [event.action for event in job.events if isinstance(event, ev.Recovered)] == ["grow", "replace"]
 
 
-def told(job: Job) -> list[tuple[str, str, str]]:
+def reported_moves(job: Job) -> list[tuple[str, str, str]]:
     return [(one.from_node, one.to_node, one.reason) for one in job.events if isinstance(one, ev.NodeMoved)]
 
 
@@ -245,7 +245,7 @@ def test_a_place_given_away_right_before_another_node_is_lost_is_told_all_the_sa
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
     gone_on(job, 4, "n0", "s0", generation=4)
-    assert told(job) == [("n1", "s0", "move")]
+    assert reported_moves(job) == [("n1", "s0", "move")]
 
 
 def test_a_place_given_away_is_told_by_the_next_coordinator_too_where_it_has_to_begin_anew() -> None:
@@ -260,7 +260,7 @@ def test_a_place_given_away_is_told_by_the_next_coordinator_too_where_it_has_to_
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
     gone_on(job, 4, "n0", "s0", generation=job.machine.record.generation)
-    assert told(job) == [("n1", "s0", "move")]
+    assert reported_moves(job) == [("n1", "s0", "move")]
 
 
 def test_who_gives_its_place_away_because_another_is_lost_has_not_failed() -> None:
@@ -271,7 +271,7 @@ def test_who_gives_its_place_away_because_another_is_lost_has_not_failed() -> No
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
     gone_on(job, 4, "n0", "s0", generation=job.machine.record.generation)
-    assert told(job) == [("n1", "s0", "move")]
+    assert reported_moves(job) == [("n1", "s0", "move")]
 
 
 def test_who_follows_one_that_was_lost_before_it_had_trained_has_the_place_that_was_given() -> None:
@@ -282,7 +282,7 @@ def test_who_follows_one_that_was_lost_before_it_had_trained_has_the_place_that_
         job.report(node, 3)
     assert members(job) == ("n0", "s1", "n2")
     gone_on(job, 4, "n0", "s1", "n2", generation=4)
-    assert told(job) == [("n1", "s1", "move")]
+    assert reported_moves(job) == [("n1", "s1", "move")]
 
 
 def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
@@ -374,7 +374,7 @@ def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: M
     """It has the only copy of the state, which the standby receives before the node leaves."""
     job = Job(nodes=1).start()
     job.step(1)
-    waits(job, "s0")
+    add_standbys(job, "s0")
     job.feed(request_)
     job.step(2)
     assert job.machine.context.interruption.stop is None

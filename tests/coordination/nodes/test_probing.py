@@ -17,7 +17,7 @@ def at(node: str, port: int = 9) -> msg.Hello:
     return msgspec.structs.replace(hello(node), address=f"host-of-{node}", probe_port=port)
 
 
-def begin(nodes: int, *, saves: bool = False) -> Job:
+def start_job(nodes: int, *, saves: bool = False) -> Job:
     """Return a training job of nodes with addresses, which reached each other while their workers started."""
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
@@ -47,7 +47,7 @@ def answer(job: Job, asked: dict[str, msg.ProbeAddress], **errors: str) -> None:
 
 
 def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other() -> None:
-    job = begin(2)
+    job = start_job(2)
     job.connect(at("n9"))
     asked = probes(job)
     (member,) = asked.keys() - {"n9"}
@@ -63,7 +63,7 @@ def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other(
 
 
 def test_a_failed_probe_is_repeated_by_another_member_which_can_clear_the_newcomer() -> None:
-    job = begin(2)
+    job = start_job(2)
     job.connect(at("n9"))
     first = probes(job)
     (one,) = first.keys() - {"n9"}
@@ -80,7 +80,7 @@ def test_a_failed_probe_is_repeated_by_another_member_which_can_clear_the_newcom
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("newcomers_side", [True, False])
 def test_a_newcomer_that_fails_twice_is_refused_and_was_part_of_no_plan(nodes: int, newcomers_side: bool) -> None:
-    job = begin(nodes)
+    job = start_job(nodes)
     job.connect(at("n9"))
     for _ in range(2):
         asked = probes(job)
@@ -99,7 +99,7 @@ def test_a_newcomer_that_fails_twice_is_refused_and_was_part_of_no_plan(nodes: i
 
 
 def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
-    job = begin(1)
+    job = start_job(1)
     job.connect(at("n9"))
     began, refused = job.now, list[ev.NodeRefused]()
     while not refused and job.now < began + 20:
@@ -113,7 +113,7 @@ def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
 
 def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> None:
     """Two failed probes would refuse the newcomer, which the job now needs most."""
-    job = begin(2)
+    job = start_job(2)
     job.connect(at("n9"))
     (lost,) = probes(job).keys() - {"n9"}
     job.lose(lost)
@@ -128,7 +128,7 @@ def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> 
 
 
 def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> None:
-    job = begin(1, saves=True)
+    job = start_job(1, saves=True)
     job.connect(at("n9"))
     job.lose("n0")
     job.tick(0.1)
@@ -137,7 +137,7 @@ def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> No
 
 def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection() -> None:
     """Its link was down for a moment, and the coordinator has not yet seen the first connection end."""
-    job, lost = begin(1), at("n9")
+    job, lost = start_job(1), at("n9")
     job.connect(lost)
     first = job.connections["n9"]
     job.connect(lost)
@@ -160,7 +160,7 @@ def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> N
 
 
 def test_a_newcomer_that_goes_while_it_is_probed_is_forgotten() -> None:
-    job = begin(1)
+    job = start_job(1)
     job.connect(at("n9"))
     asked = probes(job)
     job.lose("n9")
@@ -171,7 +171,7 @@ def test_a_newcomer_that_goes_while_it_is_probed_is_forgotten() -> None:
 
 
 def test_a_newcomer_is_probed_once_in_a_session() -> None:
-    job = begin(1)
+    job = start_job(1)
     job.connect(at("n9"))
     answer(job, probes(job))
     job.lose("n9")
@@ -180,7 +180,7 @@ def test_a_newcomer_is_probed_once_in_a_session() -> None:
 
 
 def test_what_a_newcomer_may_say_before_it_is_let_in_is_bounded() -> None:
-    job = begin(1)
+    job = start_job(1)
     job.connect(at("n9"))
     for _ in range(MAX_BACKLOG):
         job.tell("n9", msg.NodeSnapshots(host="h", port=1))
@@ -190,7 +190,7 @@ def test_what_a_newcomer_may_say_before_it_is_let_in_is_bounded() -> None:
 
 
 def test_a_loopback_address_from_another_host_is_refused_without_a_probe() -> None:
-    job = begin(1)
+    job = start_job(1)
     job.connect(msgspec.structs.replace(at("n9"), address="127.0.0.1", beside_coordinator=False))
     assert not probes(job)
     (refused,) = job.sent(msg.Refused)

@@ -25,11 +25,11 @@ def beside(*standbys: str, warm: bool = True, spec: JobSpec | None = None, saves
     job = (Job(spec=spec) if spec is not None else Job()).start(saves=saves)
     job.step(1)
     for name in standbys:
-        come(job, name, warm=warm)
+        add_standby(job, name, warm=warm)
     return job
 
 
-def come(job: Job, name: str, *, warm: bool = True) -> None:
+def add_standby(job: Job, name: str, *, warm: bool = True) -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True))
     job.say(attach(w(name)))
     if warm:
@@ -74,7 +74,7 @@ def beside_of(job: Job) -> dict[str, str]:
     return {one.node: one.beside for one in job.machine.record.leaving}
 
 
-def goes(job: Job, standby: str, step: int) -> None:
+def complete_move(job: Job, standby: str, step: int) -> None:
     """Make a standby join at a step and the draining node leave at the next one; the others continue."""
     everybody = job.join(standby, step=step)
     job.step(step + 1, *everybody, generation=job.machine.record.generation)
@@ -94,13 +94,13 @@ def goes(job: Job, standby: str, step: int) -> None:
 @pytest.mark.parametrize("warm", [True, False])
 def test_where_the_one_that_was_named_is_lost_the_next_warm_one_takes_the_place(warm: bool) -> None:
     job = beside("s1")
-    come(job, "s0", warm=warm)
+    add_standby(job, "s0", warm=warm)
     job.feed(MoveNodes(("n1",), ("s0",)))
     job.lose("s0")
     job.step(2)
     time_goes_by(job)
     assert beside_of(job) == {"n1": "s1"}
-    goes(job, "s1", 3)
+    complete_move(job, "s1", 3)
     assert moved(job) == [("n1", "s1")]
     (event,) = [event for event in job.events if isinstance(event, ev.NodeMoved)]
     assert event.detail == "standby s0, which was asked for, cannot have it"
@@ -112,7 +112,7 @@ def test_without_another_one_the_next_that_comes_is_waited_for_and_that_is_said(
     assert waited_for(job) == {"n1": "standby s0 to be warm"}
     job.lose("s0")
     assert waited_for(job) == {"n1": "a standby to be warm (s0, which was asked for, cannot be)"}
-    come(job, "s1")
+    add_standby(job, "s1")
     assert beside_of(job) == {"n1": "s1"}
 
 
@@ -128,7 +128,7 @@ def test_one_that_was_named_and_took_a_lost_nodes_place_is_not_waited_for() -> N
 
 def test_a_coordinator_that_takes_over_waits_a_lease_for_the_one_that_was_named() -> None:
     job = beside("s1")
-    come(job, "s0", warm=False)
+    add_standby(job, "s0", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     job.boot(takeover=True)
     for node in ALL:
@@ -158,7 +158,7 @@ def test_where_the_only_one_is_never_warm_the_move_is_refused_with_what_would_do
     assert str(refused.value) == said
     with pytest.raises(RefusedError):
         forecast_moves(job.machine.context, ["n1"], stays=True)
-    come(job, "s1")
+    add_standby(job, "s1")
     with pytest.raises(RefusedError, match=r"standby s0 has failed to warm up 3 times .*: name another"):
         job.feed(MoveNodes(("n1",), ("s0",)))
     job.feed(MoveNodes(("n1",)))
@@ -207,10 +207,10 @@ def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
     (foreseen,) = forecast_moves(job.machine.context, ["n0"], stays=True)
     assert (foreseen.to, foreseen.wait_s) == ("n1", None)
     assert foreseen.why.startswith("n1 gives its own place away before, and is a standby then")
-    goes(job, "s0", 2)
+    complete_move(job, "s0", 2)
     assert moved(job) == [("n1", "s0")]
     assert beside_of(job) == {"n2": "n1"}
-    goes(job, "n1", 5)
+    complete_move(job, "n1", 5)
     assert moved(job) == [("n1", "s0"), ("n2", "n1")]
     assert leaving(job) == []
 
@@ -221,8 +221,8 @@ def test_who_gives_its_place_away_may_be_named_by_the_next_one() -> None:
     with pytest.raises(BadInputError, match="standby s0 will replace node n1: name another"):
         job.feed(MoveNodes(("n2",), ("s0",)))
     job.feed(MoveNodes(("n2",), ("n1",)))
-    goes(job, "s0", 2)
-    goes(job, "n1", 5)
+    complete_move(job, "s0", 2)
+    complete_move(job, "n1", 5)
     assert moved(job) == [("n1", "s0"), ("n2", "n1")]
 
 
@@ -236,7 +236,7 @@ def test_where_standbys_are_started_by_themselves_the_next_one_is_waited_for() -
     job = beside(spec=JobSpec(recovery=RecoverySpec(standbys=1)))
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "a standby to be warm"}
-    come(job, "s0")
+    add_standby(job, "s0")
     assert beside_of(job) == {"n1": "s0"}
 
 

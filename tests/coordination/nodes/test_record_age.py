@@ -21,7 +21,7 @@ def from_backup(*, generation: int = 1) -> Job:
     return Job(nodes=2, records=[record], events=before.events, now=before.now + 1.0).boot()
 
 
-def comes(
+def reconnect(
     job: Job, node: str, generation: int, *, term: int = 1, identity: str = IDENTITY, heard_term: int = 1
 ) -> None:
     heard = HeardGeneration(identity=identity, term=heard_term, generation=generation)
@@ -36,7 +36,7 @@ def stopped(job: Job) -> str:
 
 def test_an_agent_of_a_newer_generation_stops_the_coordinator_and_is_left_alone() -> None:
     job = from_backup()
-    comes(job, "n0", 2)
+    reconnect(job, "n0", 2)
     assert stopped(job) == "node n0 is in generation 2, and the store ends with generation 1"
     assert isinstance(job.last[0], Persist), "the write finds out whether another coordinator leads"
     assert not [one for one in job.last if isinstance(one, Send | Broadcast | Close | Emit)]
@@ -46,14 +46,14 @@ def test_a_second_generation_of_the_same_number_hides_nothing() -> None:
     """The outdated coordinator started generations of its own; an agent in the first one of that number is newer."""
     job = from_backup()
     job.machine.transaction.change(generation=5)
-    comes(job, "n1", 5, heard_term=1)
+    reconnect(job, "n1", 5, heard_term=1)
     assert stopped(job)
 
 
 def test_agents_of_the_same_generation_go_on() -> None:
     job = from_backup()
     for node in ("n0", "n1"):
-        comes(job, node, 1)
+        reconnect(job, node, 1)
         assert not stopped(job)
     assert job.machine.state == "running"
 
@@ -61,8 +61,8 @@ def test_agents_of_the_same_generation_go_on() -> None:
 def test_once_all_members_have_confirmed_the_record_no_agent_stops_the_coordinator() -> None:
     job = from_backup()
     for node in ("n0", "n1"):
-        comes(job, node, 1)
-    comes(job, "n7", 40)
+        reconnect(job, node, 1)
+    reconnect(job, "n7", 40)
     assert not stopped(job)
 
 
@@ -70,20 +70,20 @@ def test_a_lost_store_stops_at_an_agent_that_trains() -> None:
     job = Job(nodes=2)
     job.records.append(Record(schema=SCHEMA, job="job", term=1, identity="fedcba9876543210"))
     job.boot()
-    comes(job, "n0", 3)
+    reconnect(job, "n0", 3)
     assert stopped(job) == "node n0 is in generation 3, and the store ends with generation 0"
 
 
 def test_an_agent_of_another_job_of_that_name_stops_no_job_that_has_begun() -> None:
     job = from_backup()
-    comes(job, "n7", 40, identity="fedcba9876543210")
+    reconnect(job, "n7", 40, identity="fedcba9876543210")
     assert not stopped(job)
 
 
 def test_a_newer_term_alone_is_no_newer_generation() -> None:
     """A coordinator with an older store was seen; this coordinator leads, and continues with a higher term."""
     job = from_backup()
-    comes(job, "n0", 1, term=9)
+    reconnect(job, "n0", 1, term=9)
     assert not stopped(job)
     assert job.machine.record.term == 10
     assert isinstance(job.last[0], Persist)
@@ -95,7 +95,7 @@ def test_a_newer_term_alone_is_no_newer_generation() -> None:
 
 def test_a_newer_term_of_another_job_is_left_alone() -> None:
     job = from_backup()
-    comes(job, "n0", 1, term=9, identity="fedcba9876543210")
+    reconnect(job, "n0", 1, term=9, identity="fedcba9876543210")
     assert [type(one) for one in job.last] == [Close]
 
 

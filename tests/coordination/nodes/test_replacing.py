@@ -23,11 +23,11 @@ def beside(policy: Policy = "auto", *, warm: bool = True) -> Job:
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy)))
     job.start()
     job.step(1)
-    come(job, "s0", warm=warm)
+    add_standby(job, "s0", warm=warm)
     return job
 
 
-def come(job: Job, name: str, *, warm: bool = True, rack: str = "", zone: str = "") -> None:
+def add_standby(job: Job, name: str, *, warm: bool = True, rack: str = "", zone: str = "") -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True, rack=rack, zone=zone))
     job.say(attach(w(name)))
     if warm:
@@ -191,7 +191,7 @@ def test_whoever_has_come_meanwhile_fills_the_place_and_the_standby_stays_one() 
 
 def test_it_is_lost_itself_while_the_others_report_and_another_takes_the_place() -> None:
     job = beside()
-    come(job, "s1")
+    add_standby(job, "s1")
     job.lose("n1")
     job.report("n0", 1)
     job.lose("s0")
@@ -208,8 +208,8 @@ def test_one_of_the_same_rack_comes_first_and_the_event_says_so() -> None:
     for index in range(3):
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
-    come(job, "s0", rack="r0")
-    come(job, "s1", rack="r1")
+    add_standby(job, "s0", rack="r0")
+    add_standby(job, "s1", rack="r1")
     job.lose("n1")
     job.report("n0", 1)
     job.report("n2", 1)
@@ -242,7 +242,7 @@ def test_one_of_the_rack_comes_before_one_of_the_zone_and_that_before_others(
         job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     for index, (rack, zone) in enumerate(places):
-        come(job, f"s{index}", rack=rack, zone=zone)
+        add_standby(job, f"s{index}", rack=rack, zone=zone)
     job.lose("n1")
     job.report("n0", 1)
     job.report("n2", 1)
@@ -279,8 +279,8 @@ def take_over(job: Job, *names: str, generation: int, standbys: tuple[str, ...] 
 
 def test_the_zone_of_one_that_was_lost_is_known_to_a_later_coordinator() -> None:
     job = in_zones()
-    come(job, "s0", zone="z0")
-    come(job, "s1", zone="z1")
+    add_standby(job, "s0", zone="z0")
+    add_standby(job, "s1", zone="z1")
     take_over(job, "n0", "n2", generation=1, standbys=("s0", "s1"))
     for _ in range(20):
         job.tick(0.2)
@@ -304,7 +304,7 @@ def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> Non
     if later:
         take_over(job, "n0", "n2", generation=2)
     for name in ("s0", "s1"):
-        come(job, name, zone=f"z{name[-1]}", warm=False)
+        add_standby(job, name, zone=f"z{name[-1]}", warm=False)
     for name in ("s0", "s1"):  # both become warm while the step passes
         job.machine.context.standbys.on_warmed(job.machine.members.nodes[name], msg.Warmed(worker=w(name), seconds=0.5))
     job.step(2, "n0", "n2", generation=2)
@@ -356,7 +356,7 @@ def test_where_nobody_is_left_it_goes_on_alone() -> None:
 
 def test_a_promoted_one_that_was_warm_starts_no_job() -> None:
     job = Job().start()
-    come(job, "s0")
+    add_standby(job, "s0")
     for name in ("n0", "n1", "n2"):
         job.lose(name)
     assert job.machine.record.plan is None

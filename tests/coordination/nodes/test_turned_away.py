@@ -25,7 +25,7 @@ def a_job_of_two() -> Job:
     return job
 
 
-def comes(job: Job, node: str, **fields: object) -> msg.EndNode:
+def connect_unfit(job: Job, node: str, **fields: object) -> msg.EndNode:
     """Connect a node that does not fit; return the order that ends it."""
     job.connect(hello(node))
     job.say(msgspec.structs.replace(attach(w(node)), **fields))
@@ -48,7 +48,7 @@ def told_of(job: Job, node: str) -> list[str]:
 @pytest.mark.parametrize("how", ["its connection ends", "it says no more"])
 def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, object], how: str) -> None:
     job = a_job_of_two()
-    end = comes(job, "n2", **fields)
+    end = connect_unfit(job, "n2", **fields)
     assert (end.exit_code, end.alone) == (2, True)
     assert "node n2 does not fit the job" in end.why or "takes 2 workers" in end.why
     (refused,) = job.said(ev.NodeRefused)
@@ -68,7 +68,7 @@ def test_one_that_does_not_fit_at_the_begin_is_what_the_job_waits_for() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
-    comes(job, "n1", config={"model": "large"})
+    connect_unfit(job, "n1", config={"model": "large"})
     job.tick(0.5)
     (waits,) = job.said(ev.JobWaiting)
     assert (waits.nodes, waits.why) == (1, "node n1 does not fit the job: model is large, the job's is small")
@@ -89,7 +89,7 @@ def test_one_whose_script_says_bad_input_has_neither_failed_nor_left() -> None:
 
 def test_one_that_fits_once_it_comes_again_joins() -> None:
     job = a_job_of_two()
-    comes(job, "n2", config={"model": "large"})
+    connect_unfit(job, "n2", config={"model": "large"})
     job.connect(hello("n2", session="0000beef"))
     assert job.sent(msg.Welcome)
     job.say(attach(w("n2", "b")))

@@ -12,7 +12,7 @@ from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
 
 
-def waits(name: str = "s0", *kept: msg.WorkerMessage, pid: int = 1, digest: str = "script") -> msg.Hello:
+def standby_hello(name: str = "s0", *kept: msg.WorkerMessage, pid: int = 1, digest: str = "script") -> msg.Hello:
     return msgspec.structs.replace(hello(name, kept=kept), standby=True, agent_pid=pid, digest=digest)
 
 
@@ -28,14 +28,14 @@ def with_standby() -> Job:
     """Return a job of three training nodes, with a standby that was told to warm up."""
     job = Job().start()
     job.step(1)
-    job.connect(waits())
+    job.connect(standby_hello())
     job.say(attach(w("s0")))
     return job
 
 
 def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
     job = Job().boot()
-    job.connect(waits())
+    job.connect(standby_hello())
     job.say(attach(w("s0"), model="other"))
     for name in ("n0", "n1"):
         job.connect(hello(name))
@@ -53,7 +53,7 @@ def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
 def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
     job = Job()
     job.boot()
-    job.connect(waits())
+    job.connect(standby_hello())
     job.say(attach(w("s0")))
     for index in range(3):
         job.connect(hello(f"n{index}"))
@@ -68,7 +68,7 @@ def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
     assert (ready.node, ready.roles, ready.warm_s) == ("s0", 1, 0.5)
     job.step(1)
     job.boot(takeover=True)
-    job.connect(waits("s0", attach(w("s0")), warmed()))
+    job.connect(standby_hello("s0", attach(w("s0")), warmed()))
     assert not job.said(ev.StandbyReady), "the standby is already known to be warm"
     assert job.machine.context.standbys.ready("s0")
     assert not job.orders(msg.Warm)
@@ -110,14 +110,14 @@ def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> 
     (failed,) = job.said(ev.StandbyFailed)
     assert failed.tries == 1
     for tries in (2, MAX_TRIES):
-        job.connect(waits("s0", attach(w("s0"))))
+        job.connect(standby_hello("s0", attach(w("s0"))))
         assert job.orders(msg.Warm)
         job.lose("s0")
         assert job.said(ev.StandbyFailed)[0].tries == tries
-    job.connect(waits("s0", attach(w("s0"))))
+    job.connect(standby_hello("s0", attach(w("s0"))))
     assert not job.orders(msg.Warm)
     job.lose("s0")
-    job.connect(waits("s0", attach(w("s0", "b")), pid=9))
+    job.connect(standby_hello("s0", attach(w("s0", "b")), pid=9))
     assert job.orders(msg.Warm)
 
 
@@ -155,7 +155,7 @@ def test_a_warm_up_has_a_limit() -> None:
 def test_one_that_does_not_fit_is_told_what_differs() -> None:
     job = Job().start()
     job.step(1)
-    job.connect(waits())
+    job.connect(standby_hello())
     job.say(attach(w("s0"), model="large"))
     (end,) = job.sent(msg.EndNode)
     assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
@@ -164,14 +164,14 @@ def test_one_that_does_not_fit_is_told_what_differs() -> None:
     assert not failed.again
     job.lose("s0")
     assert not job.said(ev.StandbyFailed)
-    job.connect(waits(digest="another"))
+    job.connect(standby_hello(digest="another"))
     (refused,) = job.sent(msg.Refused)
     assert refused.exit_code == EXIT_BAD_INPUT
 
 
 def test_one_that_came_before_the_job_began_is_compared_with_it_then() -> None:
     job = Job().boot()
-    job.connect(waits(digest="another"))
+    job.connect(standby_hello(digest="another"))
     job.say(attach(w("s0")))
     for index in range(3):
         job.connect(hello(f"n{index}"))
@@ -207,7 +207,7 @@ def test_it_is_let_go_at_the_jobs_end() -> None:
 def test_one_with_other_places_than_any_node_of_the_job_is_refused() -> None:
     job = Job().start()
     job.step(1)
-    job.connect(msgspec.structs.replace(waits(), workers=2))
+    job.connect(msgspec.structs.replace(standby_hello(), workers=2))
     job.say(attach(w("s0")))
     (end,) = job.sent(msg.EndNode)
     assert "workers per node are 2, the job's are 1" in end.why
@@ -217,7 +217,7 @@ def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
     job = with_standby()
     for name in ("n0", "n1", "n2"):
         job.say(msg.Finished(worker=w(name), generation=1, step=1))
-    job.connect(msgspec.structs.replace(waits("s1"), workers=2))
+    job.connect(msgspec.structs.replace(standby_hello("s1"), workers=2))
     job.say(attach(w("s1")))
     assert not job.said(ev.StandbyFailed)
 
@@ -226,7 +226,7 @@ def test_one_that_comes_again_as_a_standby_is_not_waited_for_where_it_was_to_rep
     job = Job(nodes=2).boot()
     job.connect(hello("n1"))
     job.machine.context.disconnected.replace_workers(["n1"], "the pool has it join")
-    job.connect(waits("n1"))
+    job.connect(standby_hello("n1"))
     job.say(attach(w("n1")))
     for name in ("n0", "n2"):
         job.connect(hello(name))

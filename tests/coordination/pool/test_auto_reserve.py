@@ -160,7 +160,7 @@ def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> 
 FOUR = JobPace(step_s={1: 8.0, 2: 4.0, 4: 2.0, 8: 2.0}, micro_batches=4, samples=4, workers=1, flop_per_sample=1e12)
 
 
-def settle(pool: PlayedPool, *jobs: str) -> None:
+def report_states(pool: PlayedPool, *jobs: str) -> None:
     for _ in range(5):
         for job in jobs:
             pool.stands(job)
@@ -173,7 +173,7 @@ def kept_back(pool: PlayedPool) -> list[int]:
 def played(nodes: int = 6) -> PlayedPool:
     pool = PlayedPool(nodes, policy="waf", auto_reserve=True)
     pool.submit("one", 4, most=4)
-    settle(pool, "one")
+    report_states(pool, "one")
     return pool
 
 
@@ -191,7 +191,7 @@ def test_a_pool_keeps_back_what_its_job_has_no_use_for_and_says_why() -> None:
 def test_it_gives_way_to_a_job_that_comes() -> None:
     pool = played()
     pool.submit("two", 2, most=2)
-    settle(pool, "one", "two")
+    report_states(pool, "one", "two")
     assert pool.pool.state.reserve == 0
     assert len(pool.nodes_of("two")) == 2
     assert kept_back(pool)[-1] == 0

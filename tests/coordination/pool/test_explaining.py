@@ -24,28 +24,28 @@ def waiting(name: str, least: int, most: int = 8) -> Bid:
     return Bid(name=name, order=int(name[1:]), least=least, most=most)
 
 
-def said(policy: str, nodes: int, *bids: Bid, of: str) -> list[str]:
+def remedies(policy: str, nodes: int, *bids: Bid, of: str) -> list[str]:
     return find_remedies(POLICIES[policy], Demand(nodes=nodes, bids=bids), of)
 
 
 def test_all_that_would_do() -> None:
     jobs = (running("j1", 3, 3), running("j2", 3, 2), waiting("j3", 4))
-    assert said("equal", 6, *jobs, of="j3") == ["3 more nodes", "if it asked for 1 node", "the end of j1"]
+    assert remedies("equal", 6, *jobs, of="j3") == ["3 more nodes", "if it asked for 1 node", "the end of j1"]
 
 
 def test_who_is_behind_another_needs_room_for_both() -> None:
     jobs = (running("j1", 4, 4), waiting("j2", 3), waiting("j3", 1))
-    assert said("equal", 4, *jobs, of="j3") == ["4 more nodes", "the end of j1"]
+    assert remedies("equal", 4, *jobs, of="j3") == ["4 more nodes", "the end of j1"]
 
 
 def test_a_sized_job_could_ask_for_less() -> None:
     jobs = (running("j1", 4, 1, most=4), waiting("j2", 1, most=4))
-    assert said("sized", 7, *jobs, of="j2") == ["1 more node", "if it asked for 3 nodes", "the end of j1"]
+    assert remedies("sized", 7, *jobs, of="j2") == ["1 more node", "if it asked for 3 nodes", "the end of j1"]
 
 
 def test_one_that_does_not_wait_is_told_nothing() -> None:
-    assert said("equal", 4, waiting("j1", 2), of="j1") == []
-    assert said("equal", 4, waiting("j1", 2), of="j9") == []
+    assert remedies("equal", 4, waiting("j1", 2), of="j1") == []
+    assert remedies("equal", 4, waiting("j1", 2), of="j9") == []
 
 
 @given(st.sampled_from(list(POLICIES.values())), demands())
@@ -63,7 +63,7 @@ def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, dema
 def test_a_job_that_asks_for_a_billion_nodes_is_explained_at_once() -> None:
     """A submitted job of this size must not make the pool's server count to a billion."""
     began = time.process_time()
-    assert said("equal", 8, waiting("j1", 10**9, 10**9), of="j1") == ["if it asked for 8 nodes"]
+    assert remedies("equal", 8, waiting("j1", 10**9, 10**9), of="j1") == ["if it asked for 8 nodes"]
     greedy = (waiting("j1", 1, 10**9), replace(waiting("j2", 9, 10**9), preemptible=True))
-    assert said("equal", 8, *greedy, of="j2") == []
+    assert remedies("equal", 8, *greedy, of="j2") == []
     assert time.process_time() - began < 5.0

@@ -32,12 +32,12 @@ def measured(demand: Demand, draw: st.DataObject, *, queued: bool = False) -> De
         )
         for bid in demand.bids
     )
-    bids = tuple(replace(bid, had=bid.has) if bid.admitted else _waits(bid) for bid in bids)
+    bids = tuple(replace(bid, had=bid.has) if bid.admitted else _queued(bid) for bid in bids)
     nodes = max(demand.nodes, sum(bid.has + bid.waiting for bid in bids)) + 1
     return replace(demand, bids=bids, nodes=nodes, failure_rate=1e-6)
 
 
-def _waits(bid: Bid) -> Bid:
+def _queued(bid: Bid) -> Bid:
     return replace(bid, has=0, had=0, waiting=0, achieves=())
 
 

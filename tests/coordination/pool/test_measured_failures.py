@@ -16,7 +16,7 @@ from holdfast.protocol.pool.events import PlanDecided
 from holdfast.protocol.pool.sharing import JobCosts, JobState
 
 
-def stands(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] = frozenset()) -> None:
+def report_costs(pool: PlayedPool, job: str, costs: JobCosts, without: frozenset[str] = frozenset()) -> None:
     told = pool.job_told[job]
     held = frozenset(number for node, number in told.grants.items() if node not in without)
     pool.feed(
@@ -45,7 +45,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     bid = bid_of(pool, "one")
     assert (bid.change_s, bid.hit_s) == (GUESSED_CHANGE_S, GUESSED_CHANGE_S)
     costs = JobCosts(hit_s=30.0)
-    stands(pool, "one", costs)
+    report_costs(pool, "one", costs)
     bid = bid_of(pool, "one")
     assert (bid.change_s, bid.hit_s) == (2.0, 30.0)
     lost = frozenset({min(pool.nodes_of("one"))})
@@ -53,7 +53,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     if foreseen:
         pool.foresee()
     pool.go(min(lost))
-    stands(pool, "one", costs, lost)
+    report_costs(pool, "one", costs, lost)
     plan = pool.of_kind(PlanDecided)[-1]
     assert plan.source == ("table" if foreseen else "solved")
     # The cost is the guessed throughput of four nodes for 30 s, not for the 2 s of a move.
@@ -81,7 +81,7 @@ def test_what_going_back_has_cost_and_how_often_it_saves_take_the_place_of_guess
     pool = played()
 
     def undone(costs: JobCosts) -> float:
-        stands(pool, "one", costs)
+        report_costs(pool, "one", costs)
         return bid_of(pool, "one").lost_share[1]
 
     guessed = undone(JobCosts())
@@ -122,7 +122,7 @@ def test_they_are_told_under_any_policy_and_by_the_next_server(policy: str) -> N
 
 def test_nothing_is_kept_of_a_job_that_is_over() -> None:
     pool = played()
-    stands(pool, "one", JobCosts(hit_s=3.0))
+    report_costs(pool, "one", JobCosts(hit_s=3.0))
     assert pool.pool.state.costs["one"].hit_s == 3.0
     pool.stands("one", without=pool.nodes_of("one"), standing="finished")
     assert "one" not in pool.pool.state.costs

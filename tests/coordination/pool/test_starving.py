@@ -30,16 +30,16 @@ def played(*weights: float, nodes: int = 4, least: int = 1, saves: bool = True, 
     pool = PlayedPool(nodes, policy="waf", starves=starves)
     for number, weight in enumerate(weights, 1):
         pool.submit(f"j{number}", least, saves=saves, weight=weight)
-        settle(pool, number)
+        execute_orders(pool, number)
     for number in range(1, len(weights) + 1):
         if f"j{number}" in pool.job_told and pool.state_of(f"j{number}") == "admitted":
             pool.stands(f"j{number}", pace=LINEAR)
-    settle(pool, len(weights))
+    execute_orders(pool, len(weights))
     pool.lives(61)
     return pool
 
 
-def settle(pool: PlayedPool, jobs: int = 2) -> None:
+def execute_orders(pool: PlayedPool, jobs: int = 2) -> None:
     """Make the jobs execute the pool's orders."""
     for _ in range(6):
         for number in range(1, jobs + 1):
@@ -59,7 +59,7 @@ def suspended(pool: PlayedPool) -> int:
     return len(pool.of_kind(ev.JobSuspended))
 
 
-def told(pool: PlayedPool, name: str) -> tuple[str, str]:
+def user_state(pool: PlayedPool, name: str) -> tuple[str, str]:
     job = pool.record.jobs[name]
     return job.user_state, job.why
 
@@ -69,9 +69,9 @@ def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_wei
     assert all(had(pool)), "two equal jobs both keep nodes"
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     assert pool.state_of("j1") == "suspending"
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [0, 4]
-    state, why = told(pool, "j1")
+    state, why = user_state(pool, "j1")
     assert state == "waiting"
     assert "worth more to j2 (1)" in why
     assert "times its weight would do" in why
@@ -82,51 +82,51 @@ def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_wei
 def test_so_many_times_its_weight_would_do() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
-    times = float(told(pool, "j1")[1].split("; ")[1].split(" ")[0])
+    execute_orders(pool)
+    times = float(user_state(pool, "j1")[1].split("; ")[1].split(" ")[0])
     pool.feed(UpdateJob("j1", {"weight": times * 0.9}))
-    settle(pool)
+    execute_orders(pool)
     assert had(pool)[0] == 0
     pool.feed(UpdateJob("j1", {"weight": times * 1.1}))
-    settle(pool)
+    execute_orders(pool)
     assert had(pool)[0] > 0
 
 
 def test_it_begins_again_where_the_other_is_over() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     pool.stands("j2", without=set(pool.nodes_of("j2")), standing="finished")
-    settle(pool, 1)
+    execute_orders(pool, 1)
     assert had(pool, 1) == [4]
-    assert told(pool, "j1") == ("admitted", "")
+    assert user_state(pool, "j1") == ("admitted", "")
 
 
 def test_what_is_measured_takes_nobody_out_and_brings_nobody_in() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     before = suspended(pool)
     for factor in (2.0, 0.5, 5.0, 0.2, 2.0):
         slower = replace(LINEAR, step_s={nodes: seconds * factor for nodes, seconds in LINEAR.step_s.items()})
         pool.stands("j2", pace=slower)
-        settle(pool)
+        execute_orders(pool)
     assert suspended(pool) == before
-    assert told(pool, "j1")[0] == "waiting"
+    assert user_state(pool, "j1")[0] == "waiting"
     assert had(pool) == [0, 4]
 
 
 def test_a_node_that_comes_and_goes_starves_nobody_anew() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     before = suspended(pool)
     for number in range(5):
         lost = min(pool.nodes_of("j2"))
         pool.go(lost)
         pool.stands("j2", without={lost})
         pool.come(lost, session=f"s{number}")
-        settle(pool)
+        execute_orders(pool)
     assert suspended(pool) == before
     assert had(pool) == [0, 4]
 
@@ -134,14 +134,14 @@ def test_a_node_that_comes_and_goes_starves_nobody_anew() -> None:
 def test_a_job_that_keeps_nothing_of_what_it_has_done_is_left_its_least() -> None:
     pool = played(1.0, 1.0, saves=False)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [1, 3]
 
 
 def test_without_the_option_it_keeps_its_least_and_the_plan_says_whom_it_would_have_starved() -> None:
     pool = played(1.0, 1.0, starves=False)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [1, 3]
     plan = pool.of_kind(ev.PlanDecided)[-1]
     assert list(plan.starved) == ["j1"]
@@ -151,15 +151,15 @@ def test_without_the_option_it_keeps_its_least_and_the_plan_says_whom_it_would_h
 def test_a_newcomer_of_great_weight_is_begun_at_once_and_one_of_little_weight_waits_for_its_time() -> None:
     pool = played(1.0)
     pool.submit("j2", 4, weight=5.0)
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [0, 4]
     pool.stands("j2", pace=LINEAR)
     pool.lives(61)
     pool.submit("j3", 1, weight=0.1)
-    settle(pool, 3)
+    execute_orders(pool, 3)
     assert had(pool, 3) == [0, 4, 0]
-    assert told(pool, "j3")[0] == "queued"
-    assert "worth more to j2" in told(pool, "j3")[1]
+    assert user_state(pool, "j3")[0] == "queued"
+    assert "worth more to j2" in user_state(pool, "j3")[1]
 
 
 def test_a_job_that_was_just_begun_stays_for_a_minute() -> None:
@@ -168,24 +168,24 @@ def test_a_job_that_was_just_begun_stays_for_a_minute() -> None:
         pool.submit(name, weight=weight)
         pool.stands(name)
         pool.stands(name, pace=LINEAR)
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [1, 3]
     pool.lives(61)
-    settle(pool)
+    execute_orders(pool)
     assert had(pool) == [0, 4]
 
 
 def test_a_server_that_comes_later_keeps_it_waiting() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
-    settle(pool)
+    execute_orders(pool)
     nodes = sorted(pool.connections)
     pool.restart()
     for node in nodes:
         pool.come(node)
     pool.tick()
-    settle(pool)
-    assert told(pool, "j1")[0] == "waiting"
+    execute_orders(pool)
+    assert user_state(pool, "j1")[0] == "waiting"
     assert had(pool) == [0, 4]
 
 

@@ -17,7 +17,7 @@ def evaluated(job: Job) -> list[ev.Evaluated]:
     return [event for event in job.events if isinstance(event, ev.Evaluated)]
 
 
-def told(job: Job) -> list[tuple[str, int]]:
+def reported_evaluations(job: Job) -> list[tuple[str, int]]:
     return [(event.name, event.step) for event in evaluated(job)]
 
 
@@ -29,7 +29,7 @@ def test_each_is_told_once_and_in_order() -> None:
     job.say(done(w("n1"), 1))
     job.say(done(w("n1"), 1, 2))
     job.say(done(w("n0"), 1, 2))
-    assert told(job) == [("eval", 1), ("eval", 2)]
+    assert reported_evaluations(job) == [("eval", 1), ("eval", 2)]
     assert [event.metrics for event in evaluated(job)] == [{"loss": 0.5}] * 2
 
 
@@ -41,9 +41,9 @@ def test_a_coordinator_that_comes_later_knows_what_was_told() -> None:
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1), done(w("n0"), 1))
     job.connect(hello("n0", kept, term=1))
     job.connect(hello("n1", (attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=1)), term=1))
-    assert told(job) == [("eval", 1)]
+    assert reported_evaluations(job) == [("eval", 1)]
     job.say(done(w("n1"), 1, 2))
-    assert told(job) == [("eval", 1), ("eval", 2)]
+    assert reported_evaluations(job) == [("eval", 1), ("eval", 2)]
 
 
 def test_what_a_roll_back_undoes_is_told_again() -> None:
@@ -53,7 +53,7 @@ def test_what_a_roll_back_undoes_is_told_again() -> None:
     job.machine.context.evaluations.rolled_back(0)
     assert dict(job.machine.record.evaluated) == {"eval": 0}
     job.say(done(w("n0"), 1, value=0.7))
-    assert told(job) == [("eval", 1), ("eval", 1)]
+    assert reported_evaluations(job) == [("eval", 1), ("eval", 1)]
 
 
 def test_what_is_no_number_is_null() -> None:
@@ -68,4 +68,4 @@ def test_a_stranger_s_word_and_one_of_a_generation_to_come_do_not_count() -> Non
     job.step(1)
     job.say(done(w("n0"), 1, generation=9))
     job.say(done("n0/0/ffff", 1))
-    assert told(job) == []
+    assert reported_evaluations(job) == []

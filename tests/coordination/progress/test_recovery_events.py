@@ -17,7 +17,7 @@ def _enter(job: Job, *nodes: str, generation: int, at: int) -> None:
         job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
 
 
-def _told(failure: ev.FailureDetected) -> tuple[str, str, int, int | None, str | None]:
+def fields_of(failure: ev.FailureDetected) -> tuple[str, str, int, int | None, str | None]:
     return failure.node, failure.detector, failure.severity, failure.step, failure.phase
 
 
@@ -27,7 +27,7 @@ def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_
     job.now += 1.0
     job.lose("n2")
     (failure,) = job.said(ev.FailureDetected)
-    assert _told(failure) == ("n2", "node_health", 1, None, None)
+    assert fields_of(failure) == ("n2", "node_health", 1, None, None)
     assert failure.category == "lost_connection"
     job.now += 0.25
     job.report("n0", 1, Phase.REDUCING, summed=(0, 3))
@@ -52,7 +52,7 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
     for node, summed in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
         job.report(node, 1, Phase.REDUCING, summed=summed)
     (failure,) = job.said(ev.FailureDetected)
-    assert _told(failure) == ("n1", "exception", 3, 2, "reducing")
+    assert fields_of(failure) == ("n1", "exception", 3, 2, "reducing")
     assert failure.category == "network_error"
     _enter(job, "n0", "n1", "n2", generation=2, at=1)
     job.step(2, generation=2)
@@ -79,7 +79,7 @@ def test_a_process_that_ends_starts_again() -> None:
     job = Job().start()
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
     (failure,) = job.said(ev.FailureDetected)
-    assert _told(failure) == ("n1", "process", 2, None, None)
+    assert fields_of(failure) == ("n1", "process", 2, None, None)
     assert failure.category == "exited_abnormally"
 
 
@@ -89,7 +89,7 @@ def test_a_process_that_dies_of_its_machine_takes_the_node_out() -> None:
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.EXCEPTION, detail=detail, exit_code=1))
     (failure,) = job.said(ev.FailureDetected)
-    assert _told(failure) == ("n1", "exception", 1, None, None)
+    assert fields_of(failure) == ("n1", "exception", 1, None, None)
     assert failure.category == "ecc_error"
 
 
@@ -112,4 +112,4 @@ def test_a_member_that_others_wait_for_is_told_with_the_place_where_it_stands() 
     job.report("n1", 1, Phase.COMPUTE)
     job.report("n2", 1, Phase.REDUCING)
     (failure,) = job.said(ev.FailureDetected)
-    assert _told(failure) == ("n1", "timeout", 1, 2, "compute")
+    assert fields_of(failure) == ("n1", "timeout", 1, 2, "compute")

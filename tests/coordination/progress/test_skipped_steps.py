@@ -25,7 +25,7 @@ def job(at_most: int = 3, *, saves: bool = False) -> Job:
     return Job(spec=JobSpec(recovery=RecoverySpec(max_skipped_steps=at_most))).start(saves=saves)
 
 
-def take(job: Job, step: int, v: Commit, generation: int = 1) -> None:
+def apply_step(job: Job, step: int, v: Commit, generation: int = 1) -> None:
     for node in NODES:
         job.say(applied(w(node), generation, step, v))
 
@@ -40,11 +40,11 @@ def failed(job: Job) -> list[str]:
 
 def test_the_first_one_is_reported_and_asks_for_a_person() -> None:
     one = job()
-    take(one, 1, commit())
-    take(one, 2, BAD)
+    apply_step(one, 1, commit())
+    apply_step(one, 2, BAD)
     (skipped,) = [event for event in one.events if isinstance(event, ev.StepSkipped)]
     assert skipped.why == "7 elements of the gradients are NaN or infinite; the loss is nan"
-    take(one, 3, BAD)
+    apply_step(one, 3, BAD)
     assert rows(one) == [(2, 1), (3, 2)]
     asked = [event for event in one.events if isinstance(event, ev.ActionRequested)]
     assert [(event.about, event.about_seq) for event in asked] == [("step_skipped", skipped.seq)]
@@ -52,7 +52,7 @@ def test_the_first_one_is_reported_and_asks_for_a_person() -> None:
 
 def test_it_is_in_the_record_before_a_coordinator_can_be_lost() -> None:
     one = job()
-    take(one, 1, BAD)
+    apply_step(one, 1, BAD)
     assert any(isinstance(event, ev.StepSkipped) for event in one.records[-1].outbox)
 
 
@@ -60,7 +60,7 @@ def test_so_many_in_a_row_end_the_job_which_names_the_last_good_step() -> None:
     one = job(3)
     for step, v in enumerate((commit(), BAD, BAD, BAD), 1):
         assert failed(one) == []
-        take(one, step, v)
+        apply_step(one, step, v)
     (why,) = failed(one)
     assert why.startswith("3 steps in a row were skipped")
     assert "the last good step is 1" in why
@@ -71,7 +71,7 @@ def test_so_many_in_a_row_end_the_job_which_names_the_last_good_step() -> None:
 def test_where_checkpoints_are_kept_all_stop_first_to_have_them_counted() -> None:
     one = job(2, saves=True)
     for step, v in enumerate((commit(), BAD, BAD), 1):
-        take(one, step, v)
+        apply_step(one, step, v)
     assert one.kinds.count("Stop") == 3
     for node in NODES:
         one.report(node, 3)
@@ -82,7 +82,7 @@ def test_where_checkpoints_are_kept_all_stop_first_to_have_them_counted() -> Non
 def test_fewer_in_a_row_or_no_limit_end_nothing(at_most: int) -> None:
     one = job(at_most)
     for step, v in enumerate((BAD, BAD, BAD, commit(), BAD, BAD, BAD), 1):
-        take(one, step, v)
+        apply_step(one, step, v)
     assert rows(one) == [(1, 1), (2, 2), (3, 3), (5, 1), (6, 2), (7, 3)]
     assert failed(one) == []
 
@@ -90,18 +90,18 @@ def test_fewer_in_a_row_or_no_limit_end_nothing(at_most: int) -> None:
 def test_steps_that_a_loss_scale_skips_neither_count_nor_break_the_row() -> None:
     one = job(3)
     for step, v in enumerate((OVERFLOW, OVERFLOW, OVERFLOW, BAD, OVERFLOW, BAD), 1):
-        take(one, step, v)
+        apply_step(one, step, v)
     assert rows(one) == [(4, 1), (6, 2)]
     assert failed(one) == []
     assert [event.overflow for event in one.events if isinstance(event, ev.StepCommitted)][3:5] == [False, True]
-    take(one, 7, BAD)
+    apply_step(one, 7, BAD)
     assert len(failed(one)) == 1
 
 
 def test_another_coordinator_goes_on_counting() -> None:
     one = job(3)
-    take(one, 1, BAD)
-    take(one, 2, BAD)
+    apply_step(one, 1, BAD)
+    apply_step(one, 2, BAD)
     position = one.machine.transaction.position
     assert position.skipped_in_a_row == 2
     assert position.after(one.events[-1]).skipped_in_a_row == 2
@@ -109,7 +109,7 @@ def test_another_coordinator_goes_on_counting() -> None:
 
 def test_a_roll_back_begins_a_new_row() -> None:
     one = job(3)
-    take(one, 1, BAD)
+    apply_step(one, 1, BAD)
     back = ev.RolledBack(time=1.0, job="j", term=1, generation=2, seq=9, to_step=0, why="w")
     assert one.machine.transaction.position.after(back).skipped_in_a_row == 0
 
@@ -117,7 +117,7 @@ def test_a_roll_back_begins_a_new_row() -> None:
 def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_nothing() -> None:
     one = job(2)
     for step, loss in enumerate((1.0, inf, -inf, 1.0, nan), 1):
-        take(one, step, commit(loss))
+        apply_step(one, step, commit(loss))
     told = [event for event in one.events if isinstance(event, ev.LossNotFinite)]
     assert [(event.step, event.loss) for event in told] == [(2, "inf"), (5, "nan")]
     assert rows(one) == []
@@ -125,7 +125,7 @@ def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_
 
 def test_a_first_loss_that_is_infinite_is_reported() -> None:
     one = job()
-    take(one, 1, commit(inf))
+    apply_step(one, 1, commit(inf))
     assert [event.step for event in one.events if isinstance(event, ev.LossNotFinite)] == [1]
 
 
@@ -137,7 +137,7 @@ def swap_at(job: Job, step: int, v: Commit) -> None:
     assert pending is not None
     for worker in pending.workers:
         job.say(msg.Prepared(worker=worker, generation=pending.generation))
-    take(job, step, msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
+    apply_step(job, step, msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
 
 
 def finish(job: Job, step: int, *nodes: str) -> None:
@@ -149,7 +149,7 @@ def finish(job: Job, step: int, *nodes: str) -> None:
 def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped_steps(at_most: int) -> None:
     """The members ended their loops, and never entered the generation that began with their last step."""
     one = job(at_most)
-    take(one, 1, BAD)
+    apply_step(one, 1, BAD)
     swap_at(one, 2, BAD)
     assert one.machine.transaction.generation == 2
     finish(one, 2, *NODES, "n3")
@@ -161,8 +161,8 @@ def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped
 def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> None:
     """The job was killed while it saved; its record has the plan under which too many steps were skipped."""
     one = job(2, saves=True)
-    take(one, 1, BAD)
-    take(one, 2, BAD)
+    apply_step(one, 1, BAD)
+    apply_step(one, 2, BAD)
     assert one.machine.context.closing.under_way
     one.boot()
     one.tick(0.1)
@@ -179,7 +179,7 @@ def left(node: str, step: int) -> msg.WorkerDown:
 def test_scripts_that_have_left_their_loops_at_a_swap_fail_the_job_too() -> None:
     """n3 waits for a state that no process holds any longer."""
     one = job(2)
-    take(one, 1, BAD)
+    apply_step(one, 1, BAD)
     swap_at(one, 2, BAD)
     for node in NODES:
         one.tell(node, left(node, 2))

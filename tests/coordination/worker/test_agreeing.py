@@ -170,7 +170,7 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
     match what:
         case "hears":
             order = place.orders.pop(0)
-            hear(unit, name, machine.on_order(order))
+            record_reports(unit, name, machine.on_order(order))
             if isinstance(order, msg.Begin):
                 unit.begun[machine.generation, name] = tuple(sorted(machine._share.summed))  # pyright: ignore[reportPrivateUsage]
         case "proposes":
@@ -201,7 +201,7 @@ def step(unit: Unit, name: str, place: Place, what: str) -> None:
             go_on(unit, name, place)
 
 
-def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
+def record_reports(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
     for report in (i.message for i in said if isinstance(i, tasks.SendToCoordinator)):
         if isinstance(report, msg.Report):
             unit.reports[name] = report
@@ -210,7 +210,7 @@ def hear(unit: Unit, name: str, said: list[tasks.WorkerInstruction]) -> None:
 def settle_state(unit: Unit, name: str, place: Place, *, adopts: bool) -> None:
     """Settle a proposal about a state: adopt it now if the worker has kept its own until now."""
     if place.machine.phase is Phase.ADOPTING:
-        hear(unit, name, place.machine.finish_receive([], 1) if adopts else place.machine.cancel_adoption())
+        record_reports(unit, name, place.machine.finish_receive([], 1) if adopts else place.machine.cancel_adoption())
         place.sums = frozenset() if adopts else place.sums
     place.doing, place.about = "", None
 
@@ -227,7 +227,7 @@ def go_on(unit: Unit, name: str, place: Place) -> None:
             assert machine.accept_push(machine.generation)
             assert machine.begin_adoption(machine.generation)
             if not machine.keeps:
-                hear(unit, name, machine.finish_receive([], 1))
+                record_reports(unit, name, machine.finish_receive([], 1))
                 place.sums = frozenset()
             place.doing, place.about = "crossed", adoption(machine.generation)
         case tasks.Enter():
@@ -251,12 +251,12 @@ def coordinate(unit: Unit, action: str) -> None:
     if action == "stop":
         unit.stops -= 1
         unit.stopped, unit.reports = True, {}
-        tell(unit, msg.Stop(term=1, generation=unit.generation))
+        send_order(unit, msg.Stop(term=1, generation=unit.generation))
         return
     unit.stopped = False
     if action == "done":
         unit.over = True
-        tell(unit, msg.JobDone())
+        send_order(unit, msg.JobDone())
         return
     record = Record(
         schema=SCHEMA, job="j", term=1, micro_batches=MICRO_BATCHES, plan=PLANS[unit.generation], layout=LAYOUT
@@ -278,7 +278,7 @@ def coordinate(unit: Unit, action: str) -> None:
         others = {"generation": 1, "term": 1, "applied": step, "step": step + 1, "phase": Phase.COMPUTE}
         reports |= {who: msg.Report(worker=who, summed=(0, 1), **others) for who in (C, D)}
     assignment = first_assignment(record, plan, decision, reports)
-    tell(
+    send_order(
         unit,
         msg.Begin(
             plan=plan,
@@ -289,7 +289,7 @@ def coordinate(unit: Unit, action: str) -> None:
     )
 
 
-def tell(unit: Unit, order: msg.GenerationOrder) -> None:
+def send_order(unit: Unit, order: msg.GenerationOrder) -> None:
     unit.a.orders.append(order)
     unit.b.orders.append(order)
 
