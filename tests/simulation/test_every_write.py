@@ -82,7 +82,7 @@ def test_a_long_run_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_job_that_must_be_done_and_is_not_counts_as_failed() -> None:
     tally = disturb(one_failure(0))
     tally.run(one_failure(1), must_end=EXIT_DONE + 1)
-    assert list(tally.failed) == ["the job ends otherwise: done"]
+    assert list(tally.failed) == ["the job ended with an unexpected exit code: done"]
 
 
 def test_a_disturbed_schedule_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:

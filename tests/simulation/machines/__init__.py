@@ -1,1 +1,1 @@
-"""What fails: simulated processes around the real machines, and what they keep in memory and on disk."""
+"""The simulated processes that fail: shells around the real machines, with their memory and disk."""

@@ -18,17 +18,17 @@ from tests.simulation.machines.worker import SimWorker, WorkerSurroundings
 from tests.simulation.network import SimConnection
 from tests.simulation.process import Process
 
-#: nodes are standbys from this number on
+#: Nodes with this number or a higher one are standbys.
 FIRST_STANDBY = 10_000
 
 
 def is_standby(name: str) -> bool:
-    """Tell whether a node of this name was started to wait."""
+    """Return whether the node with this name is a standby."""
     return int(name[1:]) >= FIRST_STANDBY
 
 
 class AgentSurroundings(WorkerSurroundings, Protocol):
-    """What an agent asks of the cluster that it is in."""
+    """The operations of the cluster that an agent uses."""
 
     def connect(self, agent: SimAgent) -> SimConnection | None: ...
 
@@ -36,7 +36,7 @@ class AgentSurroundings(WorkerSurroundings, Protocol):
 
 
 class SimAgent(Process):
-    """One node's agent. Its death is its node's death."""
+    """One node's agent. If the agent dies, the node dies."""
 
     def __init__(self, cluster: AgentSurroundings, name: str) -> None:
         super().__init__()
@@ -61,29 +61,29 @@ class SimAgent(Process):
         self.machine = world.parts.agent(node, world.nonce, world.plans)
         self._notice = Notice(0.0)
         self._connection: SimConnection | None = None
-        #: what the places of each unit share, by its number, and whether those processes all live
+        #: The memory that the workers of each replica group share, by the number of the group.
         self._units: dict[int, SimUnit] = {}
         self.writer = SimWriter(world, cluster.checker, name, self, self._written)
         self._keeper = SimKeeper(world, name, self, lambda part: self._obey(self.machine.fetched(part, self._now)))
-        #: how far this node's clock is off: no two neighbours' agree
+        #: The error of this node's clock, in seconds; neighbouring nodes differ.
         self._clock_off_s = 3600.0 * (int(name[1:]) % 5 - 2)
 
     @property
     def _now(self) -> float:
-        """What this node's clock shows."""
+        """The time on this node's clock."""
         return self._world.timeline.now + self._clock_off_s
 
     # ---- life ----
 
     def boot(self) -> None:
-        """Start the workers and look for the coordinator."""
+        """Start the workers and connect to the coordinator."""
         self._obey(self.machine.start(self._keeper.found()))
         self.connect()
         self._tick()
         self._look()
 
     def kill(self, *, seen: bool) -> None:
-        """The whole node dies; `seen`: the coordinator gets a reset, else nothing."""
+        """Kill the node. If `seen`, the coordinator's connection is reset; otherwise the coordinator gets no signal."""
         if not self.alive:
             return
         self.alive = False
@@ -95,11 +95,11 @@ class SimAgent(Process):
 
     @property
     def ended_by_machine(self) -> bool:
-        """Whether its machine has requested its end."""
+        """Whether the machine that runs this node has asked the agent to terminate."""
         return self._notice.given
 
     def told_to_end(self, grace_s: float) -> None:
-        """Whoever runs the machine wants its end, and leaves it so much time."""
+        """Handle a termination notice: the agent must end within `grace_s` seconds."""
         if self._notice.given or not self.machine.ever_welcomed:
             return
         self._notice = Notice(grace_s)
@@ -164,7 +164,7 @@ class SimAgent(Process):
         return {worker.id for worker in self.workers if worker.stopped}
 
     def _obey(self, instructions: Iterable[ask.AgentInstruction]) -> None:
-        """Carry out what the machine asks for."""
+        """Execute the machine's instructions."""
         for instruction in instructions:
             match instruction:
                 case ask.Say(message):
@@ -186,7 +186,7 @@ class SimAgent(Process):
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):
-                    # (what was told to end may come again)
+                    # An agent that ended after a termination notice may start again.
                     self.exit_code = None if self._notice.given else exit_code
                     self.kill(seen=True)
 
@@ -197,7 +197,7 @@ class SimAgent(Process):
             self._keeper.obey(work)
 
     def _written(self, news: msg.WorkerMessage) -> None:
-        """Something has become of a part of a checkpoint, whether its worker still lives or not."""
+        """Report the outcome for a checkpoint part, even if its worker has died."""
         self._world.trace(news.worker, news)
         self._obey(self.machine.worker_said(news, self._now))
 
@@ -205,9 +205,11 @@ class SimAgent(Process):
 
     def _pass_on(self, workers: tuple[str, ...], order: msg.Order | UnitAnswer) -> None:
         if isinstance(order, UnitAnswer):
-            if isinstance(order, UnitRefused):  # (all scripts are alike: one that is refused would end its job)
-                raise AssertionError(f"{', '.join(workers)} cannot be in a unit: {order.why}")
-            if isinstance(order, UnitFormed):  # (else what they form of processes, simulated workers have no need of)
+            # All scripts are equal, so a refusal would end the job.
+            if isinstance(order, UnitRefused):
+                raise AssertionError(f"{', '.join(workers)} cannot form a replica group: {order.why}")
+            # Simulated workers do not need the other answers.
+            if isinstance(order, UnitFormed):
                 self._formed(order)
             return
         for worker in [worker for worker in self.workers if worker.id in workers]:
@@ -219,7 +221,7 @@ class SimAgent(Process):
             self.worker_ended(worker, -9, FailureKind.HANG)
 
     def _come(self, worker: SimWorker) -> None:
-        """A worker has come to where those of a unit meet, which have a layout in common by then."""
+        """Send a worker's request to join a replica group, with the layouts of the job."""
         word = JoinUnit(worker=worker.id, layouts=self._world.plan.listed)
         self.deliver(lambda: self._obey(self.machine.worker_said(word, self._now)))
 
@@ -229,7 +231,7 @@ class SimAgent(Process):
             self._world.after("pause", worker, self._begin, worker)
 
     def _begin(self, worker: SimWorker) -> None:
-        """A worker's script makes its model, if it can under this layout."""
+        """Build the model in the worker's script, or fail if the script cannot use this layout."""
         way = self._world.plan.fails_under(worker.places)
         if way == 0:
             worker.raised("Oops", looped=False)
@@ -239,11 +241,14 @@ class SimAgent(Process):
             worker.attach()
 
     def unit_of(self, worker: str, places: int) -> SimUnit | None:
-        """Return what a worker shares with the others of its unit, of so many places; None where it is alone."""
+        """Return the shared memory of a worker's replica group of `places` workers, or None if it has one worker."""
         return self._units.setdefault(msg.index_of(worker) // places, SimUnit(places)) if places > 1 else None
 
     def _break_unit(self, worker: SimWorker) -> None:
-        """A process of a unit has ended: the others do, too. The coordinator may hear of each, or not."""
+        """End the other workers of a replica group after one has ended.
+
+        The coordinator receives a report of each of them, or of none.
+        """
         places = worker.places
         number = msg.index_of(worker.id) // places
         self._units.pop(number, None)
@@ -260,7 +265,7 @@ class SimAgent(Process):
             self._obey([one for one in said if told or one != ask.Say(down)])
 
     def _replace(self, name: str) -> None:
-        """Another process is to fill a worker's place; whoever is there is killed."""
+        """Kill the process at a worker's local rank and start another process there."""
         for worker in [worker for worker in self.workers if msg.index_of(worker.id) == msg.index_of(name)]:
             worker.kill()
             self.workers.remove(worker)
@@ -269,24 +274,24 @@ class SimAgent(Process):
 
     def _start_worker(self, name: str) -> None:
         if name not in self.machine.workers:
-            return  # (all were replaced since this one was to come)
+            return  # All workers have been replaced since.
         worker = SimWorker(self._cluster, self, name, self._world.pid())
         self.workers.append(worker)
         self._world.add_worker(worker)
         self._world.after("start", worker, self._come if self._world.plan.layouts else SimWorker.attach, worker)
 
     def relay(self, worker: SimWorker, message: msg.WorkerMessage) -> None:
-        """A worker says something."""
+        """Pass a worker's message to the machine."""
         if worker in self.workers:
             self._world.trace(worker.id, message)
             self._obey(self.machine.worker_said(message, self._now))
 
     def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
-        """A worker process ended."""
+        """Handle the end of a worker process."""
         self._ended(worker, msg.WorkerDown(worker=worker.id, kind=kind, detail=kind, exit_code=code, final=final))
 
     def worker_raised(self, worker: SimWorker, error: msg.ScriptError | None) -> None:
-        """A worker process ended with an exception of its script; None: it has not said which."""
+        """Handle a worker that ended with an exception of its script; `error` is None if it reported none."""
         kind, detail = FailureKind.EXCEPTION, f"ValueError: {error.place}" if error is not None else "exception"
         self._ended(worker, msg.WorkerDown(worker=worker.id, kind=kind, detail=detail, exit_code=1, error=error))
 
@@ -301,7 +306,7 @@ class SimAgent(Process):
     # ---- the connection ----
 
     def connect(self) -> None:
-        """Connect, or wait for a coordinator to come up."""
+        """Connect to the coordinator, if it is running."""
         if self._connection is not None or not self.alive:
             return
         connection = self._cluster.connect(self)
@@ -312,14 +317,14 @@ class SimAgent(Process):
             self._obey(self._notice.again(self._now))
 
     def disconnected(self, connection: SimConnection) -> None:
-        """The connection is gone: connect again, for ever."""
+        """Connect again after the connection is lost; retry without limit."""
         if connection is self._connection:
             self._connection = None
             self.machine.disconnected()
             self._reconnect_later()
 
     def reconnect_to_new(self) -> None:
-        """Leave the connection, if there is one, and connect again."""
+        """Close the current connection, if any, and connect again."""
         if self._connection is not None:
             self._connection.close_from_below()
             self._connection = None
@@ -327,7 +332,7 @@ class SimAgent(Process):
         self._reconnect_later()
 
     def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
-        """The network breaks between this node and the coordinator."""
+        """Cut the network between this node and the coordinator."""
         if self._connection is not None:
             self._connection.cut(lose=lose, above_s=above_s, below_s=below_s)
 
@@ -340,7 +345,7 @@ class SimAgent(Process):
                 self._connection.send_up(message)
 
     def hear(self, connection: SimConnection, message: msg.CoordinatorMessage) -> None:
-        """Take a message from the coordinator."""
+        """Handle a message from the coordinator."""
         if connection is not self._connection:
             return
         if isinstance(message, msg.Refused) and not message.retry:

@@ -1,4 +1,4 @@
-"""The groups that one simulated worker builds, in the background: whose addresses have come, and which groups stand."""
+"""The process groups that one simulated worker builds in the background."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.machines.host import WorkerHost
 
 
 class Building:
-    """A group that is being built: whose addresses are here, and whether it stands."""
+    """A group under construction: the members' addresses received so far, and whether the group is built."""
 
     __slots__ = ("built", "got", "group", "pending", "plan", "posts_needed")
 
@@ -23,7 +23,7 @@ class Building:
 
 
 class Builder:
-    """All groups that a worker builds or has built, by generation."""
+    """All groups that a worker is building or has built, by generation."""
 
     def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
@@ -31,41 +31,41 @@ class Builder:
         self._early_posts: dict[int, set[str]] = {}
 
     def group(self, generation: int) -> Group | None:
-        """Return the group of a generation, whether it stands or not; None where none is built."""
+        """Return the group of a generation, complete or not, or None if it is not under construction."""
         building = self._builds.get(generation)
         return building.group if building else None
 
     def stands(self, generation: int) -> bool:
-        """Tell whether the group of a generation stands."""
+        """Return whether the group of a generation is built."""
         building = self._builds.get(generation)
         return building is not None and building.built
 
     def fail(self) -> None:
-        """The worker is gone: the collectives with it break."""
+        """Fail the collectives of this worker, which is dead."""
         for building in self._builds.values():
             building.group.fail(self._worker.id)
 
     def stall(self) -> None:
-        """The worker is stopped."""
+        """Stall the collectives of this worker, which is paused."""
         for building in self._builds.values():
             building.group.stall(self._worker.id)
 
     def unstall(self) -> None:
-        """The worker goes on."""
+        """Continue the stalled collectives of this worker."""
         for building in self._builds.values():
             building.group.unstall(self._worker.id)
 
     def drop(self, generation: int) -> None:
-        """Leave a group alone that nobody wants any more."""
+        """Forget a group that is not needed any longer."""
         self._builds.pop(generation, None)
 
     def begin(self, plan: msg.GenerationPlan, pending: bool) -> None:
-        """Build the group of a generation; those of generations that are over are left alone."""
+        """Build the group of a generation, and forget the groups of earlier generations."""
         worker, world = self._worker, self._worker.world
         for generation in [generation for generation in self._builds if generation < worker.machine.generation]:
             del self._builds[generation]
         rank = plan.rank(worker.id)
-        assert rank is not None, f"{worker.id} is to build a group that it is no member of"
+        assert rank is not None, f"{worker.id} was ordered to build a group without being a member"
         own = key_of(rank, "address")
         got = {own} | self._early_posts.pop(plan.generation, set())
         building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
@@ -74,7 +74,7 @@ class Builder:
         self._connect(building)
 
     def posted(self, posted: msg.Posted) -> None:
-        """Members' addresses have come, perhaps before the order to build."""
+        """Handle the addresses of members, which may arrive before the order to build."""
         building = self._builds.get(posted.generation)
         if building is None:
             self._early_posts.setdefault(posted.generation, set()).update(posted.keys)
@@ -117,7 +117,7 @@ class Builder:
         return [peer for peer in building.plan.workers if node_of(peer) in nodes] if building and nodes else []
 
     def look_around(self, generation: int) -> None:
-        """All members of a generation wait for each other, says the coordinator: tell who cannot be reached."""
+        """Handle the coordinator's notice that all members wait: report the unreachable members."""
         worker = self._worker
         if worker.machine.on_wait_timeout(generation):
             worker.world.after("look", worker, self._looked, generation)

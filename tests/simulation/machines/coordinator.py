@@ -1,7 +1,7 @@
-"""The shell around the coordinator's machine: instructions in order, and a crash wherever the plan wants one.
+"""The shell around the coordinator's machine: it executes instructions in order and crashes as planned.
 
-As in the real one, a write to the store may take time: what comes after it waits for it, and so do inputs. The
-coordinator may die meanwhile; its write may arrive all the same.
+As in the real shell, a write to the store may take time. Later instructions and inputs wait for the write. The
+coordinator may die during the write, and the write may still take effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.simulation.world import World
 
 
 class CoordinatorSurroundings(Protocol):
-    """What a coordinator process asks of the cluster that it is in."""
+    """The operations of the cluster that a coordinator process uses."""
 
     world: World
     checker: Checker
@@ -70,15 +70,15 @@ class CoordinatorShell(Process):
         self.pid = pid
         self.connections: dict[int, SimConnection] = {}
         self.ended = False
-        #: what came while a record is being written; None while none is
+        #: The inputs received while a record is being written, or None if no write is in progress.
         self._waiting: deque[Callable[[], object]] | None = None
-        #: what has come with the input of the turn that is under way, or was last, and may have no effect
+        #: The stale message in the current or last transaction's input; it must have no effect.
         self._stale: WorkerMessage | None = None
-        #: until when its processor is busy with what has come so far
+        #: The time until which its processor is busy with the inputs received so far.
         self._free_at = 0.0
         self._cluster = cluster
         self._world = world = cluster.world
-        #: it reads its machine's clock once, and counts on from there
+        #: The process reads its machine's clock once and adds the elapsed time.
         self.clock_off_s = world.clock_off_s
         self._version = world.store.version
         self._length = len(world.journal.events)
@@ -89,7 +89,7 @@ class CoordinatorShell(Process):
 
     @property
     def phase(self) -> str:
-        """What the coordinator is about."""
+        """The coordinator's current phase."""
         machine = self.machine
         if machine.over is not None:
             return "ended"
@@ -100,13 +100,13 @@ class CoordinatorShell(Process):
         return self._world.timeline.now + self.clock_off_s
 
     def boot(self) -> None:
-        """Open the term."""
+        """Start a new term."""
         self._cluster.checker.handles(None)
         self._execute(self.machine.start(self._now, f"sim://{self.pid}", self.pid))
         self._tick_later()
 
     def feed(self, event: Input) -> None:
-        """Handle one input to its end, after those that came before it."""
+        """Handle one input completely, after all earlier inputs."""
         if self._waiting is not None:
             self._waiting.append(partial(self.feed, event))
         elif self.alive:
@@ -116,7 +116,7 @@ class CoordinatorShell(Process):
             self._execute(instructions)
 
     def ask(self, request: Input) -> None:
-        """Handle what somebody asks for, in its turn; what is refused is refused."""
+        """Handle a user's request in order; ignore a refusal."""
         if self._waiting is not None:
             self._waiting.append(partial(self.ask, request))
             return
@@ -124,15 +124,15 @@ class CoordinatorShell(Process):
             self.feed(request)
 
     def feed_connection(self, number: int, event: Received) -> None:
-        """Handle a message of a connection that is still known, once the processor comes to it."""
+        """Handle a message when the processor is free, if its connection is still open."""
         self._in_turn(self._heard, number, event)
 
     def forget_connection(self, number: int, event: Disconnected) -> None:
-        """Handle a connection's end, once, after what it has brought."""
+        """Handle the end of a connection once, after its messages."""
         self._in_turn(self._ended, number, event)
 
     def _in_turn(self, action: Callable[..., object], *args: Any) -> None:
-        """Let something happen when all that came before it has had its processor time."""
+        """Run an action after all earlier inputs have had their processor time."""
         timeline, handle_s = self._world.timeline, self._world.plan.handle_s
         if not handle_s:
             action(*args)
@@ -149,7 +149,7 @@ class CoordinatorShell(Process):
             self.feed(event)
 
     def crash(self) -> None:
-        """Die on the spot; the agents see their connections reset."""
+        """Crash; the agents' connections are reset."""
         if self.alive:
             self.alive = False
             self._world.trace("coordinator", self.pid, "crashes")
@@ -158,7 +158,7 @@ class CoordinatorShell(Process):
             self._cluster.coordinator_gone(self)
 
     def resume(self) -> None:
-        """Go on after a pause: the overdue tick may come before or after what was queued meanwhile."""
+        """Continue after a pause; the overdue tick comes before or after the queued inputs."""
         if self.alive and self.stopped and self._world.rng.random() < 0.5:
             self._backlog.insert(0, (self.feed, (Tick(),)))
         super().resume()
@@ -194,12 +194,13 @@ class CoordinatorShell(Process):
                 return
 
     def _arrive(self, record: Record, cuts: int, rest: Iterator[Instruction]) -> None:
-        """A write is at the store; one of a coordinator that is dead by now arrives or not, as chance will have it."""
+        """Complete a write at the store; if the coordinator has died, the write takes effect or not at random."""
         world = self._world
         if world.store.cuts != cuts or not (self.alive or world.rng.random() < 0.5):
             return
         world.trace("coordinator", self.pid, "has written", record)
-        self._cluster.checker.goes_on(self._stale)  # (another one may have handled something meanwhile)
+        # Another coordinator may have handled an input during the write.
+        self._cluster.checker.goes_on(self._stale)
         try:
             self._carry_out(Persist(record))
         except SupersededError:
@@ -208,12 +209,12 @@ class CoordinatorShell(Process):
             self.deliver(self._written, rest)
 
     def _written(self, rest: Iterator[Instruction]) -> None:
-        """The store has answered: go on where the turn was left, then with what has come meanwhile."""
+        """Continue the transaction after its write, then handle the inputs that waited."""
         waiting, self._waiting = self._waiting or deque[Callable[[], object]](), None
         self._cluster.checker.goes_on(self._stale)
         self._execute(rest)
         while waiting:
-            if self._waiting is not None:  # another write: those who waited before come first
+            if self._waiting is not None:  # Another write: the earlier inputs keep their order.
                 self._waiting.extendleft(reversed(waiting))
                 return
             waiting.popleft()()
@@ -228,7 +229,7 @@ class CoordinatorShell(Process):
             connection.send_down(message, self._free_at)
 
     def _stop_outdated(self, newer: str) -> None:
-        assert self._world.store.outdated, f"a coordinator takes its store for an older one: {newer}"
+        assert self._world.store.outdated, f"the coordinator reports that its store is outdated, but it is not: {newer}"
         self._cluster.outdated_seen += 1
         self.crash()
 
@@ -248,7 +249,7 @@ class CoordinatorShell(Process):
             cluster.persisted(record)
 
     def _search(self, search: PlacementSearch) -> None:
-        """Have a placement searched: that may take any time, die, or never end."""
+        """Search a placement; the search may take any time, fail, or never end."""
         world = self._world
         fate = world.rng.random()
         if fate < 0.9:
@@ -279,11 +280,11 @@ class CoordinatorShell(Process):
             case TellPool(stands):
                 self._cluster.pool_told(self, stands)
             case Broadcast():
-                raise AssertionError("a broadcast is sent message by message")
+                raise AssertionError("a broadcast must be split into single messages")
 
 
 def _one_by_one(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """A coordinator may die when it has sent a message to some of those that it is for."""
+    """Yield the instructions with each broadcast split, because a coordinator may crash between two recipients."""
     for instruction in instructions:
         if isinstance(instruction, Broadcast):
             yield from (Send(number, instruction.message) for number in instruction.connections)

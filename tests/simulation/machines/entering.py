@@ -1,6 +1,6 @@
-"""How a simulated worker's training thread enters a generation: it loads, moves experts, receives state, and is in.
+"""A simulated worker's training thread enters a generation: it loads state, moves experts and receives state.
 
-And what it does while it is in none and is to be warm: shadow steps.
+A standby runs shadow steps to stay warm while it has no generation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.simulation.machines.training import SimReceipt
 from tests.simulation.machines.transfer import Pusher
 from tests.simulation.machines.unit import Consent
 
-#: of all shadow steps together
+#: The number of micro-batches in one shadow step.
 SHADOW_MICRO_BATCHES = 4
 
 
 class SimEntrance:
-    """Leads one worker into the generations that its machine has tasks of."""
+    """Executes the tasks with which one worker enters a generation."""
 
     def __init__(self, worker: WorkerHost, builder: Builder, pusher: Pusher, saver: Saver, mover: Mover | None) -> None:
         self._worker = worker
@@ -36,17 +36,17 @@ class SimEntrance:
         self._pusher = pusher
         self._saver = saver
         self._mover = mover
-        #: asked of the unit before its places take what they are sent; None: this worker is alone
+        #: The agreement of the replica group before it adopts received state, or None for a single worker.
         self.consent: Consent | None = None
-        #: the generation whose experts are not moved any more: that has failed
+        #: The generation for which moving experts has failed.
         self._left_move = 0
 
     def leave_move(self, generation: int) -> None:
-        """The experts of a generation could not be moved: do not try again."""
+        """Do not try again to move the experts of this generation."""
         self._left_move = generation
 
     def enter(self, task: tasks.WarmUp | tasks.Load | tasks.Move | tasks.Receive | tasks.Enter) -> None:
-        """Do what is to be done now, as far as it goes."""
+        """Execute the current task as far as possible."""
         if isinstance(task, tasks.WarmUp):
             self._warm_up()
             return
@@ -57,7 +57,7 @@ class SimEntrance:
             return
         match task:
             case tasks.Load() if worker.copier.active:
-                pass  # (it reads what is about to be overwritten)
+                pass  # The copier still reads the state that this load would overwrite.
             case tasks.Load():
                 worker.busy = "load"
                 worker.world.after("load", worker, self._loaded, task)
@@ -79,7 +79,7 @@ class SimEntrance:
         worker.world.after("micro_batch", worker, self._warmed, worker.world.timeline.now, SHADOW_MICRO_BATCHES - 1)
 
     def _warmed(self, began: float, left: int) -> None:
-        """A micro-batch of a shadow step is through."""
+        """Handle the end of a micro-batch of a shadow step."""
         worker, warming = self._worker, self._worker.machine.warming
         if worker.hung:
             return
@@ -118,7 +118,7 @@ class SimEntrance:
     def _ask(
         self, consent: Consent, generation: int, *, agreed: Callable[[], object], withdrawn: Callable[[], object]
     ) -> None:
-        """Wait until all places of the unit have what they are sent."""
+        """Wait until all workers of the replica group have received their state."""
         machine = self._worker.machine
         consent.ask(
             adoption(generation),
@@ -158,7 +158,7 @@ class SimEntrance:
         generation = task.plan.generation
         found, kept = self._read(task.source, generation), self._read_experts(task)
         if found is None or kept is None:
-            return  # busy until a Halt comes
+            return  # It stays busy until a Halt.
         worker.busy, (step, state) = "", found
         if worker.machine.finish_load(generation, step):
             worker.state, worker.whole = state, True
@@ -171,7 +171,7 @@ class SimEntrance:
         worker.advance()
 
     def _read(self, source: CheckpointSource | SnapshotSource, generation: int) -> tuple[int, int] | None:
-        """Return the step and the state of a checkpoint or a snapshot; None: it cannot be read, which is told."""
+        """Return the step and state of a checkpoint or snapshot, or report it as damaged and return None."""
         worker = self._worker
         if isinstance(source, SnapshotSource):
             place, places = worker.place, worker.places
@@ -194,9 +194,9 @@ class SimEntrance:
         return file.step, worker.world.relaid.under(states, worker.places)[worker.place]
 
     def _read_experts(self, task: tasks.Load) -> tuple[int, ...] | None:
-        """Return of which step each expert is that was put away and is wanted here; None: one is not to be had.
+        """Return the step of each stashed expert that this worker needs, or None if an expert is unavailable.
 
-        () where they are not apart.
+        Return () if the experts are not stored separately.
         """
         worker, source, plan = self._worker, task.source, task.plan.expert_plan
         if not isinstance(source, SnapshotSource) or not source.experts or plan is None or worker.experts is None:

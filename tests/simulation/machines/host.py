@@ -1,4 +1,4 @@
-"""What the parts of a simulated worker process ask of it: the process itself is above them; and who it says it is."""
+"""The interface of a simulated worker process to its parts, and its messages about itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.world import Peer, World
 
 
 class PartWriter(Protocol):
-    """Writes the parts of checkpoints of a node's workers."""
+    """Writes the checkpoint parts of a node's workers."""
 
     def busy(self, worker: str) -> bool: ...
 
@@ -25,20 +25,20 @@ class PartWriter(Protocol):
 
 
 class NodeHost(Protocol):
-    """The agent of a worker process, for what that consists of."""
+    """The agent of a worker process, as its parts see it."""
 
     @property
     def writer(self) -> PartWriter: ...
 
 
 class WorkerHost(Peer, Protocol):
-    """A worker process, for what it consists of."""
+    """A worker process, as its parts see it."""
 
     node: str
     world: World
     checker: Checker
     machine: WorkerMachine
-    #: the training thread hangs
+    #: Whether the training thread hangs.
     hung: bool
 
     @property
@@ -69,7 +69,7 @@ class WorkerHost(Peer, Protocol):
 
 
 def attachment(world: World, worker: str, pid: int, experts: StoredExperts | None, places: int) -> Attach:
-    """Return what a worker process of this job says of itself; `places`: of its unit."""
+    """Return a worker's attach message; `places` is the size of its replica group."""
     plan = world.plan
     return Attach(
         worker=worker,
@@ -89,7 +89,7 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
 
 
 def told_of(machine: WorkerMachine, place: str, micro_batch: int | None = None, *, looped: bool = True) -> Raised:
-    """Return what is told of an exception that a script has raised, in its loop or outside of it."""
+    """Return the report of an exception that a script raised inside or outside its loop."""
     step = machine.step if looped else None
     error = ScriptError(place=place, step=step, micro_batch=micro_batch, phase=machine.phase)
     generation, detail = machine.generation, f"ValueError: {place}"

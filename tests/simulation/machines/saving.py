@@ -1,4 +1,4 @@
-"""What simulated workers save: their parts of checkpoints, which their agents write, and their parts of snapshots."""
+"""Simulated workers save checkpoint parts, which their agents write, and snapshot parts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.simulation.world import Delivers, World
 
 
 class Saver:
-    """Hands parts of checkpoints to its worker's agent, and tells the worker whenever what it waits for is settled."""
+    """Hands checkpoint parts to the worker's agent, and calls the worker when a pending save is resolved."""
 
     def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
-        #: what was handed over and waits for what becomes of it: the newest
+        #: The newest checkpoint handed over, until its outcome is known.
         self._pending: CheckpointName | None = None
-        #: the step and the name of the newest checkpoint that counts, or of the one that was loaded here since
+        #: The step and name of the newest accepted checkpoint, or of the checkpoint loaded later.
         self._counting = (0, "")
 
     def applied(self, plan: msg.GenerationPlan, step: int, state: int, commit: Commit) -> None:
         """Save a step if all workers save it.
 
-        `plan`: the one under which the step was applied; a swap may have taken effect since.
+        `plan` is the plan under which the step was applied; a swap may have taken effect since.
         """
         self._worker.copier.applied(plan, step)
         wanted = is_save_due(commit.wishes, due=self._is_due(step)) and not commit.failed
@@ -52,29 +52,29 @@ class Saver:
 
     @property
     def idle(self) -> bool:
-        """True where nothing that was handed over waits for what becomes of it."""
+        """Whether the outcome of every save is known."""
         return self._pending is None
 
     def save(self, plan: msg.GenerationPlan, step: int, state: int) -> None:
-        """Save a step, unless it is saved already or about to be."""
+        """Save a step, unless it is already saved or being saved."""
         job = self._worker.world.plan
         if job.checkpoint_every and step and self._counting[0] != step and self._pending != _name(plan, step):
             self._hand(plan, step, state)
 
     def loaded(self, step: int, source: CheckpointSource | SnapshotSource) -> None:
-        """The state went back to an earlier one: what was written since is nobody's any more."""
+        """Forget the later checkpoints after the state was rolled back."""
         self._pending = None
         self._counting = (step, source.name) if isinstance(source, CheckpointSource) else (0, "")
 
     def order(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints | msg.AskCheckpoint) -> None:
-        """Take an order."""
+        """Handle an order about checkpoints."""
         worker, pending = self._worker, self._pending
         if isinstance(order, msg.AskCheckpoint):
             worker.machine.wishes.raise_wish(Wish.SAVE_IF_FREE)
             return
         if isinstance(order, msg.AcceptCheckpoint):
             if order.files:
-                return  # (that is for the agent)
+                return  # The agent handles this order.
             self._counting = max(self._counting, (order.step, order.name))
         names = order.names if isinstance(order, msg.PruneCheckpoints) else (order.name,)
         if pending is not None and pending.folder in names:
@@ -98,13 +98,13 @@ def _name(plan: msg.GenerationPlan, step: int) -> CheckpointName:
 
 
 def alone_in(machine: WorkerMachine, step: int) -> bool:
-    """Tell whether a step was applied as FORWARD, by those alone that had not applied it."""
+    """Return whether a step was applied as FORWARD, only by the workers that had not applied it."""
     decision = machine.generations.decision
     return decision is not None and decision.kind is DecisionKind.FORWARD and decision.applied == step
 
 
 class SimWriter:
-    """Writes the parts of checkpoints for the workers of one node, seals and removes them; they may die meanwhile."""
+    """Writes, seals and removes the checkpoint parts of one node's workers, even after a worker dies."""
 
     def __init__(
         self, world: World, checker: Checker, node: str, agent: Delivers, say: Callable[[msg.WorkerMessage], None]
@@ -113,16 +113,16 @@ class SimWriter:
         self._writing: list[HandedPart] = []
 
     def busy(self, worker: str) -> bool:
-        """Tell whether a part of the worker in this place is being written."""
+        """Return whether a part of the worker at this local rank is being written."""
         return any(node_and_index_of(handed.worker) == node_and_index_of(worker) for handed in self._writing)
 
     def take(self, handed: HandedPart) -> None:
-        """A part is to be written."""
+        """Write a part when the disk is ready."""
         self._writing.append(handed)
         self._world.after_disk("checkpoint", self._agent, self._node, self._written, handed)
 
     def obey(self, order: msg.AcceptCheckpoint | msg.PruneCheckpoints) -> None:
-        """Seal a checkpoint, or remove some, as soon as the disk can."""
+        """Seal a checkpoint, or remove checkpoints, when the disk is ready."""
         if isinstance(order, msg.PruneCheckpoints) or order.files:
             self._world.after_disk("rename", self._agent, self._node, self._obey, order)
 
@@ -132,7 +132,7 @@ class SimWriter:
         told: dict[str, Any] = {"worker": handed.worker, "term": name.term}
         told |= {"generation": name.generation, "step": name.step}
         if world.troubles(self._node).full_until > world.timeline.now:
-            # training is worth more than a checkpoint
+            # A failed checkpoint must not stop the training.
             self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
             return
         file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, places=handed.places))
@@ -165,15 +165,15 @@ class SimWriter:
 
 
 class SnapshotCopier:
-    """Copies its worker's part of the state while the next step computes; apply has to wait for it."""
+    """Copies the worker's part of the state while the next step computes; apply waits for the copy."""
 
     def __init__(self, worker: WorkerHost) -> None:
         self._worker = worker
-        #: a copy reads the state: it must not change
+        #: Whether a copy is reading the state, so that the state must not change.
         self.active = False
 
     def applied(self, plan: msg.GenerationPlan, step: int) -> None:
-        """Copy the state of a step, if a snapshot is due; `plan`: the one under which it was applied."""
+        """Copy the state of a step if a snapshot is due; `plan` is the plan under which the step was applied."""
         worker, every = self._worker, self._worker.world.plan.snapshot_every
         rank = plan.rank(worker.id)
         if not every or step % every or rank is None or alone_in(worker.machine, step):
@@ -183,7 +183,7 @@ class SnapshotCopier:
         worker.world.after("copy", worker, self._copied, snapshot)
 
     def put_away(self, plan: msg.GenerationPlan) -> None:
-        """Another layout is to be in force: put the state into the node's memory."""
+        """Stash the state in the node's memory before another layout takes effect."""
         worker, machine = self._worker, self._worker.machine
         rank, step = plan.rank(worker.id), machine.applied or 0
         part = plan.stash_part(rank, step) if rank is not None else None
@@ -229,18 +229,18 @@ class SnapshotCopier:
 
 
 class SimKeeper:
-    """The parts of snapshots in the memory of one node, for its agent."""
+    """The snapshot parts in the memory of one node, for its agent."""
 
     def __init__(self, world: World, node: str, agent: Delivers, on_part: Callable[[SnapshotPart], None]) -> None:
         self._world, self._node, self._agent, self._on_part = world, node, agent, on_part
         self._wanted: Sequence[msg.WantedPart] = ()
 
     def found(self) -> msg.NodeSnapshots | None:
-        """The agent starts: return what is left in memory; nothing is, where the machine was down, too."""
+        """Return the parts still in memory when the agent starts, or None if the job takes no snapshots."""
         return self.opened() if self._world.plan.snapshot_every else None
 
     def opened(self) -> msg.NodeSnapshots:
-        """There is to be room for parts: return what is left in memory."""
+        """Open the memory for parts, and return the parts still in it."""
         memory = self._world.memory(self._node)
         memory.open = True
         if self._world.rng.random() < 0.5:
@@ -248,11 +248,11 @@ class SimKeeper:
         return msg.NodeSnapshots(host="10.0.0.1", port=1, parts=tuple(memory.parts))
 
     def close(self) -> None:
-        """The agent is gone."""
+        """Close the memory, because the agent has died."""
         self._world.memory(self._node).open = False
 
     def obey(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory) -> None:
-        """Do what the agent's machine asks for."""
+        """Execute an instruction of the agent's machine."""
         if isinstance(work, FetchParts):
             self._wanted = work.wanted
             for one in work.wanted:
@@ -262,7 +262,7 @@ class SimKeeper:
                 self._world.memory(self._node).parts.pop(part, None)
 
     def _fetch(self, one: msg.WantedPart, tries: int) -> None:
-        """A copy of another node's part has come, if it could."""
+        """Copy a part from another node if possible, or try again later."""
         world, memory = self._world, self._world.memory(one.keeper.node)
         if one not in self._wanted:
             return

@@ -1,9 +1,9 @@
-"""What stands for a model's state: a chain of hashes over exactly what went into it.
+"""The simulated model state: a chain of hashes over every input of each step.
 
-state(k) = H(state(k-1), the parts of step k as they were rounded, v): a doubled or lost micro-batch, a gradient of
-another state, another v or a torn transfer gives another value. Rounding depends on who reduced, as with real floats,
-so that a step that was done again is never mistaken for the first attempt. Only integers and floats are hashed: the
-values are the same in every process.
+state(k) = H(state(k-1), the rounded parts of step k, its step result). The value changes if a micro-batch is doubled
+or lost, a gradient comes from another state, a step result differs, or a transfer is torn. Rounding depends on the
+ranks that reduced, as with real floats, so a repeated step differs from the first attempt. Only integers and floats
+are hashed, so every process computes the same values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.protocol.plan import Passed
 from holdfast.step_samples import StepSamples, place_hash
 from tests.simulation.faults.plans import FaultPlan, layout_of
 
-#: that a round counts for each of its samples
+#: The FLOP that a round counts for each sample.
 FLOP_PER_SAMPLE = 7.0
 
 
@@ -37,12 +37,12 @@ class SimGradient(NamedTuple):
     sample_hash: int
 
 
-#: what a worker has summed up: what came of each micro-batch, which is one gradient where all is well
+#: A worker's sums: the gradients of each micro-batch; a correct sum has exactly one.
 SimSums = dict[int, tuple[SimGradient, ...]]
 
 
 class SimReduced(NamedTuple):
-    """The result of a reduction: which parts are in it, sorted, a token for the bits of all of them, and v."""
+    """The result of a reduction: the sorted parts, a token for their bits, and the step result `v`."""
 
     parts: tuple[int, ...]
     rounding: int
@@ -50,7 +50,7 @@ class SimReduced(NamedTuple):
 
 
 class SimReceipt(NamedTuple):
-    """A state that has come: the one of `step`. `senders`: whose parts of it are here."""
+    """A received state of `step`; `senders` are the workers that have sent their parts."""
 
     generation: int
     step: int
@@ -70,12 +70,12 @@ def gradient(state: int, step: int, micro_batch: int) -> int:
 
 
 def summed(sums: SimSums) -> list[SimGradient]:
-    """Return all gradients that are in a worker's sums."""
+    """Return all gradients in a worker's sums."""
     return [gradient for gradients in sums.values() for gradient in gradients]
 
 
 class SimShare(NamedTuple):
-    """What a rank puts into a reduction: its gradients, and the numbers that are compared."""
+    """A rank's input to a reduction: its gradients, and the numbers that are compared."""
 
     gradients: Sequence[SimGradient]
     compared: Sequence[float]
@@ -84,7 +84,7 @@ class SimShare(NamedTuple):
 def reduce_shares(
     shares: Iterable[SimShare], plan: FaultPlan, generation: int, step: int, count: int = 1
 ) -> tuple[SimReduced, ...]:
-    """Reduce as `reduce_parts`, and compare what the ranks have put in for that."""
+    """Reduce as `reduce_parts` does, and compare the ranks' numbers."""
     shares = list(shares)
     sums = [sum(column) for column in zip(*(share.compared for share in shares), strict=True)]
     unequal = find_unequal_roles(sums, len(shares))
@@ -95,9 +95,9 @@ def reduce_shares(
 def reduce_parts(
     shares: Iterable[Sequence[SimGradient]], plan: FaultPlan, generation: int, step: int = 0, count: int = 1
 ) -> tuple[SimReduced, ...]:
-    """Unite the gradients of each role's ranks, and add up the lanes of v, which all have the same.
+    """Merge the gradients of each role's ranks, and add up the fields of the common step result.
 
-    Nothing is dropped, so what is in twice shows. `count`: of places of a unit.
+    Duplicates are kept, so that a doubled gradient shows. `count` is the number of workers of a replica group.
     """
     shares, layout = list(shares), layout_of(count)
     domains = [shares[place::count] for place in range(count)]
@@ -116,7 +116,7 @@ def reduce_parts(
 
 
 def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: Random) -> None:
-    """Let the gradient of one micro-batch be there twice, or not at all, or be another's, or of the step before."""
+    """Double, drop or replace the gradient of one micro-batch; the replacement has another micro-batch or step."""
     micro_batch = rng.choice(sorted(sums))
     right = sums[micro_batch]
     other = (micro_batch + 1) % samples.micro_batches
@@ -130,9 +130,9 @@ def corrupted(sums: SimSums, samples: StepSamples, state: int, step: int, rng: R
 
 
 def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, rounding: int, place: int) -> Commit:
-    """Return one rank's part of v; now and then its gradients are not finite, all by itself.
+    """Return one rank's part of the step result; sometimes its gradients are not finite.
 
-    Of a unit the places along `shard` have the samples between them. Each place adds hashes of its own.
+    The workers along `shard` of a replica group divide the samples. Each worker adds its own hashes.
     """
     share = tuple(gradient.value for gradient in gradients)
     samples = plan.micro_batch // layout.shard if layout.tensor_of(place) == 0 else 0
@@ -149,7 +149,7 @@ def _lanes(gradients: Sequence[SimGradient], plan: FaultPlan, layout: Layout, ro
 
 
 def vote(plan: FaultPlan, machine: WorkerMachine, *, still_saving: bool) -> list[float]:
-    """Return what a rank puts into the commit operation."""
+    """Return a rank's input to the commit operation."""
     if plan.wants_the_end(machine.step, machine.generations.rank, machine.generations.world):
         machine.wishes.raise_wish(Wish.STOP, "enough")
     saving = (Wish.STILL_SAVING,) if still_saving else ()
@@ -157,21 +157,21 @@ def vote(plan: FaultPlan, machine: WorkerMachine, *, still_saving: bool) -> list
 
 
 def combine(votes: Iterable[Sequence[float]]) -> list[float]:
-    """Return what the commit operation gives everybody."""
+    """Return the result of the commit operation, which is equal on all ranks."""
     return [sum(column) for column in zip(*votes, strict=True)]
 
 
 def logged(parts: Sequence[int]) -> dict[str, float]:
-    """Return what the script has logged of the micro-batches of a step: one value, and one that may be no number."""
+    """Return the metrics that the script logs for a step: one finite value and one that is NaN or infinite."""
     total = sum(part % 1009 for part in parts)
     return {"doubtful": math.nan if total % 3 == 0 else math.inf, "mean": total / max(1, len(parts))}
 
 
 def tally(machine: WorkerMachine, plan: FaultPlan, micro_batches: int) -> FlopTally | None:
-    """Return what a worker tells of the FLOP of its first round, None where nobody counts them in this step.
+    """Return a worker's FLOP count for its first round, or None if it does not count in this step.
 
     Args:
-        micro_batches: that it had in the step.
+        micro_batches: The number of micro-batches that the worker had in the step.
     """
     generation = machine.plan
     if not plan.counts_flop or generation is None or not generation.is_counting(machine.worker) or machine.step % 2:
@@ -184,30 +184,30 @@ def tally(machine: WorkerMachine, plan: FaultPlan, micro_batches: int) -> FlopTa
 
 
 def same_bits(one: Commit, other: Commit) -> bool:
-    """Tell whether these are the same in every bit; a NaN equals itself here."""
+    """Return whether two results are equal bit for bit; a NaN equals itself here."""
     return msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
 
 
 def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
-    """Tell whether v has not all samples of a step, or not exactly what its script logs."""
-    # In a unit the first place says what is logged, and the parts here are those of another place.
+    """Return whether a step result lacks samples of the step, or differs from the metrics that its script logs."""
+    # In a replica group the first worker logs the metrics; the parts here may belong to another worker.
     told = dict(reduced.v.metrics) if plan.places > 1 else logged(reduced.parts)
     right = replace(commit, metrics=told if plan.logs else {})
     return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
 
 
 def told_wrongly(event: StepCommitted, commit: Commit) -> bool:
-    """Tell whether what is announced of a step is not what its v says."""
+    """Return whether the announced event of a step differs from its step result."""
     metrics = {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()}
     told = (event.loss, event.skipped, event.metrics)
     return told != (commit.loss_sum / commit.samples, commit.nonfinite > 0, metrics)
 
 
 def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:
-    """Return the state after a step; it depends on every bit that went into it."""
+    """Return the state after a step; it depends on every bit of the step's inputs."""
     return hash((19, state, reduced.rounding, lanes_of(commit)))
 
 
 def expected_parts(state: int, step: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the parts of a step in which every micro-batch is exactly once."""
+    """Return the parts of a step that contains every micro-batch exactly once."""
     return tuple(sorted(gradient(state, step, micro_batch) for micro_batch in range(micro_batches)))

@@ -1,6 +1,6 @@
-"""Simulated state on its way between members: all of it to one that lacks it, or experts beside a step.
+"""Simulated state transfers between members: a complete state, or experts during a step.
 
-It takes time, can be torn, and what comes is of the moment at which it left.
+A transfer takes time and can be torn. The data received is the data at the moment when it was sent.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.simulation.world import Peer
 
 
 class Sending(ABC):
-    """The transfers of one kind that a worker sends, one to each target."""
+    """A worker's outgoing transfers of one kind, one to each target."""
 
     def __init__(self, worker: WorkerHost, takes: Callable[[Peer, int], bool]) -> None:
-        """Send nothing yet. `takes`: tell whether a target takes what a generation has for it, now."""
+        """Create an idle sender. `takes` returns whether a target accepts a generation's transfer now."""
         self._worker = worker
         self._takes = takes
         self._generation = 0
@@ -29,11 +29,11 @@ class Sending(ABC):
 
     @property
     def active(self) -> bool:
-        """True while somebody is still owed something of the state that is here: it must not change."""
+        """Whether a target still waits for this worker's state, so that the state must not change."""
         return bool(self._open)
 
     def begin(self, generation: int, targets: tuple[str, ...]) -> None:
-        """Start to send to all targets, unless that has begun."""
+        """Start to send to all targets, unless this generation's transfers have already started."""
         if generation == self._generation:
             return
         self._generation = generation
@@ -43,17 +43,17 @@ class Sending(ABC):
             self._try(target, self._attempt)
 
     def abort(self) -> None:
-        """Leave all transfers as they are: torn."""
+        """Abort all transfers; they stay torn."""
         self._attempt += 1
         self._open.clear()
 
     @abstractmethod
     def leaving(self) -> Any:
-        """Return what leaves here now."""
+        """Return the data to send now."""
 
     @abstractmethod
     def landed(self, peer: Peer, generation: int, what: Any) -> str:
-        """It has come whole; return what of it is refused, "" for nothing."""
+        """Deliver a complete transfer to a peer; return the refused part, or "" if it was accepted."""
 
     def _try(self, target: str, attempt: int) -> None:
         worker, world = self._worker, self._worker.world
@@ -71,12 +71,12 @@ class Sending(ABC):
         if peer.stopped or blocked or not world.reaches(worker.id, target) or not self._takes(peer, self._generation):
             self._again(target, attempt)
             return
-        peer.advance()  # it may have entered the pending generation just now
+        peer.advance()  # The peer may just have entered the pending generation.
         if not peer.boundary("receiving") and not worker.boundary("sending"):
             world.after("transfer", worker, self._arrived, target, attempt, self.leaving())
 
     def _again(self, target: str, attempt: int) -> None:
-        """Nothing gets through: try again, but not for ever."""
+        """Try again to send, until the time limit."""
         worker, world = self._worker, self._worker.world
         if world.timeline.now < self._late_at:
             world.after("retry", worker, self._try, target, attempt)
@@ -99,7 +99,8 @@ class Sending(ABC):
         if peer is None or peer.stopped or blocked or not world.reaches(worker.id, target):
             self._try(target, attempt)
             return
-        if world.rng.random() < 0.05:  # the checksum does not fit: once more
+        # The checksum does not match, so send it a second time.
+        if world.rng.random() < 0.05:
             self._try(target, attempt)
             return
         self._open.discard(target)
@@ -111,10 +112,10 @@ class Sending(ABC):
 
 
 class Pusher(Sending):
-    """The whole states that a worker sends; who takes one gives up its own, unless it keeps that."""
+    """Sends complete states; the receiver discards its own state, unless it keeps that."""
 
     def __init__(self, worker: WorkerHost, beside: Carrier | None) -> None:
-        """Send nothing yet. `beside`: what sends experts, None for a dense model."""
+        """Create an idle sender. `beside` sends experts, or is None for a dense model."""
         super().__init__(worker, self._taken)
         self._beside = beside
 
@@ -134,11 +135,13 @@ class Pusher(Sending):
 
     def landed(self, peer: Peer, generation: int, what: tuple[int, int]) -> str:
         if not peer.machine.accept_push(generation):
-            return ""  # (whoever leaves a generation has shut its connections: what was under way comes to nothing)
+            # A worker that leaves a generation closes its connections, so the transfer has no effect.
+            return ""
         state, step = what
         before, senders = peer.receipt, frozenset((self._worker.id,))
         if before is not None and before.generation == generation:
-            if (before.step, before.state) != (step, state):  # (others have sent parts of another state)
+            # Other senders have sent parts of a different state.
+            if (before.step, before.state) != (step, state):
                 return f"the state of step {step}"
             senders |= before.senders
         peer.receipt = SimReceipt(generation, step, self._worker.machine.history, state, senders)
@@ -153,7 +156,7 @@ class Pusher(Sending):
 
 
 class Carrier(Sending):
-    """The experts that a worker sends beside a step; they lie beside the receiver's own until that has applied it."""
+    """Sends experts during a step; the receiver keeps them apart from its own until it has applied the step."""
 
     def __init__(self, worker: WorkerHost) -> None:
         super().__init__(worker, self._taken)

@@ -1,7 +1,7 @@
-"""Simulated units: several worker processes of a node that are one replica (docs/layouts.md).
+"""Simulated replica groups: several worker processes of a node that hold one replica (docs/layouts.md).
 
-They agree on each micro-batch by a page that all share, compute it together, take what they are sent together, and die
-together.
+The workers agree on each micro-batch through a shared page and compute it together. They also adopt received state
+together and die together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulation.machines.training import SimGradient, gradient
 
 
 class Page(Protocol):
-    """What a unit's places share."""
+    """The shared page of a replica group."""
 
     def propose(self, worker: str, proposal: Proposal, agreed: Callable[[], object]) -> None: ...
 
@@ -27,7 +27,7 @@ class Page(Protocol):
 
 
 class SimUnit:
-    """The memory that the places of one unit share, for as long as these processes live."""
+    """The memory that the workers of one replica group share while they live."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -35,29 +35,29 @@ class SimUnit:
         self._through: dict[str, tuple[Proposal, Callable[[], object]]] = {}
 
     def propose(self, worker: str, proposal: Proposal, agreed: Callable[[], object]) -> None:
-        """A place proposes; where that was the last one, all have agreed."""
+        """Record a worker's proposal; the last equal proposal completes the agreement."""
         self._proposed[worker] = proposal, agreed
         self._all(self._proposed)
 
     def withdraw(self, worker: str) -> bool:
-        """A place would rather not; False: all have agreed."""
+        """Withdraw a worker's proposal; return False if all workers have already agreed."""
         return self._proposed.pop(worker, None) is not None
 
     def finish(self, worker: str, proposal: Proposal, through: Callable[[], object]) -> None:
-        """A place has done its part of a micro-batch; none is through before all have."""
+        """Record that a worker has finished its part of a micro-batch; call all workers when all have finished."""
         self._through[worker] = proposal, through
         self._all(self._through)
 
-    def _all(self, said: dict[str, tuple[Proposal, Callable[[], object]]]) -> None:
-        if len(said) == self._places and len({proposal for proposal, _ in said.values()}) == 1:
-            calls = [call for _, call in said.values()]
-            said.clear()
+    def _all(self, proposals: dict[str, tuple[Proposal, Callable[[], object]]]) -> None:
+        if len(proposals) == self._places and len({proposal for proposal, _ in proposals.values()}) == 1:
+            calls = [call for _, call in proposals.values()]
+            proposals.clear()
             for call in calls:
                 call()
 
 
 class Consent:
-    """One place's proposals to its unit: it waits until all have made the same, or takes its own back."""
+    """One worker's proposals to its replica group: it waits until all agree, or withdraws its proposal."""
 
     def __init__(self, worker: WorkerHost, page: Page) -> None:
         self.page, self._worker = page, worker
@@ -72,11 +72,13 @@ class Consent:
         agreed: Callable[[], object],
         withdrawn: Callable[[], object],
     ) -> None:
-        """Bring something to the page, after a while.
+        """Put a proposal on the page after a delay.
 
         Args:
-            wanted: asked once it lies there, and after each order; where it says no, the proposal is taken back.
-            agreed: all have made the same. withdrawn: it was taken back before that.
+            proposal: The proposal to make.
+            wanted: Returns whether the proposal is still wanted; called when it is on the page and after each order.
+            agreed: Called when all workers have made the same proposal.
+            withdrawn: Called when the proposal is withdrawn before that.
         """
         worker = self._worker
         self._asked, self._lies = _Asked(proposal, wanted, agreed, withdrawn), False
@@ -85,7 +87,7 @@ class Consent:
         worker.boundary("proposing")
 
     def look(self) -> None:
-        """An order has come: where the unit's consent is waited for in vain, withdraw, after a while."""
+        """Withdraw the proposal after a delay, if an order has made it unwanted."""
         asked = self._asked
         if asked is not None and not asked.wanted():
             self._worker.world.after("pause", self._worker, self._withdraw, asked)
@@ -95,13 +97,13 @@ class Consent:
         if not worker.hung and self._asked is asked and not self._lies:
             self._lies = True
             self.page.propose(worker.id, asked.proposal, lambda: worker.world.after("pause", worker, self._go, asked))
-            self.look()  # (it may not have been wanted any more when it was asked)
+            self.look()  # An order may have made it unwanted before it reached the page.
 
     def _withdraw(self, asked: _Asked) -> None:
         if self._worker.hung or self._asked is not asked or asked.wanted():
             return
         if self._lies and not self.page.withdraw(self._worker.id):
-            return  # (all have agreed, and it is about to be told)
+            return  # All have agreed; the callback follows.
         self._asked, self._worker.busy = None, ""
         asked.withdrawn()
         self._worker.advance()
@@ -114,7 +116,7 @@ class Consent:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a place has proposed; as `Consent.ask` says."""
+    """A worker's proposal with the arguments of `Consent.ask`."""
 
     proposal: Proposal
     wanted: Callable[[], bool]
@@ -123,21 +125,22 @@ class _Asked:
 
 
 class Work:
-    """A worker's micro-batches: alone, or in its unit, with which it agrees on each and computes it."""
+    """Computes a worker's micro-batches, alone or in agreement with its replica group."""
 
     def __init__(self, worker: WorkerHost, consent: Consent | None, done: Callable[[int, SimGradient], object]) -> None:
-        """Compute nothing yet.
+        """Create an idle object.
 
         Args:
-            consent: is asked of the unit, None where the worker is alone.
-            done: is told of each micro-batch that is computed, by all places.
+            worker: The worker that computes.
+            consent: The agreement with the replica group, or None for a single worker.
+            done: Called for each micro-batch that all workers have computed.
         """
         self._worker, self._consent, self._done = worker, consent, done
-        #: that the unit has agreed on last
+        #: The last proposal on which the replica group agreed.
         self._agreed_on: Proposal | None = None
 
     def begin(self, micro_batch: int) -> None:
-        """The machine is about to compute one: do so, or bring it to the page, after a while."""
+        """Compute a micro-batch, or propose it to the replica group first."""
         machine = self._worker.machine
         if self._consent is None or machine.proposal is None:
             self._compute(micro_batch)
@@ -150,7 +153,7 @@ class Work:
         )
 
     def look(self) -> None:
-        """An order has come: nobody waits on for what is not wanted any more."""
+        """Withdraw a proposal that an order has made unwanted."""
         if self._consent is not None:
             self._consent.look()
 
@@ -162,7 +165,7 @@ class Work:
         world.after_work(step, micro_batch, worker, worker.node, done, micro_batch, made)
         worker.boundary("computing")
 
-    # ---- in a unit ----
+    # ---- in a replica group ----
 
     def _agreed(self, proposal: Proposal) -> None:
         self._agreed_on = proposal
@@ -170,7 +173,7 @@ class Work:
         self._compute(proposal.number)
 
     def _through(self, micro_batch: int, made: SimGradient) -> None:
-        """This place has done its part; go on once all have."""
+        """Finish this worker's part, and continue when all workers have finished."""
         worker = self._worker
         if self._consent is not None and self._agreed_on is not None and not worker.hung:
             worker.busy = "together"

@@ -1,7 +1,7 @@
 """One simulated worker process: a training thread and a listener around `WorkerMachine`, with a fake model.
 
-The training thread does one thing at a time (`busy`); a Halt makes it leave collectives and transfers, never a
-micro-batch or an apply. Whatever is half done is garbage: a value that no other process has.
+The training thread does one thing at a time (`busy`). A Halt makes it leave collectives and transfers, never a
+micro-batch or an apply. A half-written state is garbage: a value that no other process has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.simulation.world import World
 
 
 class WorkerSurroundings(Protocol):
-    """What a worker process asks of the cluster that it is in."""
+    """The operations of the cluster that a worker process uses."""
 
     world: World
     checker: Checker
@@ -44,7 +44,7 @@ class WorkerSurroundings(Protocol):
 
 
 class HomeAgent(Protocol):
-    """What a worker process asks of the agent that has started it."""
+    """The operations of its agent that a worker process uses."""
 
     name: str
     writer: SimWriter
@@ -74,27 +74,27 @@ class SimWorker(Process):
         holding = HeldExperts(shape) if shape else None
         self._mover = Mover(self, self.experts, holding) if self.experts and holding else None
         self.machine = parts.worker(worker, samples=self.world.samples, holding=holding)
-        #: generation and step of the gradients at hand
+        #: The generation and step of the current gradients.
         self._attempt = (0, 0)
-        #: the model's state; garbage while it is being written
+        #: The model's state; garbage while it is being written.
         self.state = training.initial_state(pid)
         self.whole = True
         self.gradients: training.SimSums = {}
         self.reduced: training.SimReduced | None = None
-        #: what the newest reduction came to at all places of a unit
+        #: The results of the newest reduction for all workers of the replica group.
         self._of_places: tuple[training.SimReduced, ...] = ()
         self.operation: Underway | None = None
         self.pusher = Pusher(self, self._mover.carrier if self._mover else None)
-        #: the state that has come, until the training thread takes it
+        #: The received state, until the training thread adopts it.
         self.receipt: training.SimReceipt | None = None
-        #: in apply; at the next micro-batch; its gradient joins the sums wrongly; its state is not what it should be
+        #: Raise in apply; raise at the next micro-batch; corrupt its gradient in the sums; the state is corrupted.
         self.raise_next = self.raise_script = self.corrupting = self.corrupted = False
-        #: the training thread is to hang where it comes next; it does
+        #: Hang at the next boundary; the training thread hangs now.
         self.hanging = self.hung = False
-        #: what its script has set that no other worker's has, 0 for nothing
+        #: A setting of its script that differs from all other workers', or 0 if none differs.
         self.settings = 0
         self._troubles = self.world.troubles(agent.name)
-        #: the boundary that was reached last
+        #: The last boundary reached.
         self.at = "starting"
         self.page = SimPage(self.world.timeline)
         self._busy = ""
@@ -104,7 +104,7 @@ class SimWorker(Process):
 
     @property
     def busy(self) -> str:
-        """What the training thread is about, "" for nothing."""
+        """The training thread's current activity, or "" if it is free."""
         return self._busy
 
     @busy.setter
@@ -115,14 +115,14 @@ class SimWorker(Process):
     # ---- life ----
 
     def take_place(self, places: int) -> None:
-        """Be one of so many that have a replica between them."""
+        """Join a replica group of `places` workers."""
         self.places, self.place = places, index_of(self.id) % places
         page = self.agent.unit_of(self.id, places)
         consent = self._entrance.consent = Consent(self, page) if page is not None else None
         self._work = Work(self, consent, self._computed)
 
     def attach(self) -> None:
-        """Come up and wait for a generation."""
+        """Attach to the coordinator and wait for a generation."""
         if self.boundary("attach"):
             return
         self.tell(attachment(self.world, self.id, self.pid, self.experts, self.places))
@@ -131,7 +131,7 @@ class SimWorker(Process):
             self.world.after("start", self, self._script_raises, None)
 
     def kill(self) -> None:
-        """End without a word; the peers' collectives with it break."""
+        """Die without a message; the peers' collectives fail."""
         if self.alive:
             self.alive = False
             self._builder.fail()
@@ -146,13 +146,13 @@ class SimWorker(Process):
         super().resume()
 
     def glitch(self) -> None:
-        """Let the collective that this worker waits for fail."""
+        """Fail the collective that this worker is waiting for."""
         group = self._builder.group(self.machine.generation)
         if group is not None and self.operation is not None:
             group.glitch(self.id)
 
     def tell(self, message: msg.WorkerMessage) -> None:
-        """Say something to the coordinator, through the agent."""
+        """Send a message to the coordinator through the agent."""
         if self.alive:
             self.checker.told(self, message)
             self.agent.deliver(self.agent.relay, self, message)
@@ -160,7 +160,7 @@ class SimWorker(Process):
     # ---- the listener thread ----
 
     def order(self, order: msg.Order) -> None:
-        """An order is here; the listener hears it once it gets a turn, and in order."""
+        """Queue an order for the listener thread, which handles orders one after another."""
         timeline, until = self.world.timeline, self._troubles.deaf_until
         if until > timeline.now:
             timeline.at(until, self.deliver, self.hear, order)
@@ -168,7 +168,7 @@ class SimWorker(Process):
             self.hear(order)
 
     def hear(self, order: msg.Order) -> None:
-        """Take an order from the coordinator."""
+        """Handle an order from the coordinator."""
         match order:
             case msg.Posted():
                 self._builder.posted(order)
@@ -192,7 +192,7 @@ class SimWorker(Process):
             self.advance()
 
     def obey(self, instructions: Iterable[tasks.WorkerInstruction]) -> None:
-        """Carry out what the machine asks for."""
+        """Execute the machine's instructions."""
         for instruction in instructions:
             match instruction:
                 case tasks.SendToCoordinator(message):
@@ -205,7 +205,7 @@ class SimWorker(Process):
                     self._builder.drop(generation)
 
     def _halt(self) -> None:
-        """Leave collectives and transfers; the commit operation is looked at once more."""
+        """Leave collectives and transfers; check the commit operation one last time."""
         self.pusher.abort()
         self.receipt, operation = None, self.operation
         if self.busy in ("reduce", "move") and operation is not None:
@@ -236,7 +236,7 @@ class SimWorker(Process):
     # ---- the training thread ----
 
     def advance(self) -> None:
-        """Do what is to be done now, if the thread is free."""
+        """Execute the current task, if the thread is free."""
         if not self.alive or self.hung or self.busy:
             return
         machine = self.machine
@@ -296,13 +296,13 @@ class SimWorker(Process):
         self.advance()
 
     def corrupt(self) -> None:
-        """Let one of the gradients in the sums be wrong, or the next one where there is none."""
+        """Corrupt a gradient in the sums, or the next gradient if the sums are empty."""
         self.corrupting = not self.gradients
         if self.gradients:
             training.corrupted(self.gradients, self.world.samples, self.state, self.machine.step, self.world.rng)
 
     def _script_raises(self, micro_batch: int | None) -> None:
-        """The script ends with an exception, None: outside of its loop; what is whole of the state is kept."""
+        """Raise an exception in the script, outside its loop if `micro_batch` is None; keep an intact state."""
         self.busy = ""
         machine, place = self.machine, f"Oops({self.id})" if self.raise_script else "Oops"
         if not machine.keep_state_only():
@@ -324,7 +324,7 @@ class SimWorker(Process):
         self.issue("reduce", training.SimShare(training.summed(self.gradients), self._compared()), combine)
 
     def _compared(self) -> list[float]:
-        """Return the numbers that this worker compares with the others of its role."""
+        """Return the numbers that this worker compares with other workers of its role."""
         machine = self.machine
         state = hash((29, self.state)) % (1 << 62) if machine.compares_state else 0
         fingerprint = Fingerprint(step=machine.step, settings=self.settings, state=state)
@@ -340,17 +340,17 @@ class SimWorker(Process):
         self.world.timeline.after(late_s, self.deliver, self._late, operation)
 
     def _late(self, operation: Underway) -> None:
-        """A collective has taken too long: it ends here, and its connections with it."""
+        """Abandon a collective that has exceeded its time limit, and its connections."""
         if operation is self.operation and not self.hung:
             self._group().abandon(self, operation)
             self.operation_failed(operation, timed_out=True)
 
     def climbs(self, operation: Underway) -> bool:
-        """A level of a collective is behind this worker; True where it goes on to the next."""
+        """Return whether this worker goes on to the next level of a collective."""
         return operation is self.operation and not self.hung and not self.boundary("climbing")
 
     def operation_done(self, operation: Underway, value: Any) -> None:
-        """A collective returned."""
+        """Handle the result of a collective."""
         if operation is not self.operation or self.hung:
             return
         kind, self.operation, self.busy = self.busy, None, ""
@@ -363,7 +363,7 @@ class SimWorker(Process):
             self._vote_done(value)
 
     def _reduced(self, value: training.SimReduced) -> None:
-        """All reductions of the step have returned, unless a Stop was faster."""
+        """Handle the result of the step's reductions, unless a Stop arrived earlier."""
         if self._mover is not None and not self._mover.brings(self._reduced, value):
             return
         self.obey(self.machine.finish_reduction(value.v))
@@ -377,7 +377,7 @@ class SimWorker(Process):
                 self.world.after("pause", self, self._vote)
 
     def _vote_done(self, raised: list[float]) -> None:
-        """The commit operation returned what all have raised."""
+        """Handle the result of the commit operation: the flags of all ranks."""
         assert self.reduced is not None
         self.checker.passes(self)
         self.obey(self.machine.pass_vote(with_flags(self.reduced.v, raised, self.machine.generations.world)))
@@ -385,7 +385,7 @@ class SimWorker(Process):
             self.advance()
 
     def operation_failed(self, operation: Underway, *, timed_out: bool = False) -> None:
-        """A collective ended with an error."""
+        """Handle the failure of a collective."""
         if operation is not self.operation or self.hung:
             return
         kind, self.operation, self.busy = self.busy, None, ""
@@ -446,13 +446,13 @@ class SimWorker(Process):
             self.advance()
 
     def raised(self, place: str = "", *, looped: bool = True) -> None:
-        """The script ends with an exception, and nothing of the state can be kept; where, if that is told."""
+        """End with an exception of the script and lose the state; report `place` if it is set."""
         error = told_of(self.machine, place, looped=looped).error if place else None
         self.agent.deliver(self.agent.worker_raised, self, error)
         self.kill()
 
     def _save_last(self) -> None:
-        """The job ends before its last step: finish once what is here is saved."""
+        """Save the state and finish, because the job ends before its last step."""
         plan = self.machine.plan
         if plan is None or self.boundary("finishing"):
             return
@@ -462,11 +462,11 @@ class SimWorker(Process):
         self.saved()
 
     def saved(self) -> None:
-        """Something that was being written, or waited for an answer, is settled: perhaps that was the last of it."""
+        """Finish if the last pending save is resolved."""
         if self.busy == "save" and self._saver.idle:
             self.busy = ""
             self.obey(self.machine.finish())
 
     def boundary(self, name: str) -> bool:
-        """Let the plan strike here; True where this process did not survive it, or is stopped."""
+        """Apply the plan's faults at this boundary; return True if this process died or was paused."""
         return self._cluster.boundary(self, name)

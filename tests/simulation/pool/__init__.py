@@ -1,1 +1,1 @@
-"""A whole pool under a virtual clock: its machine, jobs and nodes with their grants, and what must never happen."""
+"""A complete pool under a virtual clock: its machine, jobs, nodes, grants and invariants."""

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.pool fuzz` and `... replay NUMBER`: schedules of whole pools."""
+"""Runs schedules of complete pools: `python -m tests.simulation.pool fuzz` and `... replay NUMBER`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from tests.simulation.pool.pool_plans import pool_plan
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the commands; return its exit code, 0 where every schedule held."""
+    """Run a command; return its exit code, which is 0 if every schedule passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.pool", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    fuzz = commands.add_parser("fuzz", help="run schedules, print those that fail")
-    fuzz.add_argument("--schedules", type=int, default=5000, help="how many (default: 5000)")
-    fuzz.add_argument("--first", type=int, help="the first one's number (default: any)")
-    fuzz.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="how many at a time")
-    one = commands.add_parser("replay", help="run one schedule and print its story")
+    fuzz = commands.add_parser("fuzz", help="run schedules and print the failed ones")
+    fuzz.add_argument("--schedules", type=int, default=5000, help="number of schedules (default: 5000)")
+    fuzz.add_argument("--first", type=int, help="number of the first schedule (default: random)")
+    fuzz.add_argument(
+        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="number of parallel processes"
+    )
+    one = commands.add_parser("replay", help="run one schedule and print its events")
     one.add_argument("number", type=int, help="the schedule's number")
     options = parser.parse_args(arguments)
     if options.command == "replay":

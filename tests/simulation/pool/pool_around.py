@@ -1,4 +1,4 @@
-"""What each of a simulated pool's processes sees of the others."""
+"""The interfaces of a simulated pool's processes to each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.pool.pool_world import JobDisk, Line, LineEnd, PoolWorld
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolParts:
-    """The machines, to be replaced by wrong ones: what they do must be found."""
+    """The machines under test; a test may replace one by a wrong machine that the checker must detect."""
 
     pool: type[Pool] = Pool
     fence: type[Fence] = Fence
@@ -28,7 +28,7 @@ class PoolParts:
 
 
 class NodeSeen(LineEnd, Protocol):
-    """A node, to others."""
+    """A node, as other processes see it."""
 
     name: str
     session: str
@@ -37,7 +37,7 @@ class NodeSeen(LineEnd, Protocol):
 
 
 class CoordinatorSeen(LineEnd, Protocol):
-    """A job's coordinator, to others."""
+    """A job's coordinator, as other processes see it."""
 
     name: str
     submission: int
@@ -46,13 +46,13 @@ class CoordinatorSeen(LineEnd, Protocol):
 
 
 class ServerSeen(LineEnd, Protocol):
-    """The pool's server, to others."""
+    """The pool's server, as other processes see it."""
 
     def linked(self, job: CoordinatorSeen, line: Line) -> None: ...
 
 
 class Watching(Protocol):
-    """Who looks at all that is written and started."""
+    """The observer of all writes and starts."""
 
     def persisted(self, before: PoolRecord | None, after: PoolRecord) -> None: ...
 
@@ -64,7 +64,7 @@ class Watching(Protocol):
 
 
 class PoolAround(Protocol):
-    """Everything, to one who is in it."""
+    """The whole simulation, as its processes see it."""
 
     @property
     def parts(self) -> PoolParts: ...
@@ -82,7 +82,7 @@ class PoolAround(Protocol):
     def coordinators(self) -> Mapping[tuple[str, int], CoordinatorSeen]: ...
 
     def unfit(self, job: str) -> Collection[str]:
-        """Return the nodes that will not do for a job."""
+        """Return the nodes that are unfit for a job."""
         ...
 
     def work_s(self, job: str) -> float: ...

@@ -1,4 +1,4 @@
-"""What must hold in a pool after every event, seen from outside the machines."""
+"""The invariants of a pool, checked after every event from outside the machines."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolRecord
 from tests.simulation.invariants import InvariantError
 from tests.simulation.pool.pool_around import CoordinatorSeen, NodeSeen, PoolAround
 
-#: a grant whose node changes between standby and training more often than this goes back and forth without an end
+#: The maximum number of role changes of one grant; more indicate an endless oscillation.
 MOST_ROLE_CHANGES = 20
 
 
 class PoolChecker:
-    """Watches one run."""
+    """Checks one run."""
 
     def __init__(self, cluster: PoolAround) -> None:
         self._cluster = cluster
-        #: every grant that was ever written
+        #: Every grant ever written.
         self._written: dict[int, Grant] = {}
         self._submissions: dict[int, int] = {}
         self._newest_on: dict[str, int] = {}
         self._last_seq = 0
         self._role_changes = Counter[int]()
-        #: the newest grant that each life of a node has started
+        #: The newest grant started in each life of a node.
         self._started: dict[tuple[str, str], int] = {}
-        #: what has happened, to say what schedules have seen
+        #: Counters of the events that the schedules covered.
         self.grants = self.moved = self.recalled = self.waited = 0
 
     def _fail(self, why: str) -> NoReturn:
@@ -38,7 +38,7 @@ class PoolChecker:
     # ---- the pool's record ----
 
     def persisted(self, before: PoolRecord | None, after: PoolRecord) -> None:
-        """The pool has written its record."""
+        """Check a record that the pool has written."""
         if before is not None:
             if after.version != before.version + 1 or after.term < before.term:
                 self._fail(f"version {after.version} of term {after.term} follows {before.version}, {before.term}")
@@ -59,22 +59,22 @@ class PoolChecker:
                 self.grants += 1
         left = {node for node, grant in after.grants.items() if after.jobs[grant.job].state in OVER}
         if left:
-            self._fail(f"nodes {sorted(left)} belong to jobs that are over")
+            self._fail(f"nodes {sorted(left)} belong to jobs that have ended")
 
     def _given(self, after: PoolRecord, grant: Grant) -> None:
-        """A node is given to a job: one that anybody may have, and no more of them to wait than are of use."""
+        """Check that a granted node is not drained, and that the job has no useless standbys."""
         job = after.jobs[grant.job]
         if after.nodes[grant.node].drained:
-            self._fail(f"{grant.node} is drained, and given to {grant.job}")
+            self._fail(f"{grant.node} is drained, but was granted to {grant.job}")
         if not grant.standby:
             return
         self.waited += 1
         waiting = sum(one.job == job.name and one.standby and not one.recalled for one in after.grants.values())
         if job.state != "admitted" or job.spec.preemptible or waiting > max(1, job.spec.recovery.standbys):
-            self._fail(f"{job.name}, which is {job.state}, has {waiting} nodes that wait")
+            self._fail(f"job {job.name} in state {job.state} has {waiting} standbys")
 
     def _over(self, grant: Grant) -> None:
-        """A grant is not in the record any more: its job's record does without it, or nothing of it is on the node."""
+        """Check that an ended grant is absent from its job's record, or has no processes on its node."""
         self.moved += 1
         disk = self._cluster.world.job_disks.get((grant.job, self._submissions[grant.number]))
         if disk is not None and grant.number not in disk.held.numbers and disk.held.heard >= grant.version:
@@ -83,10 +83,10 @@ class PoolChecker:
             return
         if not self._on_node(grant):
             return
-        self._fail(f"grant {grant.number} of {grant.job} on {grant.node} has ended, and nobody has said so")
+        self._fail(f"grant {grant.number} of {grant.job} on {grant.node} ended before its job or its node released it")
 
     def _on_node(self, grant: Grant) -> bool:
-        """Tell whether anything of a grant is on its node, or could still be started there."""
+        """Return whether a grant has processes on its node, or could still start some."""
         node = self._cluster.nodes.get(grant.node)
         return node is not None and node.session == grant.session and node.fence.ended < grant.number
 
@@ -105,12 +105,14 @@ class PoolChecker:
                 1 for grant in after.grants.values() if grant.job == name and not (grant.recalled or grant.standby)
             )
             if recalled and kept < _least(job):
-                self._fail(f"{name} is to give back {recalled} and keeps {kept}, less than its {_least(job)}")
+                self._fail(
+                    f"{name} must return {recalled} and keeps {kept} nodes, fewer than its minimum of {_least(job)}"
+                )
 
     def _no_surplus(self, before: PoolRecord, after: PoolRecord) -> None:
-        """Check that no job loses a node although its share stays: a move inside a job needs no other node.
+        """Check that a job with an unchanged share loses no node, because a move inside a job needs no other node.
 
-        A node that is no longer drained or replaced counts again, and may be one too many.
+        A node that is no longer drained or replaced counts again, so the job may have one node too many.
         """
         for name, job in after.jobs.items():
             known = before.jobs.get(name)
@@ -131,7 +133,7 @@ class PoolChecker:
                 self._fail(f"{name} loses {recalled}, with a share of {known.share} before and {job.share} now")
 
     def emitted(self, event: AnyPoolEvent) -> None:
-        """An event is in the journal."""
+        """Check an event that the pool has written to the journal."""
         if isinstance(event, RoleChanged):
             self._role_changes[event.grant] += 1
             if self._role_changes[event.grant] > MOST_ROLE_CHANGES:
@@ -140,23 +142,23 @@ class PoolChecker:
             self._fail(f"event {event.seq} follows {self._last_seq}")
         self._last_seq = event.seq
         if isinstance(event, NodeGranted) and event.grant not in self._written:
-            self._fail(f"grant {event.grant} was announced and is not in the record")
+            self._fail(f"grant {event.grant} was announced but is not in the record")
 
     # ---- jobs and nodes ----
 
     def held(self, job: CoordinatorSeen, before: Held, after: Held) -> None:
-        """A job has written what it holds."""
+        """Check the grants that a job has written to its record."""
         for node, grant in after.grants.items():
             written = self._written.get(grant.number)
             if written is None or (written.job, written.node) != (job.name, node):
                 self._fail(f"{job.name} holds {grant.number} on {node}, which is {written}")
         for number in after.numbers - before.numbers:
             if number in before.returned:
-                self._fail(f"{job.name} has given {number} back, and takes it again")
+                self._fail(f"{job.name} has returned grant {number} and takes it again")
         self._one_owner(set(after.grants) - set(before.grants))
 
     def _one_owner(self, nodes: set[str]) -> None:
-        """No two jobs count on one node, unless nothing of the older one's grant is on it any more."""
+        """Check that two jobs hold a node only if the older grant has no processes there."""
         for node in nodes:
             holders = {
                 disk.held.grants[node].number
@@ -165,10 +167,10 @@ class PoolChecker:
             }
             for number in sorted(holders)[:-1]:
                 if self._on_node(self._written[number]):
-                    self._fail(f"{node} is of {len(holders)} jobs: grants {sorted(holders)}")
+                    self._fail(f"{node} belongs to {len(holders)} jobs: grants {sorted(holders)}")
 
     def started(self, node: NodeSeen, start: StartGrant) -> None:
-        """A node has started processes for a grant."""
+        """Check processes that a node has started for a grant."""
         written = self._written.get(start.grant)
         if written is None or (written.job, written.node, written.session) != (start.job, node.name, node.session):
             self._fail(f"{node.name} starts grant {start.grant} of {start.job}, which is {written}")
@@ -180,14 +182,14 @@ class PoolChecker:
             self._fail(f"{node.name} has processes of grants {sorted(node.processes)}")
 
     def after_event(self) -> None:
-        """Something has happened: no node trains in two jobs."""
+        """Check after each event that no node trains in two jobs."""
         trains: dict[str, str] = {}
         for job in self._cluster.coordinators.values():
             for name in job.members:
                 node = self._cluster.nodes.get(name)
                 grant = job.disk.held.grants.get(name)
                 if node is None or grant is None or grant.number not in node.processes:
-                    continue  # (it is gone, and the job does not know yet)
+                    continue  # The node is gone, but the job does not know this yet.
                 if name in trains:
                     self._fail(f"{name} trains in {trains[name]} and in {job.name}")
                 trains[name] = job.name
@@ -195,15 +197,17 @@ class PoolChecker:
     # ---- the end ----
 
     def at_the_end(self) -> None:
-        """All is quiet: every job is over, nothing runs anywhere, and no node is anybody's."""
+        """Check that every job has ended, no process runs, and no grant is left."""
         record = self._cluster.world.disk.record
         assert record is not None
         waits = {name: (job.state, job.why) for name, job in record.jobs.items() if job.state not in OVER}
         if waits:
-            self._fail(f"jobs are not over: {waits}, grants {dict(record.grants)}")
+            self._fail(f"jobs have not ended: {waits}, grants {dict(record.grants)}")
         orphans = {node.name: node.processes for node in self._cluster.nodes.values() if node.processes}
         if orphans or record.grants:
-            self._fail(f"all jobs are over, and there are orphans: {orphans}, grants {dict(record.grants)}")
+            self._fail(
+                f"all jobs have ended, but processes or grants are left: {orphans}, grants {dict(record.grants)}"
+            )
 
 
 def _least(job: PooledJob) -> int:

@@ -1,4 +1,4 @@
-"""A simulated pool put together: server, jobs, nodes, users and faults, run to its end."""
+"""A complete simulated pool: server, jobs, nodes, users and faults."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.simulation.pool.pool_plans import QUIET_S, PlannedJob, PoolFault, Poo
 from tests.simulation.pool.pool_server import SimPoolServer
 from tests.simulation.pool.pool_world import BEGIN, JobDisk, LineEnd, PoolWorld
 
-#: after the last fault all must be over within this time
+#: The time within which all jobs must end after the last fault.
 MOST_S = 4000.0
 
 
 class PoolCluster:
-    """One run."""
+    """One run of a pool."""
 
     def __init__(self, plan: PoolPlan, parts: PoolParts | None = None) -> None:
         self.plan = plan
@@ -54,10 +54,10 @@ class PoolCluster:
         self._planned = {job.spec.name: job for job in plan.jobs}
 
     def run(self) -> None:
-        """Run to the end.
+        """Run the schedule to its end.
 
         Raises:
-            InvariantError: something that must never happen did.
+            InvariantError: An invariant is violated.
         """
         timeline, plan = self.world.timeline, self.plan
         self._start_server()
@@ -84,11 +84,11 @@ class PoolCluster:
         return all_in and not busy and all(job.state in OVER for job in record.jobs.values())
 
     def work_s(self, job: str) -> float:
-        """Return how much a job has to do."""
+        """Return the amount of work of a job."""
         return self._planned[job].work_s
 
     def unfit(self, job: str) -> Collection[str]:
-        """Return the nodes that will not do for a job."""
+        """Return the nodes that are unfit for a job."""
         return self._planned[job].unfit
 
     # ---- processes ----
@@ -100,7 +100,7 @@ class PoolCluster:
             self.server.start()
 
     def server_died(self, server: LineEnd) -> None:
-        """A server is gone, and where they are in its process its jobs' coordinators with it; another follows."""
+        """Start another server after one has died; coordinators in its process die with it."""
         if self.server is not server:
             return
         self.server = None
@@ -110,7 +110,7 @@ class PoolCluster:
         self.world.later(0.2, 5.0, self._start_server)
 
     def begin(self, job: PooledJob) -> None:
-        """Have a coordinator for a job."""
+        """Start a coordinator for a job, if it has none."""
         key = (job.name, job.submission)
         self._closed.discard(key)
         if key not in self.coordinators:
@@ -120,14 +120,14 @@ class PoolCluster:
             self.coordinators[key] = SimJobCoordinator(self, job.name, job.submission, disk)
 
     def close(self, job: str, submission: int) -> None:
-        """A job needs no coordinator any more."""
+        """Stop the coordinator of a job that needs none."""
         self._closed.add((job, submission))
         coordinator = self.coordinators.pop((job, submission), None)
         if coordinator is not None:
             coordinator.die()
 
     def job_died(self, job: CoordinatorSeen) -> None:
-        """A job's coordinator is gone: it is started again alone."""
+        """Restart a job's coordinator after it has died alone."""
         key = (job.name, job.submission)
         if self.coordinators.get(key) is job:
             del self.coordinators[key]
@@ -154,7 +154,7 @@ class PoolCluster:
         record = self.world.disk.record
         if record is None or job.spec.name not in record.jobs:
             assert not said or self.server is None, said
-            self.world.later(0.5, 1.0, self._submit, job)  # (it died before it had written that)
+            self.world.later(0.5, 1.0, self._submit, job)  # The server died before its write.
             return
         self._submitted.add(job.spec.name)
 
@@ -211,14 +211,15 @@ class PoolCluster:
             case PoolFaultKind.SERVER_DIES if self.server is not None:
                 self.server.die()
             case PoolFaultKind.SERVER_USURPED if self.server is not None:
-                before, self.server = self.server, None  # (the one before believes that it is still the one)
+                # The old server still believes that it is active.
+                before, self.server = self.server, None
                 self.world.timeline.after(fault.lasts_s, before.die)
                 self._start_server()
             case _:
                 pass
 
     def _undrain(self, node: str) -> None:
-        """A node is fit again: asked until it is written down."""
+        """Undrain a node; repeat until the record shows it."""
         record = self.world.disk.record
         if record is not None and node in record.nodes and record.nodes[node].drained:
             if self.server is not None:
@@ -230,7 +231,7 @@ class PoolCluster:
         self.world.timeline.after(lasts_s, self.world.block, one, other, -1)
 
     def _calm(self) -> None:
-        """Nothing fails from here on; who was suspended goes on."""
+        """Stop all faults and resume suspended jobs."""
         self.world.quiet = True
         self._resume_all()
 

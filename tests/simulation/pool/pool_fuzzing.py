@@ -1,4 +1,4 @@
-"""Runs schedules of pools by the thousand."""
+"""Runs many schedules of pools in parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.pool.pool_plans import pool_plan
 
 @dataclass(slots=True)
 class PoolTally:
-    """What a number of schedules came to; `failed`: how, by the schedule's number."""
+    """The results of several schedules; `failed` has the error by schedule number."""
 
     schedules: int = 0
     grants: int = 0
@@ -23,7 +23,7 @@ class PoolTally:
     failed: dict[int, str] = field(default_factory=dict[int, str])
 
     def add(self, other: PoolTally) -> None:
-        """Take in another tally."""
+        """Add another tally to this one."""
         self.schedules += other.schedules
         self.grants += other.grants
         self.moved += other.moved
@@ -33,13 +33,13 @@ class PoolTally:
 
 
 def run_pools(numbers: Iterable[int], parts: PoolParts | None = None) -> PoolTally:
-    """Run schedules one after the other."""
+    """Run schedules one after another."""
     tally = PoolTally()
     for number in numbers:
         cluster = PoolCluster(pool_plan(number), parts)
         try:
             cluster.run()
-        except Exception as error:  # noqa: BLE001 - the outermost frame of a schedule: a KeyError in a machine is a find, too
+        except Exception as error:  # noqa: BLE001 - any exception, such as a KeyError in a machine, is a failure
             tally.failed[number] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         checker = cluster.checker
         tally.schedules += 1

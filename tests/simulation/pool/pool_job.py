@@ -1,4 +1,4 @@
-"""A simulated job of a pool: its coordinator trains, loses nodes, leaves them, and keeps its grants in its record."""
+"""A simulated job of a pool: its coordinator trains, loses and releases nodes, and records its grants."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class SimJobCoordinator:
         self._cluster = cluster
         self._world: PoolWorld = cluster.world
         self._pool: Line | None = None
-        #: the nodes that train, by the line to each
+        #: The connected nodes and their lines.
         self.members: dict[str, Line] = {}
-        #: when those were heard last, or began to be waited for
+        #: The time of each node's last message, or of the start of the wait for it.
         self._seen = dict.fromkeys(disk.held.grants, self._world.now)
         self._doing = ""
         self._unfit: dict[str, NodeUnfit] = {}
@@ -44,7 +44,7 @@ class SimJobCoordinator:
         self._world.later(0.5, 4.0, self._end_moves)
 
     def die(self) -> None:
-        """The coordinator is gone; its nodes train on, or are ended by somebody else."""
+        """Kill the coordinator; its nodes continue until another process ends them."""
         self.up = False
         for line in (self._pool, *self.members.values()):
             if line is not None:
@@ -52,12 +52,12 @@ class SimJobCoordinator:
 
     @property
     def training(self) -> list[str]:
-        """The connected nodes that train, standbys that join next to a leaver among them."""
+        """The connected nodes that train, including standbys that join next to a draining node."""
         grants, joining = self.disk.held.grants, self.disk.joining
         return [node for node in self.members if not grants[node].standby or node in joining]
 
     def move(self) -> None:
-        """Move a node: a standby joins next to it, takes its place later, and the node becomes a standby."""
+        """Move a node's role: a standby joins next to it and takes over later; the node becomes a standby."""
         grants, joining = self.disk.held.grants, self.disk.joining
         waiting = [node for node in self.members if grants[node].standby and node not in joining]
         leavers = [node for node in self.training if node not in (*joining, *joining.values())]
@@ -67,7 +67,7 @@ class SimJobCoordinator:
             self._world.later(0.2, 4.0, self._end_moves)
 
     def _end_moves(self) -> None:
-        """End the moves whose nodes are both connected: the standbys have the places, and the leavers wait."""
+        """End each move with both nodes connected: the standby trains, and the replaced node becomes a standby."""
         if not self.up:
             return
         ended = {name: leaver for name, leaver in self.disk.joining.items() if {name, leaver} <= self.members.keys()}
@@ -76,7 +76,7 @@ class SimJobCoordinator:
             self._world.later(0.5, 1.0, self._end_moves)
 
     def _update_roles(self, changed: Mapping[str, bool]) -> None:
-        """Write the roles of the connected nodes, with these changes; moves whose leaver waits are over."""
+        """Write the roles of the connected nodes with these changes, and forget completed moves."""
         grants, joining = self.disk.held.grants, self.disk.joining
         called = {node for node in joining if node in grants and not grants[node].standby}
         roles = {node: grants[node].standby and node not in joining for node in self.members if node not in called}
@@ -86,7 +86,7 @@ class SimJobCoordinator:
             self._report()
 
     def _drop_ended_moves(self) -> None:
-        """Forget the moves whose standby is gone, or whose leaver is gone, waits, or is wanted back by the pool."""
+        """Forget moves without a standby, and moves of nodes that are gone, waiting or recalled by the pool."""
         grants = self.disk.held.grants
         counted = {node for node, grant in grants.items() if not (grant.standby or grant.leaving)}
         pairs = self.disk.joining.items()
@@ -107,12 +107,12 @@ class SimJobCoordinator:
 
     def _report(self) -> None:
         if self._pool is not None:
-            said = describe_state(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
-            self._pool.send(self, said)
+            report = describe_state(self.disk.held, dict(self._unfit), members=self.training, pace=self._pace)
+            self._pool.send(self, report)
 
     @property
     def _pace(self) -> JobPace | None:
-        """What it has measured in this life: some grow well, others do not, and one is slower with more."""
+        """The pace measured in this life: jobs of one kind scale well, others badly, others become slower."""
         nodes, kind = len(self.training), self.disk.held.submission % 3
         if not nodes:
             return None
@@ -143,7 +143,8 @@ class SimJobCoordinator:
         if self.disk.standing == "suspended" and wish in ("stop", "stop_now"):
             self._all_go("stopped")
         elif self.disk.standing == "suspended" and self.disk.held.grants:
-            self._all_go("suspended")  # (it was to go on, and to stop again, before it heard of either)
+            # The pool resumed and suspended the job again before the job received either order.
+            self._all_go("suspended")
         if self.disk.standing == "going" and wish != "run" and self._doing != wish:
             self._doing = wish
             self._world.later(0.1, 3.0, self._do_wish, wish)
@@ -151,7 +152,7 @@ class SimJobCoordinator:
             self._world.later(0.1, 2.0, self._leave)
 
     def _do_wish(self, wish: str) -> None:
-        """The step is over, and the state saved."""
+        """End the job as requested; its step is complete and its state is saved."""
         self._doing = ""
         if not self.up or self.disk.held.wish != wish or self.disk.standing != "going":
             return
@@ -166,7 +167,7 @@ class SimJobCoordinator:
             self._give_back(self.disk.held.to_leave)
 
     def _lose(self, nodes: Collection[str]) -> None:
-        """Nodes are lost: standbys take the places of the nodes that had one, in the same write."""
+        """Replace lost training nodes by standbys in the same write."""
         grants, joining = self.disk.held.grants, self.disk.joining
         places = sum(not grants[node].standby for node in nodes)
         waiting = [node for node in self.members if grants[node].standby and node not in nodes]
@@ -181,7 +182,7 @@ class SimJobCoordinator:
         why: str = "",
         taking: Collection[str] = (),
     ) -> None:
-        """Do without nodes, by the record first; then tell them, and the pool."""
+        """Release nodes: write the record first, then inform the nodes and the pool."""
         numbers = {node: self.disk.held.grants[node].number for node in nodes}
         held = set_roles(give_back(self.disk.held, nodes), dict.fromkeys(taking, False))
         if not self._write(set_standing(held, standing, why)):
@@ -213,14 +214,14 @@ class SimJobCoordinator:
     # ---- nodes ----
 
     def heard(self, line: Line, message: Any) -> None:
-        """Hear the pool, or a node."""
+        """Handle a message from the pool or from a node."""
         if line is self._pool:
             self._hear(message)
         elif isinstance(message, NodeComes):
             node = message.node
             held = mark_connected(self.disk.held, node, message.grant)
             if held is None or self.disk.standing != "going":
-                line.cut()  # (it tries again until somebody says that it is another's)
+                line.cut()  # The node retries until it belongs to another job.
             elif node in self._cluster.unfit(self.name):
                 self._unfit[node] = NodeUnfit(grant=message.grant, why="no script")
                 line.send(self, message.grant)
@@ -235,7 +236,7 @@ class SimJobCoordinator:
                     self._seen[node] = self._world.now
 
     def lost(self, line: Line) -> None:
-        """A line is gone: the node's lease runs."""
+        """Handle the loss of a line; the lease of a lost node keeps running."""
         if line is self._pool:
             self._pool = None
             self._world.later(0.05, 1.0, self._link)
@@ -255,7 +256,7 @@ class SimJobCoordinator:
         late = [node for node, grant in disk.held.grants.items() if grant.came and now - self._seen[node] > LEASE_S]
         late += find_overdue(disk.held, now, JOIN_S)
         if late:
-            self._lose(late)  # (the hit job goes on without them at once)
+            self._lose(late)  # The job continues without them at once.
         if not self.up:
             return
         self._train()

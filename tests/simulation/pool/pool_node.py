@@ -1,4 +1,4 @@
-"""A simulated node of a pool: its agent with the fence, and processes that take their time to start and to end."""
+"""A simulated node of a pool: its agent with the fence, and processes that start and end slowly."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ JOBS = "jobs"
 
 
 class SimPoolNode:
-    """One life of a node's agent. Its processes die with it."""
+    """One life of a node's agent; its processes die with it."""
 
     def __init__(self, cluster: PoolAround, name: str, life: int) -> None:
         self.name = name
         self.session = f"{life:x}"
         self.up = True
         self.fence: Fence = cluster.parts.fence()
-        #: the grants of which a process lives here
+        #: The grants with a running process on this node.
         self.processes: set[int] = set()
         self._cluster = cluster
         self._world: PoolWorld = cluster.world
@@ -32,7 +32,7 @@ class SimPoolNode:
         self._beat()
 
     def die(self) -> None:
-        """The node is gone, with all that runs there."""
+        """Kill the node and its processes."""
         self.up = False
         self.processes.clear()
         for line in (self._pool, self._job):
@@ -42,15 +42,15 @@ class SimPoolNode:
     # ---- lines ----
 
     def heard(self, line: Line, message: Any) -> None:
-        """Hear the pool, or the job that runs here."""
+        """Handle a message from the pool or from the job that runs here."""
         if line is self._pool:
             if isinstance(message, NodeGrant):
                 self._do(self.fence.on_grant(message))
         elif line is self._job and self._runs is not None and message == self._runs.grant:
-            self._reap(message)  # (the job has no need of this node any more)
+            self._reap(message)  # The job has released this node.
 
     def lost(self, line: Line) -> None:
-        """A line is gone: make another."""
+        """Connect again after a line is lost."""
         if line is self._pool:
             self._pool = None
             self._world.later(0.05, 1.0, self._connect_to_pool)

@@ -1,4 +1,4 @@
-"""What a simulated pool goes through, drawn from a number: jobs that come and go, and what fails."""
+"""The random plan of a simulated pool, drawn from a number: jobs, user requests and faults."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from random import Random
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, RecoverySpec
 
-#: from here on nothing fails any more, and nobody asks for anything: all jobs must end
+#: The time after which there are no faults and no user requests, so all jobs must end.
 QUIET_S = 120.0
 
 
-#: one after the other, so many seconds after the first
+#: A sequence of requests; `_GAPS` has the time of each after the first, in seconds.
 _TO_AND_FRO = ("suspend", "resume", "suspend", "resume")
 _ASKED = ("suspend", "resume", "stop", "stop_now", "weight", "move", "compact")
 _GAPS = (0.0, 4.0, 4.1, 9.0)
 
 
 class PoolFaultKind(StrEnum):
-    """What can happen to a pool."""
+    """The kinds of faults of a pool."""
 
     NODE_DIES = "node_dies"
     NODE_CUT_FROM_POOL = "node_cut_from_pool"
@@ -35,7 +35,7 @@ class PoolFaultKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolFault:
-    """Something fails at a time, for some time. `who`: of those that it can strike, by place."""
+    """A fault at a time, with its duration; `who` selects one of the possible targets."""
 
     kind: PoolFaultKind
     at: float
@@ -45,7 +45,7 @@ class PoolFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """A user asks for something: suspend, resume, stop, stop_now, weight, move, or that jobs are moved together."""
+    """A user's request: suspend, resume, stop, stop_now, weight, move or compact."""
 
     at: float
     what: str
@@ -53,7 +53,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedJob:
-    """A job, when it is submitted, and how much it has to do, in seconds of one node. `unfit`: nodes that do not do."""
+    """A job with its submission time, its work in seconds of one node, and the nodes that are unfit for it."""
 
     spec: JobSpec
     at: float
@@ -64,9 +64,10 @@ class PlannedJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPlan:
-    """One schedule. `crashes`: before which of its writes the server (or a job's coordinator) dies, by who it is.
+    """One schedule.
 
-    `together`: the jobs' coordinators are in the server's process, and die with it. `starves`: as of the policy `waf`.
+    `crashes` has the writes before which the server or a job's coordinator dies, by its name. `together` puts the
+    coordinators into the server's process, so that they die with it. `starves` is an option of the policy `waf`.
     """
 
     seed: int
@@ -81,7 +82,7 @@ class PoolPlan:
 
 
 def pool_plan(seed: int) -> PoolPlan:
-    """Return the schedule of a number."""
+    """Return the schedule with this number."""
     rng = Random(f"pool {seed}")
     nodes, policy = rng.randint(1, 8), rng.choice(sorted(POLICIES))
     reserve = rng.choice((0, 0, 0, 1, 2)) if nodes > 3 else 0
@@ -111,7 +112,7 @@ def _job(rng: Random, number: int, room: int, policy: str) -> PlannedJob:
     sizes = tuple(sorted({least, *rng.sample(range(least, most + 1), rng.randint(0, most - least))}))
     work_s = rng.choice((10.0, 60.0, 250.0)) * rng.uniform(0.5, 1.5)
     visits = [Visit(at=rng.uniform(0.0, QUIET_S), what=rng.choice(_ASKED)) for _ in range(rng.choice((0, 0, 1, 3)))]
-    if rng.random() < 0.4:  # (somebody who cannot make up his mind)
+    if rng.random() < 0.4:  # A user suspends and resumes the job repeatedly.
         since = rng.uniform(0.0, QUIET_S * 0.8)
         visits += [Visit(at=since + gap, what=what) for gap, what in zip(_GAPS, _TO_AND_FRO, strict=True)]
     spec = JobSpec(

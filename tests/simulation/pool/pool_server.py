@@ -1,4 +1,4 @@
-"""The pool's server in simulation: the shell around its machine, with the store and the journal."""
+"""The simulated server of a pool: the shell around its machine, with the store and the journal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.protocol.pool.record import PoolRecord
 from tests.simulation.pool.pool_around import CoordinatorSeen, PoolAround
 from tests.simulation.pool.pool_world import Crash, Line, PoolWorld
 
-#: what can happen next takes so long to plan for
+#: The time to solve the plans for the next failures, in seconds.
 _SOLVED_S = 0.3
 
 
@@ -54,12 +54,12 @@ class SimPoolServer:
         self._jobs: dict[str, Line] = {}
 
     def start(self) -> None:
-        """Take up the pool."""
+        """Start the pool from its record."""
         self._run(lambda: self.pool.start(self._world.now, "", 1))
         self._tick()
 
     def die(self) -> None:
-        """The server is gone."""
+        """Kill the server."""
         if not self.up:
             return
         self.up = False
@@ -68,16 +68,16 @@ class SimPoolServer:
         self._cluster.server_died(self)
 
     def feed(self, event: PoolInput) -> str:
-        """Have the machine take something in; return why it refused, "" where it did not."""
+        """Handle an input; return the reason if the machine refuses it, else ""."""
         return self._run(lambda: self.pool.handle(event, self._world.now)) if self.up else "the server is down"
 
     def linked(self, job: CoordinatorSeen, line: Line) -> None:
-        """A job's coordinator can be told something."""
+        """Handle the connection of a job's coordinator."""
         self._jobs[job.name] = line
         self.feed(JobConnected(job.name))
 
     def heard(self, line: Line, message: Any) -> None:
-        """Hear a node, or a job."""
+        """Handle a message from a node or a job."""
         for name, known in self._jobs.items():
             if known is line:
                 self.feed(JobMessage(name, message))
@@ -89,7 +89,7 @@ class SimPoolServer:
         self.feed(NodeMessage(self._by_line[id(line)], message))
 
     def lost(self, line: Line) -> None:
-        """A line is gone."""
+        """Handle the loss of a line."""
         self._jobs = {name: known for name, known in self._jobs.items() if known is not line}
         number = self._by_line.get(id(line))
         if number is not None:
@@ -139,7 +139,7 @@ class SimPoolServer:
         world = self._world
         match instruction:
             case StopOutdatedPool(newer):
-                raise AssertionError(f"a server takes its store for an older one: {newer}")
+                raise AssertionError(f"the server reports that its store is outdated, but it is not: {newer}")
             case PersistPool(record):
                 self._persist(record)
             case EmitPool(event):

@@ -1,4 +1,4 @@
-"""What all in a simulated pool share: time, chance, the network, what is on disk."""
+"""The shared world of a simulated pool: time, randomness, network and disks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BEGIN = 1_000_000.0
 
 
 class Crash(Exception):
-    """The process dies before it writes."""
+    """The process dies before its write."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeComes:
-    """A node's first word to a job: it comes by this grant."""
+    """A node's first message to a job, with its grant."""
 
     node: str
     grant: int
 
 
 class LineEnd(Protocol):
-    """One who talks over lines."""
+    """A process at one end of a line."""
 
     up: bool
 
@@ -56,20 +56,20 @@ class JobDisk:
 
     spec: JobSpec
     held: Held
-    #: how much work is done, in seconds of one node
+    #: The completed work, in seconds of one node.
     done_s: float = 0.0
     begun_at: float = 0.0
-    #: standbys that join next to a node whose place they take, with that node
+    #: The joining standbys, and the node that each replaces.
     joining: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def standing(self) -> JobStanding:
-        """How it stands by its record."""
+        """The job's state in its record."""
         return self.held.standing
 
 
 class PoolWorld:
-    """Time, chance, partitions, disks; and how often each has written."""
+    """Time, randomness, partitions, disks and the number of writes of each process."""
 
     def __init__(self, plan: PoolPlan) -> None:
         self.plan = plan
@@ -77,7 +77,7 @@ class PoolWorld:
         self.rng = Random(f"pool world {plan.seed}")
         self.disk = PoolDisk()
         self.job_disks: dict[tuple[str, int], JobDisk] = {}
-        #: pairs that cannot reach each other, and how many faults say so
+        #: The number of current faults that separate each pair.
         self._blocked: Counter[tuple[str, str]] = Counter()
         self._writes: Counter[str] = Counter()
         self.quiet = False
@@ -89,14 +89,14 @@ class PoolWorld:
         return self.timeline.now
 
     def later(self, least: float, most: float, action: Callable[..., object], *args: Any) -> None:
-        """Do something after a time between two."""
+        """Run an action after a random delay between `least` and `most`."""
         self.timeline.after(self.rng.uniform(least, most), action, *args)
 
     def writing(self, who: str) -> None:
-        """Somebody is about to write.
+        """Count a write that is about to happen.
 
         Raises:
-            Crash: it does not come to that.
+            Crash: The process dies before this write.
         """
         self._writes[who] += 1
         if not self.quiet and self._writes[who] in self.plan.crashes.get(who, ()):
@@ -104,20 +104,20 @@ class PoolWorld:
             raise Crash(who)
 
     def block(self, one: str, other: str, by: int = 1) -> None:
-        """Let two not reach each other any more; `by` -1: again."""
+        """Add a fault that separates a pair, or remove one if `by` is -1."""
         self._blocked[one, other] += by
 
     def reaches(self, one: str, other: str) -> bool:
-        """Tell whether two can reach each other."""
+        """Return whether a pair can reach each other."""
         return self._blocked[one, other] <= 0
 
     def tell(self, what: str) -> None:
-        """Write down what happens."""
+        """Add a line to the story of this run."""
         self.story.append(f"{self.now - BEGIN:9.3f} {what}")
 
 
 class Line:
-    """A connection: FIFO in each direction; it is lost where its ends cannot reach each other, and both are told."""
+    """A connection, FIFO in each direction; if its ends cannot reach each other, it breaks and both notice."""
 
     def __init__(self, world: PoolWorld, names: tuple[str, str], ends: tuple[LineEnd, LineEnd]) -> None:
         self._world = world
@@ -127,7 +127,7 @@ class Line:
         self.open = True
 
     def send(self, sender: LineEnd, message: Any) -> None:
-        """Say something to the other end; it may be lost."""
+        """Send a message to the other end; it may be lost."""
         if self.open:
             to = 1 if sender is self._ends[0] else 0
             timeline = self._world.timeline
@@ -136,7 +136,7 @@ class Line:
             timeline.at(at, self._arrive, to, message)
 
     def cut(self) -> None:
-        """Lose what is under way; each end notices after its own time."""
+        """Break the connection and lose its messages; each end notices after its own delay."""
         if self.open:
             self.open = False
             for end in self._ends:

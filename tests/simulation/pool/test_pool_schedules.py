@@ -1,4 +1,4 @@
-"""Schedules of whole pools: what must hold does, and where a machine is wrong in one place, they find it."""
+"""Schedules of complete pools: the invariants hold, and schedules detect a wrong machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.simulation.pool.pool_cluster import PoolCluster
 from tests.simulation.pool.pool_fuzzing import PoolTally, run_pools
 from tests.simulation.pool.pool_plans import PoolFaultKind, pool_plan
 
-#: a wrong machine is found within so many schedules
+#: The number of schedules within which a wrong machine must be detected.
 MOST = 1500
 
 
@@ -67,7 +67,10 @@ def test_schedules_try_everything() -> None:
 
 @pytest.mark.parametrize("number", [950_201, 950_063, 950_117])
 def test_weights_that_starve_let_no_job_go_to_and_fro(number: int) -> None:
-    """The first: a job took the place of one for which nodes would not do, and was starved by that, 201 times."""
+    """Weights that starve jobs cause few suspensions.
+
+    In the first schedule, a job replaced another with unfit nodes and was starved in turn, 201 times.
+    """
     plan = dataclasses.replace(pool_plan(number), policy="waf", starves=True)
     cluster = PoolCluster(plan)
     cluster.run()
@@ -79,7 +82,7 @@ def test_weights_that_starve_let_no_job_go_to_and_fro(number: int) -> None:
 
 
 class TakesFromTheSilent(Pool):
-    """A node that is out of touch has no owner any more."""
+    """A disconnected node loses its grant."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         if isinstance(event, NodeDisconnected) and (here := self.state.by_connection.get(event.connection)) is not None:
@@ -90,14 +93,14 @@ class TakesFromTheSilent(Pool):
 
 
 class TellsFirst(Pool):
-    """What is told is written afterwards."""
+    """Messages are sent before the record is written."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         return sorted(super().handle(event, now), key=lambda one: isinstance(one, PersistPool | EmitPool))
 
 
 class BelievesOldWords(Pool):
-    """A job that has not heard of a grant is taken to have given it back."""
+    """A job that has not yet received a grant counts as having returned it."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         if isinstance(event, JobMessage):
@@ -106,7 +109,7 @@ class BelievesOldWords(Pool):
 
 
 class BelievesEverySuspended(Pool):
-    """A job that says that it is suspended has no nodes, whatever it holds."""
+    """A job that reports that it is suspended counts as having no nodes, even if it holds some."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         if isinstance(event, JobMessage) and event.report.standing == "suspended":
@@ -115,22 +118,22 @@ class BelievesEverySuspended(Pool):
 
 
 class ShrinksTooFar(Pool):
-    """Jobs are shared out as if one node did for each."""
+    """Nodes are allocated as if one node were enough for each job."""
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
         granting = self._allocator
         right = granting.build_bid
 
         def bid(job: PooledJob, nodes: int) -> Bid:
-            said = right(job, nodes)
-            return Bid(**{**{name: getattr(said, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
+            correct = right(job, nodes)
+            return Bid(**{**{name: getattr(correct, name) for name in Bid.__slots__}, "least": 1, "sizes": ()})
 
         granting.build_bid = bid
         return super().start(now, url, pid)
 
 
 class ForgetsEvents(Pool):
-    """Events that the journal lacks after a crash are not said again."""
+    """Events that the journal lacks after a crash are not written again."""
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
         self._lost = []
@@ -138,7 +141,7 @@ class ForgetsEvents(Pool):
 
 
 class ClosesLast(Pool):
-    """A job that goes on at once loses its new coordinator."""
+    """A job that continues at once loses its new coordinator."""
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
         out = super().handle(event, now)
@@ -151,14 +154,14 @@ class ClosesLast(Pool):
 
 
 class LeavesJobsAlone(Pool):
-    """A job that had a coordinator before the server died has none afterwards."""
+    """A job's coordinator is not started again after the server has died."""
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
         return [one for one in super().start(now, url, pid) if not isinstance(one, StartCoordinator)]
 
 
 class StartsAtOnce(Fence):
-    """What belongs to the next grant is started beside what is being ended."""
+    """The next grant's processes start while the old grant's processes are ending."""
 
     def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
         out = super().on_grant(grant)
@@ -169,7 +172,7 @@ class StartsAtOnce(Fence):
 
 
 class StartsTwice(Fence):
-    """What is over here is started again, if the pool has not heard."""
+    """An ended grant starts again, if the pool has not learned of its end."""
 
     def on_reaped(self, grant: int) -> list[FenceInstruction]:
         out = super().on_reaped(grant)
@@ -180,24 +183,24 @@ class StartsTwice(Fence):
 
 
 class NeverReaps(Fence):
-    """A node that is nobody's keeps what it has."""
+    """A node without a grant keeps its processes."""
 
     def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
         return super().on_grant(grant) if grant.grant else []
 
 
 def takes_again(held: Held, shares: JobShares, now: float) -> Held:
-    """A job takes what it has given back."""
+    """Accept a grant that the job has returned."""
     return replace(apply_shares(replace(held, returned=frozenset()), shares, now), returned=held.returned)
 
 
 def reports_each_role_at_once(held: Held, nodes: Mapping[str, bool], _joining: Mapping[str, str]) -> Held:
-    """Report a standby that joins next to a leaver as a further node, before the leaver waits."""
+    """Report a standby that joins next to another node as an additional node, before that node waits."""
     return update_roles(held, nodes, {})
 
 
 def follows_changes_only(held: Held, shares: JobShares, now: float) -> Held:
-    """Follow the pool's call only if its word before was that the node waits: the call is an edge."""
+    """Follow the pool's call to a standby only if the pool's previous message had the node as a standby."""
     known = {node: grant.role_version for node, grant in held.grants.items()}
     waited = _told_to_wait.get(held.submission, frozenset[int]())
     _told_to_wait[held.submission] = shares.standbys
@@ -208,7 +211,7 @@ def follows_changes_only(held: Held, shares: JobShares, now: float) -> Held:
     return apply_shares(held, replace(shares, role_versions=versions), now)
 
 
-#: by submission, the grants that the pool's newest word has as standbys
+#: The standby grants in the pool's newest message, by submission.
 _told_to_wait: dict[int, frozenset[int]] = {}
 
 WRONG = {
@@ -229,7 +232,7 @@ WRONG = {
 }
 
 
-#: where one was found that few schedules find: they are looked at first
+#: Schedules that detect a machine that few schedules detect; they run first.
 RARE = {
     "believes_every_suspended": 530,
     "follows_changes_only": 260,
@@ -245,5 +248,5 @@ def test_what_is_wrong_is_found(name: str) -> None:
         tally.add(run_pools(range(first, first + 10), WRONG[name]))
         if tally.failed:
             break
-    assert tally.failed, f"{name} was not found by {tally.schedules} schedules"
+    assert tally.failed, f"{name} was not detected by {tally.schedules} schedules"
     assert any(why.startswith("InvariantError") for why in tally.failed.values()), tally.failed

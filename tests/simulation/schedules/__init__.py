@@ -1,1 +1,1 @@
-"""Fault schedules by number: drawn, run by the thousand, made small."""
+"""Fault schedules by number: generating, running and shrinking them."""

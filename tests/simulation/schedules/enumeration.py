@@ -1,5 +1,7 @@
-"""All schedules by number: every one of three ranks with up to two failures and a coordinator that dies at any write,
-and the random ones of each family."""
+"""All schedules by number: an enumerated family and random families.
+
+The enumerated family has three ranks, up to two failures and a coordinator crash at any write.
+"""
 
 from __future__ import annotations
 
@@ -47,95 +49,95 @@ from tests.simulation.faults.plans import (
 
 RANKS = 3
 WRITES = 30
-#: seeds from here on name enumerated schedules
+#: The first seed of the enumerated schedules.
 FIRST_SEED = 1_000_000_000
-#: from here on, random ones for the policies that others have
+#: The first seed of random schedules for baseline policies.
 FIRST_BASELINE_SEED = 2_000_000_000
-#: from here on, random ones with faults that are not processes' or connections' ends
+#: The first seed of random schedules with faults other than dead processes and broken connections.
 FIRST_WIDE_SEED = 3_000_000_000
-#: from here on, random ones with a fault that lasts
+#: The first seed of random schedules with a lasting fault.
 FIRST_LIVELY_SEED = 4_000_000_000
-#: from here on, random ones whose coordinator goes down with its machine
+#: The first seed of random schedules in which the coordinator fails with its machine.
 FIRST_POWER_SEED = 5_000_000_000
-#: from here on, random ones that their user ends
+#: The first seed of random schedules that the user interrupts.
 FIRST_INTERRUPTED_SEED = 6_000_000_000
-#: from here on, random ones whose store is slow
+#: The first seed of random schedules with a slow store.
 FIRST_SLOW_SEED = 7_000_000_000
-#: from here on, random ones with more nodes
+#: The first seed of random schedules with more nodes.
 FIRST_LARGE_SEED = 8_000_000_000
-#: from here on, random ones whose collectives go level by level
+#: The first seed of random schedules with hierarchical collectives.
 FIRST_LEVEL_SEED = 9_000_000_000
-#: from here on, random ones whose witnesses die
+#: The first seed of random schedules in which witnesses die.
 FIRST_WITNESSES_SEED = 10_000_000_000
-#: from here on, random ones whose nodes fail too often
+#: The first seed of random schedules in which nodes fail too often.
 FIRST_LADDER_SEED = 13_000_000_000
-#: from here on, random ones with work that takes its time
+#: The first seed of random schedules with slow work.
 FIRST_WORK_SEED = 14_000_000_000
-#: from here on, random ones whose links fall silent
+#: The first seed of random schedules with silent links.
 FIRST_LINK_SEED = 16_000_000_000
-#: from here on, random ones whose scripts ask for the end
+#: The first seed of random schedules in which scripts request the end of the job.
 FIRST_STOPPING_SEED = 18_000_000_000
-#: from here on, random ones in which a step that some have reduced is finished
+#: The first seed of random schedules in which a step that some ranks have reduced is finished.
 FIRST_READY_SEED = 20_000_000_000
-#: from here on, random ones in which nodes are asked to leave
+#: The first seed of random schedules with draining nodes.
 FIRST_LEAVING_SEED = 21_000_000_000
-#: from here on, random ones with standbys
+#: The first seed of random schedules with standbys.
 FIRST_STANDBY_SEED = 22_000_000_000
-#: from here on, random ones in which nodes give their places to standbys
+#: The first seed of random schedules in which standbys replace nodes on request.
 FIRST_MOVE_SEED = 23_000_000_000
-#: from here on, random ones in which nodes are told to end, and have a little time
+#: The first seed of random schedules in which nodes receive termination notices.
 FIRST_NOTICE_SEED = 24_000_000_000
-#: from here on, random ones whose nodes become slow
+#: The first seed of random schedules in which nodes become slow.
 FIRST_STRAGGLER_SEED = 25_000_000_000
-#: from here on, random ones whose job waits for the nodes that it has lost
+#: The first seed of random schedules in which the job waits for lost nodes.
 FIRST_WAITING_SEED = 26_000_000_000
-#: from here on, random ones whose job runs in a pool
+#: The first seed of random schedules in which the job runs in a pool.
 FIRST_POOLED_SEED = 27_000_000_000
-#: from here on, random ones whose pool has standbys for them
+#: The first seed of random schedules in which the pool grants standbys.
 FIRST_RESERVE_SEED = 28_000_000_000
-#: from here on, random ones whose replicas lie over several workers
+#: The first seed of random schedules with replicas over several workers.
 FIRST_LAYOUT_SEED = 29_000_000_000
-#: from here on, random ones that combine such replicas with the faults of the other families
+#: The first seed of random schedules that combine such replicas with the faults of other families.
 FIRST_COMBINED_SEED = 35_000_000_000
-#: from here on, random ones in which all gradients are NaN from some step on
+#: The first seed of random schedules in which all gradients are NaN after some step.
 FIRST_SKIPPING_SEED = 36_000_000_000
-#: from here on, random schedules in which nodes of a pool's job are moved
+#: The first seed of random schedules in which nodes of a pool's job are moved.
 FIRST_POOLED_MOVE_SEED = 34_000_000_000
-#: from here on, random ones whose transfers of state fail in one direction
+#: The first seed of random schedules in which state transfers fail in one direction.
 FIRST_NEWCOMER_SEED = 30_000_000_000
-#: workers whose settings differ
+#: The first seed of random schedules in which workers' settings differ.
 FIRST_DIFFER_SEED = 33_000_000_000
-#: from here on, random ones whose store is put back to a backup
+#: The first seed of random schedules in which the store is restored from a backup.
 FIRST_OUTDATED_SEED = 41_000_000_000
-#: from here on, random ones with everything at once
+#: The first seed of random schedules with all kinds of faults at once.
 FIRST_STORM_SEED = 15_000_000_000
-#: from here on, random ones whose script never comes to its loop
+#: The first seed of random schedules in which the script never reaches its loop.
 FIRST_BEGINNING_SEED = 17_000_000_000
-#: from here on, random ones with one wrong gradient in somebody's sums
+#: The first seed of random schedules with one wrong gradient in a worker's sums.
 FIRST_CORRUPT_SEED = 12_000_000_000
-#: from here on, random ones whose scripts raise
+#: The first seed of random schedules in which scripts raise exceptions.
 FIRST_RAISING_SEED = 11_000_000_000
 
-#: from here on, schedules that strike with one kind of fault in one phase
+#: The first seed of schedules with one kind of fault in one phase.
 FIRST_PAIR_SEED = 42_000_000_000
-#: from here on, random ones with snapshots in memory
+#: The first seed of random schedules with snapshots in memory.
 FIRST_MEMORY_SEED = 19_000_000_000
 
 _KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE, FaultKind.KILL_WORKER)
 _IN_RECOVERY = ("stopped", "begun", "built", "entered")
-#: longer than a lease: the node is expelled, and wakes up
+#: Longer than a lease, so the node is expelled before it continues.
 _STOPPED_S = 1.3
 
 FIRSTS = tuple(product(range(RANKS), STEP_BOUNDARIES, _KINDS))
-#: the other rank is counted from the first failure's; None: there is no second failure
+#: The second failure, with its rank relative to the first failure's, or None.
 SECONDS = (None, *product(range(1, RANKS), STEP_BOUNDARIES + _IN_RECOVERY, _KINDS))
 SCHEDULES = len(FIRSTS) * len(SECONDS) * (WRITES + 1)
 
 
 def enumerated_plan(number: int) -> FaultPlan:
-    """Return schedule `number` of `SCHEDULES`: a failure in step 2, a second one, a write where the coordinator dies.
+    """Return schedule `number` of `SCHEDULES`: a failure in step 2, a second failure and a coordinator crash.
 
-    The write is counted from the first failure on; 0: it lives.
+    The coordinator crashes at a write, counted from the first failure; with 0 it does not crash.
     """
     rest, write = divmod(number, WRITES + 1)
     first, second = divmod(rest, len(SECONDS))
@@ -156,7 +158,7 @@ def enumerated_plan(number: int) -> FaultPlan:
     )
 
 
-#: all schedules have a number; those of a family, theirs
+#: The schedule numbers of each family.
 FAMILIES: dict[str, range] = {
     "random": range(FIRST_SEED),
     "enumerated": range(FIRST_SEED, FIRST_SEED + SCHEDULES),
@@ -238,8 +240,10 @@ _RANDOM_PLANS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """A numbered schedule, as it is, or with the coordinator dying once more: before its n-th write (1-based; 0: as it
-    is), in a power cut or alone."""
+    """A numbered schedule, optionally with an additional coordinator crash.
+
+    The coordinator dies before write number `write` (from 1; 0 adds no crash), alone or in a power cut.
+    """
 
     number: int
     write: int = 0
@@ -247,10 +251,10 @@ class Schedule:
 
     @property
     def plan(self) -> FaultPlan:
-        """What goes wrong.
+        """The fault plan of this schedule.
 
         Raises:
-            ValueError: no schedule has this number.
+            ValueError: No schedule has this number.
         """
         plan = plan_of(self.number)
         if not self.write:
@@ -259,7 +263,7 @@ class Schedule:
         return replace(plan, crashes=crashes, power_cuts=plan.power_cuts or self.power_cut)
 
     def __str__(self) -> str:
-        """Return what `replay` is given to run it."""
+        """Return the arguments of `replay` for this schedule."""
         write = f" --write {self.write}" if self.write else ""
         return f"{self.number}{write}{' --power-cut' if self.power_cut else ''}"
 
@@ -268,7 +272,7 @@ def family_of(seed: int) -> str:
     """Return the family of a schedule.
 
     Raises:
-        ValueError: no schedule has this number.
+        ValueError: No schedule has this number.
     """
     for name, seeds in FAMILIES.items():
         if seed in seeds:

@@ -1,4 +1,4 @@
-"""The coordinator dies before each of its writes in turn, alone or in a power cut: the future must be the same."""
+"""Crashes the coordinator before each of its writes, alone or in a power cut; the job must continue correctly."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.simulation.schedules.enumeration import FAMILIES, FIRST_SEED, FIRSTS,
 from tests.simulation.schedules.fuzzing import Tally, print_failed
 from tests.simulation.world import Parts
 
-#: whose schedules come after those of one failure, in turns
+#: The families that follow the single-failure schedules, in rotation.
 _RANDOM = ("random", "wide", "lively", "baseline")
-#: schedules after which a run of many minutes says how far it is
+#: The number of schedules between two progress messages.
 _SAID_EVERY = 20
 
 
 def one_failure(number: int) -> Schedule:
-    """Return the schedule of one failure that `number` names; some survive it."""
+    """Return the single-failure schedule with this number; some nodes survive the failure."""
     return Schedule(number=FIRST_SEED + number % len(FIRSTS) * len(SECONDS) * (WRITES + 1))
 
 
 def chosen(count: int, seed: int) -> Iterator[Schedule]:
-    """Yield schedules: all those of one failure, then random ones that follow from `seed`."""
+    """Yield all single-failure schedules, then random schedules derived from `seed`."""
     rng = Random(seed)
     for place in range(count):
         if place < len(FIRSTS):
@@ -39,7 +39,7 @@ def chosen(count: int, seed: int) -> Iterator[Schedule]:
 
 
 def killed_at_every_write(schedule: Schedule, *, power_cut: bool, parts: Parts | None = None) -> Iterator[Schedule]:
-    """Yield the schedule with a crash before its first write, its second, ...: as many as it makes undisturbed."""
+    """Yield the schedule once for each write of its undisturbed run, with a crash before that write."""
     undisturbed = SimCluster(schedule.plan, parts)
     undisturbed.run()
     for write in range(1, undisturbed.writes + 1):
@@ -47,9 +47,9 @@ def killed_at_every_write(schedule: Schedule, *, power_cut: bool, parts: Parts |
 
 
 def disturb(schedule: Schedule, parts: Parts | None = None) -> Tally:
-    """Run a schedule undisturbed, then with a death and with a power cut before each write: what one process does.
+    """Run a schedule undisturbed, then with a crash and with a power cut before each write, in this process.
 
-    One failure loses nothing, so that job must be done each time; whether another may end is for the invariants to say.
+    A single failure loses nothing, so that job must always finish. For other schedules the invariants decide.
     """
     tally, must_end = Tally(), EXIT_DONE if family_of(schedule.number) == "enumerated" else None
     tally.run(schedule, parts, must_end=must_end)
@@ -61,9 +61,9 @@ def disturb(schedule: Schedule, parts: Parts | None = None) -> Tally:
 
 
 def writes(count: int, seed: int | None = None, processes: int = 0, parts: Parts | None = None) -> bool:
-    """Run `count` schedules with the coordinator killed at every write; print what came of them, True if all is well.
+    """Run `count` schedules with the coordinator killed at every write, print the results, and return success.
 
-    `seed`: whence the random ones follow; None: fresh ones.
+    The random schedules are derived from `seed`, or from a random seed if it is None.
     """
     seed = int.from_bytes(os.urandom(4)) if seed is None else seed
     since, tally = time.monotonic(), Tally()

@@ -1,4 +1,4 @@
-"""Runs fresh schedules of all families for a while, on all cores; those that fail can be replayed by their numbers."""
+"""Runs new schedules of all families on all cores; a failed schedule can be replayed by its number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.schedules.enumeration import FAMILIES, Schedule, family_of
 from tests.simulation.schedules.shrinking import failure, shrunk
 from tests.simulation.world import Parts
 
-#: how often each family comes, within one round
+#: The number of schedules of each family in one round.
 SHARES = {
     "random": 3,
     "enumerated": 2,
@@ -58,28 +58,28 @@ SHARES = {
     "outdated": 1,
     "pairs": 10,
 }
-#: of the time, at most, where others want to run too: one of these takes as long as fifty of them
+#: The largest share of time for large schedules among other families; each takes as long as 50 others.
 LARGE_SHARE = 0.15
-#: a run of so many schedules that strike at random must have seen every pair of fault and phase
+#: A run of at least this many random schedules must cover every pair of fault and phase.
 LONG_RUN = 100_000
-#: how many are kept of the schedules which fail in the same way
+#: The number of example schedules kept for each kind of failure.
 _KEPT = 5
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a number of runs came to; `seconds` are of the CPU, by family."""
+    """The results of several runs; `seconds` is the CPU time by family."""
 
     schedules: Counter[str] = field(default_factory=Counter[str])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     ended: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
     failed: Counter[str] = field(default_factory=Counter[str])
-    #: how it failed -> the first schedules that did
+    #: The first schedules of each kind of failure.
     examples: dict[str, list[Schedule]] = field(default_factory=dict[str, list[Schedule]])
     seen: Seen = field(default_factory=Counter[tuple[str, str]])
 
     def add(self, other: Tally) -> None:
-        """Take in another tally."""
+        """Add another tally to this one."""
         self.schedules += other.schedules
         self.ended += other.ended
         self.failed += other.failed
@@ -90,14 +90,14 @@ class Tally:
             self.examples[how] = (self.examples.get(how, []) + examples)[:_KEPT]
 
     def run(self, schedule: Schedule, parts: Parts | None = None, *, must_end: int | None = None) -> None:
-        """Run one schedule; `must_end`: the exit code without which it counts as failed."""
+        """Run one schedule; if `must_end` is set, any other exit code counts as a failure."""
         family, cluster, since = family_of(schedule.number), SimCluster(schedule.plan, parts), time.process_time()
         how = failure(cluster)
         self.seconds[family] = self.seconds.get(family, 0.0) + time.process_time() - since
         self.schedules[family] += 1
         self.seen += cluster.injector.seen
         if not how and cluster.ended is not None and must_end not in (None, cluster.ended[0]):
-            how = f"the job ends otherwise: {cluster.ended[1]}"
+            how = f"the job ended with an unexpected exit code: {cluster.ended[1]}"
         if how:
             self.failed[how] += 1
             self.examples[how] = [*self.examples.get(how, []), schedule][:_KEPT]
@@ -106,7 +106,7 @@ class Tally:
 
 
 def fresh(families: tuple[str, ...]) -> Iterator[Schedule]:
-    """Yield schedules that nobody has seen, for ever."""
+    """Yield new random schedules without end."""
     rng = Random(os.urandom(16))
     turns = [family for family in families for _ in range(SHARES[family])]
     while True:
@@ -115,7 +115,7 @@ def fresh(families: tuple[str, ...]) -> Iterator[Schedule]:
 
 
 def share(seconds: float, schedules: int, families: tuple[str, ...]) -> Tally:
-    """Run fresh schedules in one process: `schedules` of them, or as many as fit into `seconds` if it is 0."""
+    """Run new schedules in one process: `schedules` of them, or as many as fit into `seconds` if it is 0."""
     tally, until = Tally(), math.inf if schedules else time.monotonic() + seconds
     for schedule in fresh(families):
         if time.monotonic() >= until or (schedules and tally.schedules.total() >= schedules):
@@ -126,13 +126,13 @@ def share(seconds: float, schedules: int, families: tuple[str, ...]) -> Tally:
 
 
 def too_much(tally: Tally, schedule: Schedule) -> bool:
-    """Tell whether large schedules have had their share of the time."""
+    """Return whether this schedule is large and large schedules have used their share of the time."""
     large_s = tally.seconds.get("large", 0.0)
     return family_of(schedule.number) == "large" and large_s > LARGE_SHARE * sum(tally.seconds.values())
 
 
 def fuzz(seconds: float, families: tuple[str, ...] = tuple(FAMILIES), processes: int = 0, schedules: int = 0) -> bool:
-    """Run fresh schedules for `seconds`, or `schedules` of them if given, and print the results. True: none failed."""
+    """Run new schedules for `seconds`, or `schedules` of them if given; print the results; return True on success."""
     processes = processes or len(os.sched_getaffinity(0))
     since, tally = time.monotonic(), Tally()
     with ProcessPoolExecutor(processes) as pool:
@@ -144,7 +144,7 @@ def fuzz(seconds: float, families: tuple[str, ...] = tuple(FAMILIES), processes:
 
 
 def report(tally: Tally, wall_s: float, families: tuple[str, ...]) -> bool:
-    """Print a tally; True where a long run has never seen what it must have."""
+    """Print a tally; return True if a long run lacks a required pair of fault and phase."""
     print(table(tally.seen), end="\n\n")
     unseen = sorted(expected() - set(tally.seen))
     must = sum(tally.schedules.values()) >= LONG_RUN and set(families) == set(FAMILIES)
@@ -162,7 +162,7 @@ def report(tally: Tally, wall_s: float, families: tuple[str, ...]) -> bool:
 
 
 def print_failed(tally: Tally) -> None:
-    """Print a command for each schedule that failed, and the first of each kind made small."""
+    """Print a replay command for each failed schedule, and a shrunk plan for each kind of failure."""
     for how, number in tally.failed.most_common():
         print(f"\nFAILED {number} x {how}")
         for schedule in tally.examples[how]:

@@ -1,4 +1,4 @@
-"""Makes a failing schedule small: faults, crashes, nodes and steps are left out while it still fails the same way."""
+"""Shrinks a failing schedule: removes faults, crashes, nodes and steps while it fails in the same way."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import replace
 from tests.simulation.cluster import SimCluster
 from tests.simulation.faults.plans import FaultPlan
 
-#: no schedule is run more often than this, to find a smaller one
+#: The maximum number of runs to shrink one schedule.
 MOST_RUNS = 400
 
 Failing = Callable[[FaultPlan], str]
 
 
 def failure(cluster: SimCluster) -> str:
-    """Run a cluster; return how it fails, "" if it does not. Equal strings: the same fault, as far as can be told."""
+    """Run a cluster and return its failure, or "" if it passes. Equal strings probably mean the same fault."""
     try:
         cluster.run()
-    except Exception as error:  # noqa: BLE001 - the outermost frame of a schedule: a KeyError in a machine is a find, too
+    except Exception as error:  # noqa: BLE001 - any exception, such as a KeyError in a machine, is a failure
         return signature(error)
     return ""
 
 
 def signature(error: Exception) -> str:
-    """Return what failed, without names, numbers and lists that differ from schedule to schedule."""
+    """Return the error without the names, numbers and lists that differ between schedules."""
     lines = str(error).splitlines() or [""]
-    said = re.sub(r"\[.*?\]|\(.*\)|\{.*\}", "", lines[0])
-    words = [word for word in said.split() if not any(letter.isdigit() for letter in word)]
+    text = re.sub(r"\[.*?\]|\(.*\)|\{.*\}", "", lines[0])
+    words = [word for word in text.split() if not any(letter.isdigit() for letter in word)]
     return f"{type(error).__name__}: {' '.join(words)}"[:120]
 
 
 def shrunk(plan: FaultPlan, failing: Failing | None = None) -> FaultPlan:
-    """Return a plan that fails as `plan` does and of which nothing can be left out; `plan` itself if it passes."""
+    """Return a minimal plan that fails as `plan` does, or `plan` itself if it passes."""
     failing = failing or (lambda smaller: failure(SimCluster(smaller)))
     wanted, runs = failing(plan), 1
     progress = bool(wanted)
@@ -50,7 +50,7 @@ def shrunk(plan: FaultPlan, failing: Failing | None = None) -> FaultPlan:
 
 
 def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
-    """Yield plans with something left out, much first."""
+    """Yield smaller plans, the smallest first."""
     for name in ("faults", "crashes", "crashes_after_strike"):
         things = getattr(plan, name)
         for rest in _parts(things):
@@ -77,12 +77,12 @@ def _with(plan: FaultPlan, name: str, value: float) -> FaultPlan:
 
 
 def _fits(plan: FaultPlan) -> bool:
-    """Tell whether each node has room for whole replicas."""
+    """Return whether the workers of each node form complete replica groups."""
     return all(plan.workers_per_node % places == 0 for places in (plan.places, *(places for _, places in plan.layouts)))
 
 
 def _parts(things: tuple[object, ...]) -> Iterator[tuple[object, ...]]:
-    """Yield what remains of a tuple without one run of its items: halves, quarters, ... single ones."""
+    """Yield the tuple without one run of its items: first halves, then quarters, at the end single items."""
     length = len(things)
     while length >= 1:
         for start in range(0, len(things), length):

@@ -1,4 +1,4 @@
-"""A simulated worker's experts, as its training thread sees them: they move, are trained, and tell of their loads."""
+"""A simulated worker's experts in its training thread: moves, training and load reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.machines.transfer import Carrier
 
 
 class Mover:
-    """Keeps the experts in memory where the worker's machine says they are; the checker hears where that fails."""
+    """Moves experts in memory as the worker's machine orders; reports missing experts to the checker."""
 
     def __init__(self, worker: WorkerHost, stored: StoredExperts, holding: HeldExperts) -> None:
         self._worker = worker
@@ -28,7 +28,7 @@ class Mover:
         self.carrier = Carrier(worker)
 
     def move(self, plan: msg.GenerationPlan) -> None:
-        """Take up a placement; where experts travel, the training thread waits for them."""
+        """Apply a placement; the training thread waits for the experts that it must fetch."""
         worker, stored = self._worker, self._stored
         try:
             change = worker.machine.begin_move()
@@ -38,10 +38,10 @@ class Mover:
         if change is None:
             return
         if not stored.keep(change.keep):
-            worker.checker.lacks_experts(worker, plan, "what is to stay is not here")
+            worker.checker.lacks_experts(worker, plan, "an expert that this worker must keep is missing")
         served = [decode_experts(blob, stored.shape) for blob in change.serving]
         if not np.sum(served, axis=0).all():
-            worker.checker.lacks_experts(worker, plan, "nobody is to serve some of them")
+            worker.checker.lacks_experts(worker, plan, "some experts are not served by any worker")
         stored.serving = served[worker.machine.generations.rank]
         if change.during_step:
             self._set_out(plan, served)
@@ -49,17 +49,18 @@ class Mover:
         if not change.fetch:
             self.moved(stored.steps)
             return
-        worker.issue("move", stored.steps, pool, step=0)  # those whose state still comes do not know of which it is
+        # Step 0, because workers that still wait for their state do not know its step.
+        worker.issue("move", stored.steps, pool, step=0)
         worker.boundary("moving")
 
     def _set_out(self, plan: msg.GenerationPlan, served: list[IntArray]) -> None:
-        """Send, and expect, what travels beside the first step."""
+        """Send and await the experts that move during the first step."""
         worker, experts = self._worker, plan.expert_plan
         assert experts is not None
         wanted = [decode_experts(blob, self._stored.shape) for blob in experts.placement]
         transfers, lost = plan_transfers(np.stack(served, axis=2), np.stack(wanted, axis=2))
         if lost:
-            worker.checker.lacks_experts(worker, plan, f"nobody has {lost}")
+            worker.checker.lacks_experts(worker, plan, f"no worker has the experts {lost}")
         coming: dict[str, IntArray] = {}
         targets: dict[str, None] = {}
         for layer, expert, source, to in transfers.as_tuples():
@@ -74,7 +75,7 @@ class Mover:
             worker.advance()
 
     def brings(self, then: Callable[[Any], None], value: Any) -> bool:
-        """Tell whether all is here that travels beside the step; where it is not, `then` is called later."""
+        """Return whether all experts moving during the step have arrived; if not, call `then` later."""
         worker, generation = self._worker, self._worker.machine.generation
         if self._stored.awaits(generation):
             worker.busy = "bring"
@@ -91,30 +92,32 @@ class Mover:
             then(value)
 
     def moved(self, offers: tuple[int, ...]) -> None:
-        """All have offered what they have."""
+        """Fetch experts after all members have offered theirs."""
         worker, plan = self._worker, self._worker.machine.plan
         assert plan is not None
         if not self._stored.fetch(offers, self._holding.placed):
-            worker.checker.lacks_experts(worker, plan, "nobody had what is wanted here")
+            worker.checker.lacks_experts(worker, plan, "no member had an expert that this worker needs")
         if worker.machine.end_move(plan.generation) and not worker.boundary("moved"):
             worker.advance()
 
     def load(self, step: int) -> None:
-        """Take them from the checkpoint of a step."""
+        """Load the experts from the checkpoint of a step."""
         self._stored.load(self._holding.placed, step)
 
     def take_up(self, steps: tuple[int, ...]) -> None:
-        """Take them from where they were put away; `steps`: of which step each is there."""
+        """Restore the experts from the stash; `steps` has the step of each."""
         self._stored.take_up(self._holding.placed, steps)
 
     def apply(self, plan: msg.GenerationPlan, step: int) -> None:
-        """Train them by one step."""
+        """Train the experts for one step."""
         if not self._stored.apply(self._holding.placed, step):
-            self._worker.checker.lacks_experts(self._worker, plan, f"not all are of the step before {step}")
+            self._worker.checker.lacks_experts(
+                self._worker, plan, f"some experts do not have the state before step {step}"
+            )
         self._stored.serving = self._holding.placed
 
     def tell_loads(self) -> None:
-        """Tell now and then how much each had to do."""
+        """Send the experts' loads every few steps."""
         worker, machine = self._worker, self._worker.machine
         step = machine.applied or 0
         if step % LOADS_EVERY == 0 and machine.generations.rank == 0:

@@ -1,4 +1,4 @@
-"""The experts in a simulated worker's memory: of which step each is, whatever the worker's machine believes.
+"""The experts in a simulated worker's memory and the step of each, independent of the worker's machine.
 
 Axes: L layers, E experts.
 """
@@ -27,30 +27,30 @@ LOADS_EVERY = 2
 
 
 class FreeMoves(MeasuredCosts):
-    """Simulated steps are too short for any migration to pay: here nothing costs anything, so that some happen."""
+    """A cost model without costs, because no migration would pay off in the short simulated steps."""
 
     def model(self, *, token_s: float, expert_bytes: int) -> CostModel:
         return CostModel(token_s=token_s, expert_bytes=expert_bytes, bandwidth=1e12, pause_s=0.0)
 
 
 def shape_of(plan: FaultPlan) -> ExpertShape | None:
-    """Return the experts of a job, None for a dense one. Where the plan says nothing, every node has room for all."""
+    """Return the expert shape of a job, or None if it is dense. By default every node can hold all experts."""
     if not plan.experts:
         return None
     return ExpertShape(layers=2, experts=plan.experts, slots=plan.slots or plan.experts + 1)
 
 
 class StoredExperts:
-    """The step that each expert `(L, E)` in memory is of; -1 where there is none. At first all initial ones."""
+    """The step of each expert `(L, E)` in memory, or -1 if it is absent. At first all experts are initial."""
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
         self._steps = np.zeros((shape.layers, shape.experts), dtype=np.int64)
-        #: whose tokens are computed here in the step under way, as replicas
+        #: The replicas that serve tokens on this worker in the current step.
         self.serving = np.zeros_like(self._steps)
-        #: those that have come beside a step: they are served by nobody here before it is applied
+        #: The experts that arrived during a step; they serve no tokens until it is applied.
         self._aside = self._nothing
-        #: what is still to come beside the step, and in which generation: replicas by who sends them
+        #: The replicas still expected during the step, by sender, and their generation.
         self._coming: dict[str, IntArray] = {}
         self._generation = 0
 
@@ -64,64 +64,64 @@ class StoredExperts:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """What is here, in one line: what this worker can give to a migration."""
+        """The step of each expert here, flattened: the worker's offer to a migration."""
         return tuple(int(step) for step in self._steps.flat)
 
     def of(self, counts: IntArray) -> tuple[int, ...]:
-        """Return these alone, as `steps`."""
+        """Return the steps of these experts only, in the format of `steps`."""
         return tuple(int(step) for step in np.where(counts > 0, self._whole, -1).flat)
 
     def keep(self, counts: IntArray) -> bool:
-        """Let go of all others; False where one of these is not here."""
+        """Drop all other experts; return False if one of these is missing."""
         self._steps, self._aside = np.where(counts > 0, self._whole, -1), self._nothing
         self._coming = {}
         return bool((self._steps[counts > 0] >= 0).all())
 
     def expect(self, generation: int, coming: dict[str, IntArray]) -> None:
-        """So many replicas are to come from others, beside the first step of a generation."""
+        """Expect these replicas from other workers during the first step of a generation."""
         self._generation, self._coming = generation, dict(coming)
 
     def awaits(self, generation: int, sender: str = "") -> bool:
-        """Return whether something is still to come in a generation, from this sender or from any."""
+        """Return whether replicas are still expected in a generation, from this sender or from any."""
         return generation == self._generation and (sender in self._coming if sender else bool(self._coming))
 
     def land(self, sender: str, offers: tuple[int, ...]) -> None:
-        """All has come that a sender was to send."""
+        """Store all experts that a sender has sent."""
         counts, offered = self._coming.pop(sender), np.array(offers).reshape(self._steps.shape)
         self._aside = np.where(counts > 0, offered, self._aside)
 
     def fetch(self, offers: tuple[int, ...], counts: IntArray) -> bool:
-        """Hold these too, from what all members had; False where nobody had one."""
+        """Add these experts from the offers of all members; return False if an expert is missing."""
         offered = np.array(offers).reshape(self._steps.shape)
         self._steps = np.where((counts > 0) & (self._steps < 0), offered, self._steps)
         return bool((self._steps[counts > 0] >= 0).all())
 
     def load(self, counts: IntArray, step: int) -> None:
-        """Read these from the checkpoint of a step, over all that was here."""
+        """Replace all experts by these from the checkpoint of a step."""
         self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
 
     def take_up(self, counts: IntArray, steps: tuple[int, ...]) -> None:
-        """Have these, as they were put away, in place of all that was here."""
+        """Replace all experts by these from the stash."""
         self.load(counts, 0)
         self._steps = np.where(counts > 0, np.array(steps).reshape(self._steps.shape), -1)
 
     def apply(self, counts: IntArray, step: int) -> bool:
-        """Keep only these, and train them by one step; False where they are not of the step before."""
+        """Keep only these experts and train them for one step; return False if one has another step."""
         whole = self.are_of(counts, step - 1)
         self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
         return whole
 
     def are_of(self, counts: IntArray, step: int) -> bool:
-        """Return whether all these are here, and of that step."""
+        """Return whether all these experts are here and have this step."""
         return bool((self._whole[counts > 0] == step).all())
 
     def serves(self, step: int) -> bool:
-        """Return whether tokens of the step after this one can be computed here: what lies aside serves nobody."""
+        """Return whether the served experts have this step; experts that arrived during the step do not count."""
         return bool((self._steps[self.serving > 0] == step).all())
 
 
 def pool(offers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return what all members together can give; they have let go of all that is of another state."""
+    """Return the newest step of each expert among all members; they have dropped the experts of other states."""
     return tuple(map(max, zip(*offers, strict=True)))
 
 
@@ -134,14 +134,16 @@ def drifting_loads(shape: ExpertShape, worker: str, generation: int, step: int, 
 
 
 def broken_guarantee(plan: GenerationPlan, shape: ExpertShape, wanted_back: Collection[str] = ()) -> str:
-    """Return what a plan gives otherwise than it says, or than it could: "" if all is well.
+    """Describe the error if a plan has fewer expert copies than announced or possible; "" if it is correct.
 
     Args:
-        wanted_back: nodes that a pool takes from the job: what they have, others are to have too, as far as these can.
+        plan: The plan to check.
+        shape: The expert shape of the job.
+        wanted_back: Nodes that the pool recalls; other nodes should hold their experts, as far as possible.
     """
     experts = plan.expert_plan
     if experts is None:
-        return "there is no placement"
+        return "the plan has no placement"
     counts = count_by_node(plan.workers, experts.placement, shape)
     nodes = len({node_of(worker) for worker in plan.workers}.difference(wanted_back))
     fewest, possible = (
@@ -149,5 +151,5 @@ def broken_guarantee(plan: GenerationPlan, shape: ExpertShape, wanted_back: Coll
         min(experts.asked, nodes, shape.slots * nodes // shape.experts),
     )
     if fewest < experts.given or experts.given < possible:
-        return f"an expert lives on {fewest} nodes; {experts.given} are said, {possible} are possible"
+        return f"an expert is on {fewest} nodes; {experts.given} are announced, {possible} are possible"
     return ""
