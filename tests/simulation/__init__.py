@@ -1,1 +1,1 @@
-"""Drives coordination with a virtual clock and failing machines."""
+"""Simulates coordination with a virtual clock and failing machines."""

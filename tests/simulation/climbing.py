@@ -1,7 +1,7 @@
-"""Collectives that go level by level (see planning.levels), each level a group of its own with all that can befall it.
+"""Simulated hierarchical collectives (see planning.levels); each level is a group that can fail separately.
 
-A rank carries what it has from one level to the next itself: who dies or leaves in between holds up those who need it
-higher up, and nobody else.
+A rank carries its partial result from one level to the next. If it dies or leaves between two levels, only the ranks
+that depend on it at higher levels are blocked.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from holdfast.protocol.plan import GenerationPlan
 from tests.simulation.collectives import Group, Rank, Underway
 from tests.simulation.faults.troubles import DataPlane
 
-#: what adds up; experts travel from any rank to any other
+#: The kinds that are sums; an expert transfer can go from any rank to any other.
 _LEVELED = ("reduce", "vote")
 
 Combine = Callable[[dict[str, Any]], Any]
-#: A rank has a level behind it; True where it goes on to the next.
+#: Returns whether a rank that completed a level goes on to the next.
 Climbs = Callable[[str, Underway], bool]
 
 
 class Climb:
-    """One rank's way through the levels of a collective, and down again where it waits to be told the result.
+    """One rank's path up through the levels of a collective, and down again until it receives the result.
 
-    On each level it stands for the rank.
+    On each level it acts as the rank.
     """
 
     def __init__(
@@ -42,12 +42,16 @@ class Climb:
         combine: Combine,
         climbs: Climbs,
     ) -> None:
-        """Stand before the lowest level.
+        """Start below the lowest level.
 
         Args:
-            groups: the rank's groups, lowest level first, and how many owners each has.
-            levels: how many there are; with fewer groups, the rank is no owner on its last level.
-            combine: makes the result of everybody's payloads, by rank id.
+            rank: The rank that takes part.
+            groups: The rank's groups, lowest level first, with the number of owners of each.
+            levels: The number of levels; with fewer groups, the rank is not an owner on its last level.
+            kind: The kind of the collective.
+            step: The step of the collective.
+            combine: Computes the result from the payloads of all ranks, by rank id.
+            climbs: Returns whether the rank goes on to the next level.
         """
         self.id = rank.id
         self._rank = rank
@@ -64,27 +68,27 @@ class Climb:
         self._left = False
 
     def start(self, payload: Any) -> None:
-        """Take part."""
+        """Join the collective with this rank's payload."""
         self._issue({self.id: payload})
 
     @property
     def value(self) -> Any:
-        """The result, once it can be here; None before."""
+        """The result, or None if it is not available yet."""
         value = self._current.value if self._current is not None and self._is_last else None
         return None if value is None else self._made_of(value)
 
     def leave(self, worker: str) -> None:
-        """The rank leaves the collective."""
+        """Leave the collective."""
         self._left = True
         if self._current is not None:
             self._current.leave(worker)
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None:
-        """Let something happen in the rank's process."""
+        """Run an action in the rank's process."""
         self._rank.deliver(action, *args)
 
     def operation_done(self, operation: Underway, value: Any) -> None:
-        """A level is behind the rank."""
+        """Handle the completion of a level."""
         if operation is not self._current or self._left:
             return
         known = self._made_of(value)
@@ -96,7 +100,7 @@ class Climb:
             self._rank.deliver(self._issue, known)
 
     def operation_failed(self, operation: Underway) -> None:
-        """A level has ended with an error."""
+        """Handle the failure of a level."""
         if operation is self._current and not self._left:
             self._rank.operation_failed(self)
 
@@ -106,7 +110,7 @@ class Climb:
             self._current = group.issue(self, kind, self._step, known, together)
 
     def _made_of(self, value: Any) -> Any:
-        """Return what a level has brought the rank: others' payloads, or at last the result; None: it is to be told."""
+        """Return the payloads from a level, or the final result, or None if the rank must wait for the result."""
         if self._number != self._highest:
             return value
         return self._combine(value) if self._reaches_all else None
@@ -117,7 +121,7 @@ class Climb:
 
 
 class LeveledGroup(Group):
-    """The communicator of one generation, where what adds up goes level by level."""
+    """The communicator of one generation, with hierarchical sums."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class LeveledGroup(Group):
         self._climbs = climbs
         made: dict[tuple[int, tuple[int, ...]], Group] = {}
         nodes = [member.node for member in plan.members]
-        #: of each worker, its groups, lowest level first, with their owners
+        #: The groups of each worker, lowest level first, with their number of owners.
         self._groups: dict[str, list[tuple[Group, int]]] = {}
         for rank, member in enumerate(plan.members):
             levels = levels_of(nodes, rank, flat_up_to=1, fan_out=fan_out)

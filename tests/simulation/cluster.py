@@ -1,4 +1,4 @@
-"""A cluster of failing machines under one virtual clock, and the run of a fault plan on it."""
+"""A simulated cluster of failing machines under one virtual clock; it runs a fault plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.simulation.world import START, Parts, World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended; `events` counts the simulation's own."""
+    """The end of a run; `events` is the number of simulation events."""
 
     exit_code: int
     why: str
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class SimCluster:
-    """Everything of one run. Deterministic: the same plan and parts give the same run."""
+    """One run, which is deterministic: the same plan and parts give the same run."""
 
     def __init__(self, plan: FaultPlan, parts: Parts | None = None, *, keep_trace: bool = False) -> None:
         self.plan = plan
@@ -49,7 +49,7 @@ class SimCluster:
         self.coordinator: CoordinatorShell | None = None
         self._coordinators: list[CoordinatorShell] = []
         self.ended: tuple[int, str] | None = None
-        #: how often a coordinator has found that its store is older than the job, and ended
+        #: The number of coordinators that detected an outdated store and stopped.
         self.outdated_seen = 0
         self._newest_journal: SimJournal | None = None
         self.injector = Injector(self, plan)
@@ -60,7 +60,7 @@ class SimCluster:
             one_way = OneWay(sender, receiver, refused=sum(link) % 2 == 0)
             self.world.data_plane.block(self.world.timeline, one_way, None)
         self._writes = 0
-        #: a run that has more of them goes round in circles (a thousand nodes need some fifty thousand)
+        #: The event limit, which only an endless loop exceeds; 1,000 nodes need about 50,000 events.
         self.most_events = 500_000
 
     # ---- running ----
@@ -69,7 +69,7 @@ class SimCluster:
         """Run the plan to its end.
 
         Raises:
-            InvariantError: something that must never happen did.
+            InvariantError: An invariant is violated.
         """
         self.start_coordinator()
         for index in range(self.plan.nodes):
@@ -95,12 +95,12 @@ class SimCluster:
 
     @property
     def patience_s(self) -> float:
-        """For how long a job may make no progress once nothing goes wrong any more.
+        """The time that a job may make no progress after the last fault, in seconds.
 
-        Two leases, a group's time, and a step of whoever is left alone with all micro-batches. Who is cut off for good
-        is told from the others only once it was put together with two of them: that takes a group's time more. A
-        transfer that hangs is tried twice, the second time from another sender. Members whose loops have ended may
-        break each try off once.
+        It is two leases, the build timeout of a group, and a step of one node with all micro-batches. A permanently
+        partitioned node is identified only after a group with two other nodes, which takes a second build timeout. A
+        hanging transfer is tried twice, the second time from another sender. Members with a finished loop may abort
+        each attempt once.
         """
         timing = self.world.timing
         alone_s = self.plan.micro_batches * timing.spans["micro_batch"][1] + self.plan.longer_alone_s
@@ -116,9 +116,9 @@ class SimCluster:
 
     @property
     def _most_help(self) -> int:
-        """How many nodes are brought or let back at most: each once, and once more for each fault that may end one.
+        """The maximum number of nodes added or undrained: one per node and one per fault that may kill a node.
 
-        More, if others cannot connect to some of them.
+        The limit is higher if nodes cannot connect to some nodes.
         """
         again = sum(fault.kind in (FaultKind.KILL_NODE, FaultKind.SILENT_NODE) for fault in self.plan.faults)
         unreachable = sum(fault.kind is FaultKind.JOIN_UNREACHABLE for fault in self.plan.faults)
@@ -126,11 +126,11 @@ class SimCluster:
 
     @property
     def _waits_for_a_person(self) -> bool:
-        """A job that has not begun waits for all its nodes: one that is out comes when it is undrained.
+        """Whether the job waits for a person to add or undrain a node.
 
-        One whose nodes are all gone, and not all of them for good, waits for those, or others; and one that is to have
-        as many as before, for each that it has lost. So does one that needs all that
-        are here, of whom one is cut off for good.
+        A job that has not begun waits for all its nodes, including an excluded node. A job without nodes waits for
+        any node. A job that keeps its size waits for each lost node. A job that needs all remaining nodes waits if
+        one of them is permanently partitioned.
         """
         record = self.world.store.record
         if record is None:
@@ -140,13 +140,13 @@ class SimCluster:
 
     @property
     def _lacks(self) -> bool:
-        """Whether the job needs another node than those that it has had."""
+        """Whether the job needs an additional node."""
         lacks = self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused
         return lacks or self._lacks_first
 
     @property
     def _lacks_first(self) -> bool:
-        """Whether a job that has not begun lacks a node whose machine ended it: that node does not connect again."""
+        """Whether a job that has not begun lacks a node that was terminated and will not connect again."""
         shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or record.generation > 0:
             return False
@@ -157,13 +157,13 @@ class SimCluster:
 
     @property
     def _lacks_nodes(self) -> bool:
-        """A job that is to have as many nodes as before says that it waits for some."""
+        """Whether a job that keeps its size reports that it waits for nodes."""
         shell = self.coordinator
         return self.places.waits and shell is not None and shell.alive and shell.machine.need_reporter.need is not None
 
     @property
     def _lacks_room(self) -> bool:
-        """A job whose nodes were drained, or are out, can have too little room for its experts once one is lost."""
+        """Whether excluded or drained nodes and a lost node leave too few nodes for the experts."""
         shell, record, plan = self.coordinator, self.world.store.record, self.plan
         if shell is None or not shell.alive or record is None or shell.machine.need_reporter.need is None:
             return False
@@ -173,7 +173,7 @@ class SimCluster:
 
     @property
     def _lacks_refused(self) -> bool:
-        """A job waits for a node in place of one that others could not connect to, or to show which one that is."""
+        """Whether the job waits for a node to replace or to identify an unreachable node."""
         shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or record.plan is not None:
             return False
@@ -181,7 +181,7 @@ class SimCluster:
 
     @property
     def _lacks_reach(self) -> bool:
-        """A job needs the room of nodes some of which cannot connect, or has said that it waits for others."""
+        """Whether the job needs an unreachable node for its experts, or reports that it waits for nodes."""
         kinds = {fault.kind for fault in self.plan.faults}
         here = [agent.name for agent in self.agents.values() if agent.alive]
         if FaultKind.PARTITION_FOR_GOOD in kinds and len(here) <= self.plan.nodes_for_experts:
@@ -194,7 +194,7 @@ class SimCluster:
         return waits and bool(kinds & ONE_WAY)
 
     def _help(self) -> None:
-        """Bring what the job waits for."""
+        """Add or undrain a node that the job waits for."""
         if self._lacks:
             self.injector.bring_one()
         elif any(agent.alive for agent in self.agents.values()):
@@ -247,7 +247,7 @@ class SimCluster:
             self.world.after("reconnect", agent, agent.connect)
 
     def interrupt(self) -> None:
-        """Ask the job to save what it has led to and to end; ask again, as its launcher does, until it has."""
+        """Request that the job saves and ends; repeat until it has ended, as the launcher does."""
         self.world.interrupted = True
         shell = self.coordinator
         if shell is not None:
@@ -256,12 +256,12 @@ class SimCluster:
             self.world.timeline.after(0.5, self.interrupt)
 
     def ask(self, request: Drain | MoveNodes) -> None:
-        """Ask for something of nodes; what is refused is refused."""
+        """Send a request about nodes to the coordinator; ignore a refusal."""
         if self.coordinator is not None:
             self.coordinator.deliver(self.coordinator.ask, request)
 
     def undrain(self) -> None:
-        """Let a quarantined or drained node come back, and start its agent again."""
+        """Undrain a quarantined or drained node, and start its agent again."""
         if self.coordinator is not None:
             self.coordinator.deliver(self._let_back, self.coordinator)
 
@@ -272,14 +272,14 @@ class SimCluster:
             self.world.after("reconnect", shell, self._bring_back, out[0].node)
 
     def _bring_back(self, name: str) -> None:
-        """Start a node's agent again, once the one before has ended."""
+        """Start a node's agent again after the previous agent has ended."""
         if self.agents[name].alive and not self.over:
             self.world.timeline.after(0.1, self._bring_back, name)
         else:
             self.add_node(name)
 
     def supersede(self) -> None:
-        """Start another coordinator beside the one that is paused."""
+        """Start another coordinator while the old one is paused."""
         old = self.coordinator
         self.start_coordinator()
         if old is None or self.coordinator is old:
@@ -288,14 +288,14 @@ class SimCluster:
             self.world.after("reconnect", agent, agent.reconnect_to_new)
 
     def coordinator_gone(self, shell: CoordinatorShell) -> None:
-        """A coordinator died; the plan says for how long there is none."""
+        """Start a new coordinator after the downtime in the plan."""
         if shell is self.coordinator:
             self.coordinator = None
             self.world.timeline.after(self.injector.down_s, self.start_coordinator)
             self.injector.extend(self.injector.down_s)
 
     def power_cut(self) -> None:
-        """The machine of store, journal and all coordinators goes down, and with it what is not on disk."""
+        """Cut the power of the coordinators' machine; unsynced store and journal data are lost."""
         self.world.trace("power cut")
         for shell in self._coordinators:
             shell.crash()
@@ -305,10 +305,10 @@ class SimCluster:
         self.places.cut(self.world.journal.events)
 
     def restore_backup(self, number: int, seconds: float) -> None:
-        """Put store and journal back to a backup, until somebody notices and puts the newest ones back.
+        """Restore the store and the journal from a backup for some seconds, then put the newest data back.
 
-        Coordinators that are started on it meanwhile must end by themselves. Nothing happens if no agent that trains
-        knows more than the backup does.
+        Coordinators that start on the backup must stop. Nothing happens if no running agent knows a newer generation
+        than the backup.
         """
         world, store = self.world, self.world.store
         if store.outdated or not store.backups or self.over:
@@ -326,7 +326,7 @@ class SimCluster:
         world.timeline.after(seconds, self._put_back)
 
     def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None:
-        """A coordinator whose store is older than the job tells an agent something."""
+        """Check a message from a coordinator with an outdated store to an agent."""
         self.checker.told_by_outdated(self.agents[name].machine.heard, message, shell.machine.record)
 
     def _put_back(self) -> None:
@@ -338,7 +338,7 @@ class SimCluster:
         self.world.journal, self._newest_journal = self._newest_journal, None
 
     def connect(self, agent: SimAgent) -> SimConnection | None:
-        """Connect an agent; None where nobody listens: it will be woken when somebody does."""
+        """Connect an agent, or return None without a coordinator; the agent connects when one starts."""
         shell = self.coordinator
         if shell is None or not shell.alive:
             self._homeless.append(agent)
@@ -348,7 +348,7 @@ class SimCluster:
         return connection
 
     def write_due(self, shell: CoordinatorShell, what: str) -> bool:
-        """Count a coordinator's write of a kind; True where it dies before it."""
+        """Count a coordinator's write; return True if the coordinator dies before it."""
         self._writes += 1
         if self.injector.dies_before(self._writes):
             self.injector.note_coordinator(f"crash before {what}")
@@ -362,25 +362,25 @@ class SimCluster:
 
     @property
     def writes(self) -> int:
-        """How many writes coordinators have made."""
+        """The number of writes of all coordinators."""
         return self._writes
 
     def pool_told(self, shell: CoordinatorShell, stands: JobState) -> None:
-        """A coordinator tells its pool how the job stands."""
+        """Pass a coordinator's report about the job to its pool."""
         if self.pool is not None:
             self.pool.told(stands)
 
     def persisted(self, record: Record) -> None:
-        """A coordinator has written its record."""
+        """Pass a coordinator's new record to the pool."""
         if self.pool is not None:
             self.pool.persisted(record)
 
     def grant_of(self, name: str) -> int:
-        """Return the grant by which a node's agent starts, 0 outside of pools."""
+        """Return the grant with which a node's agent starts, or 0 without a pool."""
         return self.pool.arrives(name) if self.pool is not None else 0
 
     def job_ended(self, exit_code: int, why: str) -> None:
-        """A coordinator says that the job is over."""
+        """Record the end of the job that a coordinator reports."""
         self.ended = (exit_code, why)
         self.checker.job_ended(exit_code, why)
 
@@ -389,6 +389,6 @@ def run_plan(plan: FaultPlan, parts: Parts | None = None) -> Outcome:
     """Run one plan.
 
     Raises:
-        InvariantError: with the plan in its message.
+        InvariantError: An invariant is violated; the message has the plan.
     """
     return SimCluster(plan, parts).run()

@@ -1,8 +1,8 @@
-"""Collectives as the protocol may assume them, and no better.
+"""Simulated collectives with only the guarantees that the protocol may assume.
 
-An operation can complete at a rank only once all ranks of the group have issued it. After a failure (a member died, or
-halted and abandoned it) any subset of those for whom it could have completed completes; the others hang, or get an
-error. A stopped member holds some of the others up until it goes on; nodes that cannot reach each other, all of them.
+An operation can complete at a rank only after all ranks of the group have issued it. After a failure (a member died,
+or halted and abandoned the operation) it completes at any subset of the ranks that could complete. The other ranks hang
+or get an error. A paused member delays some ranks until it continues; a partition between nodes delays all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulation.faults.troubles import DataPlane
 
 
 class Rank(Protocol):
-    """What a group asks of its members."""
+    """A member, as its group sees it."""
 
     id: str
 
@@ -33,16 +33,16 @@ class Underway(Protocol):
 
     @property
     def value(self) -> Any:
-        """The result once it can be here, None before."""
+        """The result, or None if it is not available yet."""
         ...
 
     def leave(self, worker: str) -> None:
-        """A rank waits no more."""
+        """Stop waiting for the operation."""
         ...
 
 
 class SimOperation:
-    """One collective: who has issued it with what, who still waits for it, and who waits in vain (`hung`)."""
+    """One collective: the payload of each rank, the waiting ranks, and the ranks that hang (`hung`)."""
 
     __slots__ = ("hung", "key", "payloads", "scheduled", "value", "waiting")
 
@@ -52,11 +52,11 @@ class SimOperation:
         self.waiting: dict[str, Rank] = {}
         self.hung: dict[str, Rank] = {}
         self.scheduled: set[str] = set()
-        #: the result once all have issued it, None before
+        #: The result, or None before all ranks have issued the operation.
         self.value: Any = None
 
     def leave(self, worker: str) -> None:
-        """A rank waits no more."""
+        """Stop waiting for the operation."""
         self.waiting.pop(worker, None)
         self.hung.pop(worker, None)
 
@@ -79,9 +79,9 @@ class Group:
         self._rng = rng
         self._duration = duration
         self._data_plane = data_plane
-        #: whose members these are
+        #: The nodes of the members.
         self.nodes = frozenset(member.node for member in plan.members)
-        #: whether they reached each other when last looked at, and the data plane's version then
+        #: Whether the nodes were partitioned at the last check, and the data plane's version then.
         self._parted = (False, 0)
         self._operations: dict[tuple[str, int], SimOperation] = {}
         self._stalled: dict[str, list[tuple[SimOperation, Rank]]] = {}
@@ -89,7 +89,7 @@ class Group:
     def issue(
         self, rank: Rank, kind: str, step: int, payload: Any, combine: Callable[[Iterable[Any]], Any]
     ) -> Underway:
-        """Take part in an operation; `operation_done` or `operation_failed` follows, or nothing."""
+        """Join an operation; `operation_done` or `operation_failed` may follow."""
         key = (kind, step)
         operation = self._operations.get(key)
         if operation is None:
@@ -109,12 +109,12 @@ class Group:
         return operation
 
     def abandon(self, rank: Rank, operation: Underway) -> None:
-        """A rank halts and leaves an operation; its connections are severed."""
+        """Leave an operation because the rank halts; its connections break."""
         operation.leave(rank.id)
         self.fail(rank.id)
 
     def fail(self, worker: str) -> None:
-        """A member is gone, or has left: nobody can rely on anything any more."""
+        """Fail the group because a member has died or left."""
         self.failed = True
         for operation in self._operations.values():
             for rank in list(operation.waiting.values()):
@@ -122,7 +122,7 @@ class Group:
                     self._fate(operation, rank)
 
     def glitch(self, worker: str) -> bool:
-        """Let the operation that a rank waits for fail with nobody dead; False where it waits for none."""
+        """Fail the operation that a rank waits for, without a death; return False if it waits for none."""
         for operation in self._operations.values():
             rank = operation.waiting.get(worker)
             if rank is not None:
@@ -132,7 +132,7 @@ class Group:
         return False
 
     def stall(self, worker: str) -> None:
-        """A member is stopped: some of those that wait for a result get it only when it goes on."""
+        """Delay some waiting ranks until this paused member continues."""
         held = self._stalled.setdefault(worker, [])
         for operation in self._operations.values():
             if operation.value is None:
@@ -143,7 +143,7 @@ class Group:
                     held.append((operation, rank))
 
     def unstall(self, worker: str) -> None:
-        """The stopped member goes on."""
+        """Complete the operations that waited for this paused member."""
         for operation, rank in self._stalled.pop(worker, ()):
             if operation.hung.pop(rank.id, None) is not None:
                 operation.waiting[rank.id] = rank
@@ -151,13 +151,13 @@ class Group:
                 self._complete_later(operation, rank)
 
     def _forget_before(self, step: int) -> None:
-        """All have issued an operation of `step`, so whatever came before is behind everybody who can still use it."""
+        """Forget operations before `step`; no rank can still use them, because all have issued one of `step`."""
         old = [key for key, op in self._operations.items() if key[1] < step and not (op.waiting or op.hung)]
         for key in old:
             del self._operations[key]
 
     def _fate(self, operation: SimOperation, rank: Rank) -> None:
-        """Say what becomes of one who still waits, though somebody is gone; who waits in vain is not asked again."""
+        """Choose the outcome of a waiting rank after a failure: completion, a hang or an error."""
         draw = self._rng.random()
         if operation.value is not None and draw < 0.4:
             self._complete_later(operation, rank)
@@ -184,7 +184,7 @@ class Group:
 
     @property
     def _apart(self) -> bool:
-        """True while some members cannot reach each other."""
+        """Whether some members cannot reach each other."""
         parted, version = self._parted
         if version != self._data_plane.version:
             parted = self._data_plane.parted(self.nodes)

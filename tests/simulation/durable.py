@@ -1,4 +1,4 @@
-"""What outlives a coordinator: the store, the journal, the checkpoint directory, the memory of nodes."""
+"""The simulated data that outlives a coordinator: store, journal, checkpoints and node memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast.protocol.state import CheckpointSource, SnapshotPart, SnapshotSour
 
 
 class SimStore:
-    """One record with a version, replaced by compare-and-swap; `power_cut` takes what is not on disk.
+    """A record with a version, replaced by compare-and-swap; `power_cut` discards unsynced data.
 
-    `backups`: the last record of each generation. While one of them is in the place of the newest, `outdated` is true.
+    `backups` has the last record of each generation. `outdated` is true while a backup replaces the newest record.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class SimStore:
         self._newest: Record | None = None
         self.version = 0
         self.record: Record | None = None
-        #: power cuts so far: what was on its way to the store then has never come
+        #: The number of power cuts; a write in progress during one is lost.
         self.cuts = 0
         self._on_disk: tuple[int, Record | None] = (0, None)
 
     def swap(self, record: Record, version: int) -> int:
-        """Replace the record if it still has `version`, on disk; return the new version.
+        """Replace and sync the record if it still has `version`; return the new version.
 
         Raises:
-            SupersededError: it has not.
+            SupersededError: The record has another version.
         """
         if version != self.version:
             raise SupersededError(f"version {version} is not {self.version}")
@@ -47,33 +47,33 @@ class SimStore:
 
     @property
     def outdated(self) -> bool:
-        """Whether a backup is in the place of the newest record."""
+        """Whether a backup replaces the newest record."""
         return self._newest is not None
 
     def restore_backup(self, number: int) -> None:
-        """Put a backup in the place of the newest record."""
+        """Replace the newest record by a backup."""
         self._newest, self.record = self.record, self.backups[number % len(self.backups)]
         self.version += 1
         self.sync()
 
     def put_back(self) -> None:
-        """Put the newest record in its place again."""
+        """Restore the newest record."""
         self._newest, self.record = None, self._newest
         self.version += 1
         self.sync()
 
     def sync(self) -> None:
-        """Have the record on disk."""
+        """Sync the record to disk."""
         self._on_disk = (self.version, self.record)
 
     def power_cut(self) -> None:
-        """Go back to what is on disk."""
+        """Restore the record on disk."""
         self.version, self.record = self._on_disk
         self.cuts += 1
 
 
 class SimJournal:
-    """The job's events; fenced by its length, as the file is. `synced` are on disk; `edited`: `cut` was used."""
+    """The job's events, fenced by their number like the real file; the first `synced` events are on disk."""
 
     def __init__(self) -> None:
         self.events: list[ev.AnyEvent] = []
@@ -84,7 +84,7 @@ class SimJournal:
         """Append an event if the journal still has `length`; return the new length.
 
         Raises:
-            SupersededError: somebody else appended.
+            SupersededError: Another process has appended an event.
         """
         if length != len(self.events):
             raise SupersededError(f"length {length} is not {len(self.events)}")
@@ -92,21 +92,21 @@ class SimJournal:
         return length + 1
 
     def sync(self) -> None:
-        """Have all events on disk."""
+        """Sync all events to disk."""
         self.synced = len(self.events)
 
     def power_cut(self, rng: Random) -> None:
-        """Lose events that are not on disk, the newest ones first: as many as chance will have it."""
+        """Lose a random number of the newest unsynced events."""
         del self.events[rng.randint(self.synced, len(self.events)) :]
 
     def position(self) -> Position:
-        """Return what the events so far add up to."""
+        """Return the position after all events so far."""
         return reduce(Position.after, self.events, Position())
 
 
 @dataclass(frozen=True, slots=True)
 class HandedPart:
-    """A worker's part of a checkpoint, in its agent's hands."""
+    """A worker's checkpoint part, handed to its agent."""
 
     worker: str
     name: CheckpointName
@@ -118,8 +118,7 @@ class HandedPart:
 
 @dataclass(slots=True)
 class CheckpointFile:
-    """One checkpoint: each role's state in it, of so many roles, which parts and whether its manifest are there, and
-    whether it can be read."""
+    """One checkpoint: the state of each of `places` roles, the written parts, the seal and damage."""
 
     step: int
     places: int = 1
@@ -131,7 +130,7 @@ class CheckpointFile:
 
 @dataclass(slots=True)
 class MemoryPart:
-    """One part of a snapshot: the state in it, of which step each of its experts is, and whether it can be read."""
+    """One snapshot part: its state, the step of each expert, and whether it is damaged."""
 
     state: int
     damaged: bool = False
@@ -140,7 +139,7 @@ class MemoryPart:
 
 @dataclass(slots=True)
 class NodeMemory:
-    """What a node holds of snapshots: it outlives the workers, and perhaps the agent. `open`: it is given out."""
+    """A node's snapshot parts, which outlive the workers and perhaps the agent; other nodes can read if `open`."""
 
     parts: dict[SnapshotPart, MemoryPart] = field(default_factory=dict[SnapshotPart, MemoryPart])
     open: bool = False
@@ -153,47 +152,47 @@ class CheckpointDirectory:
     files: dict[str, CheckpointFile] = field(default_factory=dict[str, CheckpointFile])
 
     def damage_newest(self) -> None:
-        """Cut the newest intact checkpoint short that counts."""
+        """Truncate the newest intact sealed checkpoint."""
         intact = [parse_name(name) for name, file in self.files.items() if file.sealed and not file.damaged]
         if intact:
             self.files[max(intact).folder].damaged = True
 
 
 class Truth:
-    """The decided lineage: the state that each step must have led to, by role, of so many places."""
+    """The decided lineage: the correct state after each step, by role and number of roles."""
 
     def __init__(self) -> None:
         self._states: dict[tuple[int, int, int], int] = {}
 
     def right(self, step: int, place: int, places: int, state: int) -> bool:
-        """Tell whether this is the state of a step for a role, as far as that is known."""
+        """Return whether this is the correct state of a role after a step, or the correct state is unknown."""
         return self._states.get((step, place, places), state) == state
 
     def all_right(self, step: int, file: CheckpointFile) -> bool:
-        """The same of all roles in a checkpoint."""
+        """Return whether the states of all roles in a checkpoint are correct, as far as known."""
         return all(self.right(step, place, file.places, state) for place, state in file.states.items())
 
     def hold(self, step: int, place: int, places: int, state: int) -> bool:
-        """A worker that counts has the state of a step; tell whether that is right."""
+        """Record a member's state after a step; return whether it is correct."""
         return self._states.setdefault((step, place, places), state) == state
 
     def knows(self, step: int) -> bool:
-        """Tell whether anybody has ever had the state of a step."""
+        """Return whether any worker has had the state of a step."""
         return any(at == step for at, _, _ in self._states)
 
     def forget_after(self, step: int) -> None:
-        """What came after a step never counted."""
+        """Forget the states of later steps, which have been undone."""
         self._states = {key: state for key, state in self._states.items() if key[0] <= step}
 
 
 class Relaid:
-    """States under one layout made of those under another, and back: what is put away loses nothing."""
+    """Converts states between layouts without loss."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def under(self, states: tuple[int, ...], places: int) -> tuple[int, ...]:
-        """Return the states of so many places that are the same whole state as these."""
+        """Return the same complete state, divided into `places` parts."""
         if len(states) == places:
             return states
         before = self._made.get(states, states)
@@ -212,19 +211,26 @@ def wrong_source(
     memory: Callable[[str], NodeMemory],
     places: int,
 ) -> str:
-    """Return how a source of the state of `step` is not what it must be, "" where it is on the lineage.
+    """Return the error of a source of the state of `step`, or "" if it is on the lineage.
 
     Args:
-        memory: of a node. places: of a unit, under the layout in force.
+        source: The source to check.
+        step: The step that the source must have.
+        truth: The decided lineage.
+        checkpoints: The checkpoint directory.
+        memory: Returns the memory of a node.
+        places: The number of workers of a replica group under the current layout.
     """
     if isinstance(source, SnapshotSource):
         dense = source.parts[: source.dense]
         if source.step != step or not all(dense):
-            return "leads to a snapshot that is not whole"
-        roles = len(dense) if source.everywhere else places  # (ranks follow each other by places)
+            return "leads to an incomplete snapshot"
+        # Otherwise consecutive ranks have consecutive roles.
+        roles = len(dense) if source.everywhere else places
         for number, keepers in enumerate(dense):
             for keeper in (source.keepers[place] for place in keepers):
-                part = memory(keeper.node).parts.get(source.part(number))  # (it may be gone since)
+                # The part may have been lost since.
+                part = memory(keeper.node).parts.get(source.part(number))
                 if part is not None and not truth.right(step, number % roles, roles, part.state):
                     return f"leads to part {number} on {keeper.node}, which is not on the lineage"
         return ""

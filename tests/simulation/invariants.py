@@ -1,7 +1,7 @@
-"""What must hold after every event (DESIGN.md 3), checked as the events happen, from outside the machines.
+"""The invariants of a job (DESIGN.md 3), checked after every event from outside the machines.
 
-`_truth` is the decided lineage: the state that each step must have led to. A step enters it when the first member of
-the newest persisted plan applies it; a decision that undoes the step takes it out again.
+`_truth` is the decided lineage: the correct state after each step. A step enters it when the first member of the newest
+persisted plan applies it. A decision that undoes the step removes it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tests.simulation.world import START, Peer, World
 
 
 class InvariantError(AssertionError):
-    """Something that must never happen did."""
+    """An invariant is violated."""
 
 
 class Checker:
-    """Watches one run."""
+    """Checks one run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -49,35 +49,36 @@ class Checker:
         self._promised: set[str] = set()
         self._work, self._put_away = KeptWork(world.plan), StatesPutAway(world)
         self._record: Record | None = None
-        self._barred: set[str] = set()  # (who is let back may still hear of an earlier refusal)
-        #: the nodes that other nodes could not reach
+        # A node stays here after it is undrained, because an earlier refusal may still arrive.
+        self._barred: set[str] = set()
+        #: The nodes refused because other nodes could not reach them.
         self.refused: set[str] = set()
         self._counts = WhoCounts()
-        #: the nodes with a worker whose settings differ, and with which settings (generation, step, role) has passed
+        #: The nodes with differing workers, and the settings with which each (generation, step, role) passed.
         self._differing = set[str]()
         self._compared: dict[tuple[int, int, int], int] = {}
-        #: parts of a reduction that were found right, and for which state and step: nearly all members have the same
+        #: The last correct parts with their state and step, cached because nearly all members have the same parts.
         self._right: tuple[tuple[int, int], tuple[int, ...]] = ((0, 0), ())
-        #: generation -> the workers of its plan
+        #: The workers of each generation's plan.
         self._members: dict[int, tuple[str, ...]] = {}
         self._term = 0
         self._commits: dict[int, Commit] = {}
         self._last: ev.AnyEvent | None = None
-        #: when a step was committed last, or the job ended
+        #: The time of the last committed step, or of the job's end.
         self.progress_at = world.timeline.now
-        #: what the journal's events add up to
+        #: The position after the journal's events.
         self._position = Position()
         self._generation = 0
         self._outcome = ""
         self._waiting = False
         self._saved: dict[str, int] = {}
-        #: the message of an expelled worker that is being handled: no write may come of it
+        #: The current message of an expelled worker, which must not cause a write.
         self._stale: msg.WorkerMessage | None = None
 
     # ---- a worker's side ----
 
     def told(self, worker: Peer, message: msg.WorkerMessage) -> None:
-        """A worker says something; a report is a promise."""
+        """Check a worker's message; a report is a promise."""
         if isinstance(message, msg.Report):
             self._experts_of_the_step(worker)
             self._promised.add(worker.id)
@@ -85,72 +86,72 @@ class Checker:
                 self._fail(wrong)
 
     def began(self, worker: Peer, order: msg.Begin | msg.StandBy, accepted: bool) -> None:
-        """A Begin reached a worker; or the word that it has left its generation, and promises nothing any more."""
+        """Release a worker from its promise after a Begin, or after a StandBy that removes it from its generation."""
         left = isinstance(order, msg.StandBy)
         if not accepted and not (left and worker.machine.plan is None):
             return
         self._promised.discard(worker.id)
-        if left or worker.id in self._counts.were_owed:  # (others have what it had of a step, too, perhaps)
+        # Other workers may also have its results of a step.
+        if left or worker.id in self._counts.were_owed:
             self._work.left(worker.id)
         else:
             self._work.began(worker.id, order)
 
     def issues(self, worker: Peer, kind: str) -> None:
-        """A worker issues a collective: of a step, or the one that moves experts, while its state may still come."""
+        """Check a collective that a worker issues; only an expert move may start before its state arrives."""
         self._keeps_promise(worker, "issues a collective")
         if kind != "move" and not worker.whole:
-            self._fail(f"{worker.id} takes part in a step without a whole state")
+            self._fail(f"{worker.id} takes part in a step without a complete state")
 
     def passes(self, worker: Peer) -> None:
-        """A worker's commit operation returns v."""
+        """Check a worker with a completed commit operation."""
         self._keeps_promise(worker, "passed")
         compared, machine = worker.machine.fingerprint, worker.machine
         place = machine.generation, machine.step, worker.place
         if compared is None or self._compared.setdefault(place, compared.settings) != compared.settings:
-            self._fail(
-                f"{worker.id} passes step {machine.step} with other settings than others of its role: {compared}"
-            )
+            self._fail(f"{worker.id} passes step {machine.step} with settings that differ from its role: {compared}")
 
     def lets_differ(self, node: str) -> None:
-        """A worker of a node is given settings that no other worker has."""
+        """Note that a worker on a node gets settings that differ from all others."""
         self._differing.add(node)
 
     def refuses(self, worker: Peer, of_places: tuple[training.SimReduced, ...]) -> None:
-        """Check that a refused v is wrong: a corruption must have left some place without each micro-batch once.
+        """Check that a refused step result is wrong: a corruption must have changed a worker's micro-batches.
 
         Args:
-            of_places: what was reduced at each place of a unit.
+            worker: The worker that refuses.
+            of_places: The reduced values of each worker of a replica group.
         """
         if of_places[0].v.unequal_roles:
             if not self._differing:
-                self._fail(f"{worker.id} refuses a step because workers differ, and nobody lets any differ")
+                self._fail(f"{worker.id} refuses a step because workers differ, but no fault made workers differ")
             return
         step, kinds = worker.machine.step, {fault.kind for fault in self._world.plan.faults}
         expected = training.expected_parts(worker.state, step, self._world.plan.micro_batches)
         if FaultKind.CORRUPT_SUM not in kinds or all(reduced.parts == expected for reduced in of_places):
-            self._fail(f"{worker.id} refuses step {step}, which is right, or wrong by nobody's corruption")
+            self._fail(f"{worker.id} refuses step {step}, which is correct or was not corrupted by a fault")
 
     def summed(self, worker: Peer, task: Compute) -> None:
-        """What the machine says is summed must be there, and nothing else."""
+        """Check that a worker has exactly the sums that its machine lists."""
         if set(task.summed) != set(worker.gradients):
             self._fail(f"{worker.id} holds {sorted(worker.gradients)}, its machine says {sorted(task.summed)}")
         if wrong := self._work.redone_by(worker.id, task.step, task.summed):
             self._fail(wrong)
         if not worker.whole:
-            self._fail(f"{worker.id} computes without a whole state")
+            self._fail(f"{worker.id} computes without a complete state")
         self._experts_of_the_step(worker)
         if worker.experts is not None and not worker.experts.serves(task.step - 1):
-            self._fail(f"{worker.id} serves experts that are not of the step before {task.step}")
+            self._fail(f"{worker.id} serves experts without the state before step {task.step}")
 
     def applied(self, worker: Peer, before: int, reduced: training.SimReduced, commit: Commit) -> None:
-        """A worker applied a step."""
+        """Check a step that a worker has applied."""
         machine, plan = worker.machine, self._world.plan
         self._keeps_promise(worker, "applied")
         step = machine.applied or 0
         if not self._right_parts(reduced.parts, before, step):
-            self._fail(f"{worker.id} applied step {step} with other parts than each micro-batch once: {reduced}")
+            self._fail(f"{worker.id} applied step {step} without each micro-batch exactly once: {reduced}")
         if training.wrong_v(plan, reduced, commit):
-            self._fail(f"{worker.id} applied step {step} with other samples or logged values than its own: {commit}")
+            self._fail(f"{worker.id} applied step {step} with wrong samples or logged values: {commit}")
         if worker.id in self._counts.workers:
             self.holds(worker)
             known = self._commits.setdefault(step, commit)
@@ -158,7 +159,7 @@ class Checker:
                 self._fail(f"{worker.id} applied step {step} with {commit}, not the recorded {known}")
 
     def _right_parts(self, parts: tuple[int, ...], state: int, step: int) -> bool:
-        """Tell whether these are the parts of a step on a state: every micro-batch exactly once."""
+        """Return whether these parts of a step contain every micro-batch exactly once."""
         known, right = self._right
         if known == (state, step) and parts is right:
             return True
@@ -168,14 +169,14 @@ class Checker:
         return True
 
     def holds(self, worker: Peer) -> None:
-        """A worker holds a state (applied, received or loaded): it must be that of the decided lineage."""
+        """Check that a worker's applied, received or loaded state is on the decided lineage."""
         step = worker.machine.applied or 0
         right = worker.id not in self._counts.workers
         if not (right or self._truth.hold(step, worker.place, worker.places, worker.state)):
-            self._fail(f"{worker.id} has another state of step {step} than the lineage")
+            self._fail(f"{worker.id} has a state of step {step} that differs from the lineage")
 
     def _experts_of_the_step(self, worker: Peer) -> None:
-        """All that the machine would report is in memory, and of the state of the applied step."""
+        """Check that all experts the machine would report are in memory with the applied step."""
         machine, stored = worker.machine, worker.experts
         if stored is None or machine.holding is None or machine.applied is None:
             return
@@ -183,7 +184,7 @@ class Checker:
             self._fail(f"{worker.id} does not have the experts of step {machine.applied} that it would report")
 
     def lacks_experts(self, worker: Peer, plan: msg.GenerationPlan, why: str) -> NoReturn:
-        """A worker cannot take up the placement that it is given."""
+        """Fail because a worker cannot apply its placement."""
         self._fail(f"{worker.id} lacks experts in generation {plan.generation}: {why}")
 
     def _keeps_promise(self, worker: Peer, what: str) -> None:
@@ -193,19 +194,19 @@ class Checker:
     # ---- the coordinator's side ----
 
     def handles(self, event: Input | None) -> msg.WorkerMessage | None:
-        """An input is handled; return what may have no effect: all of an expelled worker, but its saved parts."""
+        """Note an input; return an expelled worker's message without effect, which is any except checkpoint news."""
         message = event.message if isinstance(event, Received) else None
-        said = message.message if isinstance(message, msg.FromWorker) else None
-        counts = said is None or said.worker not in self._counts.expelled or isinstance(said, msg.CheckpointNews)
-        self._stale = None if counts else said
+        inner = message.message if isinstance(message, msg.FromWorker) else None
+        counts = inner is None or inner.worker not in self._counts.expelled or isinstance(inner, msg.CheckpointNews)
+        self._stale = None if counts else inner
         return self._stale
 
     def goes_on(self, stale: msg.WorkerMessage | None) -> None:
-        """What an input led to goes on, after something else was handled; `stale`: as `handles` returned."""
+        """Continue an input's effects after another input; `stale` is the result of `handles`."""
         self._stale = stale
 
     def persisted(self, machine: Coordinator, record: Record) -> None:
-        """A record was swapped in."""
+        """Check a record that a coordinator has written."""
         if record.term < self._term or (record.term == self._term and machine is not self._writer):
             self._fail(f"term {record.term} of a superseded coordinator was written after term {self._term}")
         self._without_effect(record)
@@ -239,9 +240,9 @@ class Checker:
             self._decided(record)
 
     def _guarantees(self, plan: msg.GenerationPlan) -> None:
-        """Every expert lives on as many distinct nodes as the plan says, and as are possible.
+        """Check that every expert is on the announced and possible number of distinct nodes.
 
-        A plan that gives the experts of leavers to the others has as many copies as these have room for.
+        If a plan moves the experts of draining nodes, the other nodes hold as many copies as they have room for.
         """
         shape, experts = shape_of(self._world.plan), plan.expert_plan
         record = self._record
@@ -251,18 +252,19 @@ class Checker:
             self._fail(f"generation {plan.generation}: {wrong}")
 
     def _decided(self, record: Record) -> None:
-        """A decision is written: what it undoes never counted, and its members with state must be able to follow."""
+        """Check a written decision: it undoes no committed step, and its members with state can follow it."""
         decision, plan = record.decision, record.plan
         if decision is None:
             return
-        if plan is not None:  # (else nobody is there who could follow it: whoever comes is told what is decided then)
+        # Without a plan no worker can follow the decision; a later decision applies to new workers.
+        if plan is not None:
             kept = 0 if decision.kind is DecisionKind.START else decision.applied
             self._truth.forget_after(-1 if decision.kind is DecisionKind.START else kept)
             self._commits = {step: commit for step, commit in self._commits.items() if step <= kept}
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
             known = self._commits.get(decision.applied, decision.commit)
             if not have_same_lanes(known, decision.commit):
-                self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, {known} was applied")
+                self._fail(f"FORWARD({decision.applied}) carries {decision.commit}, but {known} was applied")
             self._commits[decision.applied] = decision.commit
         if decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and decision.applied < self._committed:
             self._fail(f"{decision} undoes step {self._committed}, which is committed")
@@ -278,10 +280,10 @@ class Checker:
                 self.holds(process)
 
     def _goes_back_to_its_own(self, decision: msg.Decision, places: int) -> None:
-        """A checkpoint that a decision names lies there, with a state of the lineage."""
+        """Check that a decision's checkpoint exists with a state on the lineage."""
         left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
         if decision.kind is DecisionKind.START and self._committed and left:
-            self._fail(f"the job begins anew although {left} are there")
+            self._fail(f"the job starts from the beginning although the checkpoints {left} exist")
         if decision.kind is DecisionKind.ROLLBACK:
             world = self._world
             known = self._truth, world.checkpoints, world.memory, places
@@ -289,12 +291,12 @@ class Checker:
                 self._fail(f"{decision} {wrong}")
 
     def told_by_outdated(self, heard: HeardGeneration, message: CoordinatorMessage, record: Record) -> None:
-        """A coordinator whose store is older than the job tells an agent something."""
+        """Check a message from a coordinator with an outdated store to an agent."""
         if heard.generation > record.generation:
             self._fail(f"an outdated store of generation {record.generation} led to {message} for {heard}")
 
     def emitted(self, machine: Coordinator, event: ev.AnyEvent) -> None:
-        """An event is in the journal."""
+        """Check an event that a coordinator has written to the journal."""
         self._without_effect(event)
         self._in_order(event)
         if wrong := wronged(self._world.plan, self._record, event):
@@ -324,15 +326,15 @@ class Checker:
         self._follow(event)
 
     def _wrongly_blamed(self, event: ev.FailureDetected) -> str:
-        """Return why a node is blamed wrongly, "" if it is not."""
-        # Of two workers that differ, the one that was sent its state goes.
+        """Return the error if a node is blamed wrongly, else ""."""
+        # If two workers differ, the worker that received its state is replaced.
         differs = event.node in self._differing or RECEIVED in event.detail
         if event.category == REPLICA_DIFFERS and not differs:
-            return f"{event.node} is replaced because it differs, and it does not"
+            return f"{event.node} is replaced because it differs, but it does not differ"
         return wrongly_blamed(self._world.plan, self._world.data_plane, self._record, event)
 
     def _accused(self, event: ev.NodeRefused | ev.FailureDetected) -> None:
-        """A node is refused or blamed: not if connections between other nodes failed."""
+        """Check that a refused or blamed node is at fault, not a connection between other nodes."""
         if isinstance(event, ev.NodeRefused):
             self.refused.add(event.node)
             wrong = wrongly_refused(self._world.plan, self._world.data_plane, self._record, event)
@@ -342,7 +344,7 @@ class Checker:
             self._fail(wrong)
 
     def journal_cut(self) -> None:
-        """The journal has lost its newest events: what is left is what was said."""
+        """Recompute the checked state after the journal lost its newest events."""
         self._last, self._position = None, Position()
         self._generation, self._waiting, self._outcome = 0, False, ""
         for event in self._world.journal.events:
@@ -358,7 +360,7 @@ class Checker:
             case ev.GenerationStarted(generation=generation):
                 self._generation, self._waiting = generation, False
             case ev.JournalRepaired() | ev.CoordinatorRestarted():
-                self._waiting = False  # as far as anybody knows; a later coordinator says so itself where it waits
+                self._waiting = False  # A later coordinator reports a wait itself.
             case ev.JobFinished(resumable=resumable):
                 self._outcome = "" if resumable else "done"
             case ev.JobFailed():
@@ -367,20 +369,20 @@ class Checker:
                 pass
 
     def _repaired(self, event: ev.JournalRepaired) -> None:
-        """What stands for lost events says exactly where they ended."""
+        """Check that a repair event has the exact end of the lost events."""
         plan, step = self._world.plan, event.to_step
         if not self._world.journal.edited:
             self._fail(f"the journal was not on disk when its record was: {event}")
         if step and not self._truth.knows(step):
-            self._fail(f"the journal is said to have ended at step {step}, which no member applied")
+            self._fail(f"the repair says that the journal ended at step {step}, which no member applied")
         if event.samples != step * plan.micro_batches * plan.micro_batch:
-            self._fail(f"the journal is said to have ended at step {step} with {event.samples} samples")
+            self._fail(f"the repair says that the journal ended at step {step} with {event.samples} samples")
 
     def _job_finished(self, event: ev.JobFinished) -> None:
         interrupted = event.resumable and self._world.interrupted
         wrong = wrong_end(self._world.plan, event, self._commits) if not interrupted else ""
         if wrong or event.steps != self._committed:
-            self._fail(f"finished, {wrong or 'not where the journal ends'}: {event}")
+            self._fail(f"the job finished, but {wrong or 'not at the last step of the journal'}: {event}")
 
     @property
     def _committed(self) -> int:
@@ -392,20 +394,20 @@ class Checker:
         if first != (last.seq if last else 0) + 1:
             self._fail(f"{event} does not follow {last}")
         if isinstance(event, ev.RECORDED) and (self._record is None or event.seq > self._record.newest_event):
-            self._fail(f"the record does not know of {event}")
+            self._fail(f"the record does not contain {event}")
         if (last is None) != isinstance(event, ev.JobStarted) and not isinstance(event, ev.JournalRepaired):
-            self._fail(f"job_started must be the first event, and no other: {event}")
+            self._fail(f"job_started must be the first event and occur only once: {event}")
         if last is not None and event.term < last.term:
             self._fail(f"{event} of an older term after {last}")
         if isinstance(event, ev.ActionRequested) and event.about_seq != event.seq - 1:
-            self._fail(f"{event} does not stand right behind what it is about")
+            self._fail(f"{event} does not directly follow the event that it refers to")
         if self._outcome and not isinstance(event, ev.NodeLeft | ev.CoordinatorRestarted | ev.ActionRequested):
             self._fail(f"{event} after the job is {self._outcome}")
 
     def _step_committed(self, event: ev.StepCommitted) -> None:
         step, plan = event.step, self._world.plan
         if not self._world.shows(event.time) or event.step_s < 0:
-            self._fail(f"step {step} was committed at a time that no clock but a wrong one shows: {event}")
+            self._fail(f"step {step} was committed at a time that no coordinator's clock showed: {event}")
         if self._waiting:
             self._fail(f"step {step} was committed while the job waits for nodes")
         if step != self._committed + 1:
@@ -413,34 +415,35 @@ class Checker:
         if event.samples != plan.micro_batches * plan.micro_batch:
             self._fail(f"step {step} was committed with {event.samples} samples")
         if event.last_step not in (0, plan.steps):
-            self._fail(f"step {step} was committed as one of {event.last_step}")
+            self._fail(f"step {step} was committed with a wrong last step: {event.last_step}")
         commit = self._commits.get(step)
         if commit is None or not self._truth.knows(step):
             self._fail(f"step {step} was committed, but no member applied it")
         if event.loss != event.loss:
             self._nobody_knows(step)
         elif training.told_wrongly(event, commit):
-            self._fail(f"step {step} was announced as {event}, the lineage has {commit}")
-        # (The newest record may know a later generation already. Where all leave, who was to be sent a state has none.)
+            self._fail(f"step {step} was announced as {event}, but the lineage has {commit}")
+        # The newest record may already have a later generation. If all members with a state leave, the others have
+        # none.
         here = [one for one in map(self._world.worker, self._members[event.generation]) if one is not None]
         late = [one.id for one in here if (one.machine.applied or 0) < step]
         if late and any(one.machine.applied is not None for one in here):
             self._fail(f"step {step} was committed, but {late} have not applied it")
 
     def _nobody_knows(self, step: int) -> None:
-        """The loss of a step is unknown: never while somebody lives who counts, and holds what it has led to."""
+        """Check that the loss of a step is unknown only if no member with its state is alive."""
         for worker in self._counts.workers:
             process = self._world.worker(worker)
             if process is not None and (process.machine.applied or 0) >= step:
-                self._fail(f"step {step} was committed without its loss, although {worker} lives")
+                self._fail(f"step {step} was committed without its loss, although {worker} is alive")
 
     def _checkpoint_saved(self, step: int) -> None:
         assert self._record is not None
-        # (Two first ranks may save the same step: that of a generation and that of the one which it was left for.)
+        # The first ranks of two successive generations may save the same step.
         known = (known for known in self._record.checkpoints if known.step == step and known.name not in self._saved)
         saved = next(known, None)
         if saved is None:
-            self._fail(f"a checkpoint of step {step} was saved that the record does not know: {self._record}")
+            self._fail(f"a checkpoint of step {step} was saved, but the record does not contain it: {self._record}")
         file = self._world.checkpoints.files.get(saved.name)
         if file is None or file.step != step:
             self._fail(f"checkpoint {saved} of step {step} is {file}")
@@ -449,12 +452,12 @@ class Checker:
         self._saved[saved.name] = step
 
     def pruned(self, name: str) -> None:
-        """A checkpoint is removed: none that the job can go back to, unless it has a newer one that is whole."""
+        """Check that a removed checkpoint is not needed, because the job has a newer complete one."""
         known = self._record.checkpoints if self._record else ()
         if any(one.name == name for one in known):
-            self._fail(f"checkpoint {name} was removed, which the record counts on: {known}")
+            self._fail(f"checkpoint {name} was removed, but the record needs it: {known}")
         if name in self._saved and not known:
-            self._fail(f"checkpoint {name} was removed, and the record knows of no other")
+            self._fail(f"checkpoint {name} was removed, but the record has no other")
         self._saved.pop(name, None)
 
     def _without_effect(self, write: object) -> None:
@@ -464,47 +467,49 @@ class Checker:
     # ---- how it ends ----
 
     def refused_for_good(self, node: str, refused: msg.Refused) -> None:
-        """A node was turned away: it has done nothing wrong, unless it is quarantined, or was reported as refused."""
+        """Check that a permanently refused node is quarantined, drained or was reported as refused."""
         if not self._outcome and node not in self._barred | self.refused:
-            self._fail(f"{node} was refused for good: {refused.why}")
+            self._fail(f"{node} was refused permanently: {refused.why}")
 
     def _failed(self, machine: Coordinator, why: str) -> None:
-        """NothingLeft, and only where nothing is left; or what all scripts raise, or a second refusal."""
+        """Check that a job fails only if no state is left, all scripts raise, or a step is refused twice."""
         if unsaved(self._world.plan, why, self._committed, self._saved.values()):
-            self._fail(f"the job failed, and step {self._committed} is not saved: {self._saved}")
+            self._fail(f"the job failed, but step {self._committed} is not saved: {self._saved}")
         if may_fail(self._world.plan, why):
             return
         if "live copy" not in why:
             self._fail(f"the job failed: {why}")
         places, able = machine.record.layout.places, list[str]()
         raised = {unit_of(info.id, places) for info in machine.members.workers() if info.raised}
-        for info in machine.members.workers():  # (nobody can go on with who has raised, nor with the rest of its unit)
+        # A replica group with an exception of its script cannot continue.
+        for info in machine.members.workers():
             process = None if unit_of(info.id, places) in raised else self._world.worker(info.id)
-            if process is not None and process.experts is None:  # (else its dense state alone is not enough)
+            # With experts the dense state alone is not enough.
+            if process is not None and process.experts is None:
                 able += [info.id] * (process.whole and (process.machine.applied or 0) >= self._committed > 0)
         if every_role(able, places):
-            self._fail(f"the job failed although {able} hold step {self._committed}: {why}")
+            self._fail(f"the job failed although {able} have the state of step {self._committed}: {why}")
         left = [name for name in self._saved if not self._world.checkpoints.files[name].damaged]
         if left or (left := self._put_away.lost(machine.members.nodes)):
-            self._fail(f"the job failed although there is {left}: {why}")
+            self._fail(f"the job failed although {left} is available: {why}")
 
     def job_ended(self, exit_code: int, why: str) -> None:
-        """A coordinator ends the job: the journal must say so already, unless its user has interrupted it."""
+        """Check that the journal already has the job's end, unless the user has interrupted it."""
         if exit_code == EXIT_INTERRUPTED and not self._outcome and self._world.interrupted:
             return
         if (exit_code == EXIT_DONE) != (self._outcome == "done") or not self._outcome:
-            self._fail(f"the job ended with {exit_code} ({why}); the journal says {self._outcome!r}")
+            self._fail(f"the job ended with {exit_code} ({why}), but the journal has {self._outcome!r}")
 
     def finished(self) -> None:
-        """The run is over."""
+        """Check the journal at the end of the run."""
         if not self._outcome and not self._world.interrupted:
-            self._fail("the run is over and the journal does not say how")
+            self._fail("the run has ended, but the journal has no outcome")
         events = self._world.journal.events
         if findings := (*audit_events(events).findings, *unjust(self._world.plan, events)):
-            self._fail(f"the journal does not prove what was done, or that it was just: {findings}")
+            self._fail(f"the journal does not prove the run, or an action was not justified: {findings}")
 
     def stuck(self) -> NoReturn:
-        """No step was committed for longer than may be, or far too much has happened: the job does not end."""
+        """Fail because no step was committed for too long, or the run has too many events."""
         self._fail("the job is stuck")
 
     def _fail(self, what: str) -> NoReturn:

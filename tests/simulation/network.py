@@ -1,4 +1,4 @@
-"""One agent's connection to a coordinator: FIFO in each direction, with delays; it can be cut, or fall silent."""
+"""An agent's connection to a coordinator, FIFO with delays in each direction; it can break or become silent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.world import World
 
 
 class LowerEnd(Protocol):
-    """An agent, for its connection."""
+    """An agent, as its connection sees it."""
 
     name: str
 
@@ -23,7 +23,7 @@ class LowerEnd(Protocol):
 
 
 class UpperEnd(Protocol):
-    """A coordinator, for its connections."""
+    """A coordinator, as its connections see it."""
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
@@ -41,36 +41,36 @@ class SimConnection:
         self.coordinator = coordinator
         self._world = world
         self._last_up = self._last_down = 0.0
-        #: nothing in flight arrives any more
+        #: Whether the messages in flight are lost.
         self._lost = False
-        #: nothing more is accepted for sending
+        #: Whether sending has ended.
         self._cut = False
         self._closing = False
         self._troubles = world.troubles(agent.name)
 
     def send_up(self, message: AgentMessage) -> None:
-        """Send to the coordinator; one that is closing the connection still listens."""
+        """Send to the coordinator, which still receives while it closes the connection."""
         if not self._cut or self._closing:
             self._last_up = max(self._arrival(self._last_up), self._troubles.up_until)
             self._world.timeline.at(self._last_up, self._arrive_up, message)
 
     def send_down(self, message: CoordinatorMessage, leaves_at: float = 0.0) -> None:
-        """Send to the agent; `leaves_at`: when the coordinator has come to it, if that is not yet."""
+        """Send to the agent at `leaves_at`, or now if that time has passed."""
         if not self._cut:
             self._last_down = max(self._arrival(self._last_down, leaves_at), self._troubles.down_until)
             self._world.timeline.at(self._last_down, self._arrive_down, message)
 
     def close_from_above(self) -> None:
-        """The coordinator closes after what it has sent."""
+        """Close the coordinator's end after its sent messages."""
         if not self._cut:
             self._cut = self._closing = True
-            # What the agent says until the closing handshake is over still arrives.
+            # The agent's messages still arrive until the closing handshake ends.
             self._world.timeline.after(self._world.rng.uniform(*self._world.timing.closing), self._end_above)
             self._last_down = self._arrival(self._last_down)
             self._world.timeline.at(self._last_down, self._notify_agent)
 
     def close_from_below(self, *, seen: bool = True) -> None:
-        """The agent's end is gone; `seen`: the coordinator's machine is told (a reset), after what was sent."""
+        """Close the agent's end; if `seen`, the coordinator receives a reset after the sent messages."""
         if self._cut:
             return
         self._cut = True
@@ -79,7 +79,7 @@ class SimConnection:
             self._world.timeline.at(self._last_up, self._end_above)
 
     def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
-        """The network breaks; each end notices after its own time, what is in flight may be lost."""
+        """Break the connection; each end notices after its own delay, and messages in flight may be lost."""
         if self._cut:
             return
         self._cut, self._lost = True, lose

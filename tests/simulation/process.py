@@ -1,5 +1,8 @@
-"""What can be stopped and killed: a stopped process gets everything late, a dead one nothing. And the page on which a
-worker's training thread keeps where it stands, which others can read whatever has become of it."""
+"""Simulated processes that can be paused and killed, and the progress page of a training thread.
+
+A paused process handles its inputs late, and a dead process handles none. Other processes can read the progress page
+even if its thread hangs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Process:
         self._backlog: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None:
-        """Let something happen in this process: now, at its SIGCONT, or never."""
+        """Run an action in this process: now, at its SIGCONT, or never."""
         if not self.alive:
             return
         if self.stopped:
@@ -31,24 +34,24 @@ class Process:
             action(*args)
 
     def stop(self) -> None:
-        """SIGSTOP: what comes from now on waits."""
+        """Pause like SIGSTOP: later actions wait."""
         self.stopped = True
 
     def resume(self) -> None:
-        """SIGCONT: all that came meanwhile is handled at once, in order."""
+        """Continue like SIGCONT: run all waiting actions at once, in order."""
         if not self.alive or not self.stopped:
             return
         self.stopped = False
         backlog, self._backlog = self._backlog, []
         for place, (action, args) in enumerate(backlog):
-            if self.stopped:  # stopped again by what it did
+            if self.stopped:  # The last action paused it again.
                 self._backlog = backlog[place:] + self._backlog
                 return
             if self.alive:
                 action(*args)
 
 
-#: what a training thread is about -> what its page says of it
+#: The page's activity for each activity of the simulated thread.
 _ACTIVITIES = {
     "": Activity.AWAITING,
     "before": Activity.AWAITING,
@@ -68,7 +71,7 @@ _ACTIVITIES = {
     "warm": Activity.WARMING,
 }
 _WAITS = ("reduce", "vote", "move")
-#: where it hangs though it is about nothing
+#: The activity of a thread that hangs between two activities, by phase.
 _PHASES = {
     Phase.ENTERING: Activity.ENTERING,
     Phase.COMPUTE: Activity.SCRIPT,
@@ -79,7 +82,7 @@ _PHASES = {
 
 
 class SimPage:
-    """Where one training thread stands."""
+    """The progress page of one training thread."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.micro_batch: int | None = None
@@ -89,7 +92,7 @@ class SimPage:
         self._totals: dict[Activity, Total] = {}
 
     def begin(self, what: str) -> None:
-        """The thread is about something else, "" for nothing."""
+        """Record that the thread starts another activity, or "" for none."""
         now = self._timeline.now
         activity, took_s = _ACTIVITIES[self._about], now - self._since
         known = self._totals.get(activity, Total(0, 0.0, 0.0))
@@ -97,11 +100,11 @@ class SimPage:
         self._about, self._since, self.micro_batch = what, now, None
 
     def stop(self) -> None:
-        """The process does not run from now on."""
+        """Record that the process is paused."""
         self._stopped_at = self._timeline.now
 
     def read(self, machine: WorkerMachine, now: float, *, stopped: bool, hung: bool) -> Reading:
-        """Read it on a node whose clock shows `now`; `hung`: the training thread hangs, wherever it is."""
+        """Read the page when the node's clock is `now`; `hung` means that the training thread hangs."""
         ahead_s = now - self._timeline.now
         activity, waits = _ACTIVITIES[self._about], self._about in _WAITS
         if hung and not self._about:
@@ -119,5 +122,5 @@ class SimPage:
 
     @property
     def account(self) -> ProgressAccount:
-        """What has ended so far."""
+        """The totals of all finished activities."""
         return ProgressAccount(totals=dict(self._totals))

@@ -1,4 +1,4 @@
-"""Plans as simulated agents make them: a thousand agents in one process need not each make the same one."""
+"""Shares plans between simulated agents, so that 1,000 agents in one process do not build the same plan."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from holdfast.coordination.generations.plan_change import Assignment
 from holdfast.protocol.messages.plans import PlanChange, Shares
 from holdfast.protocol.plan import GenerationPlan
 
-#: as many as agents may be behind each other
+#: The number of cached plans, because agents may be at different plans.
 _KEPT = 32
 
 
 class SharedPlans(PlanMaker):
-    """Makes a plan once of the same change of the same plan: of the very objects that one coordinator sends to all."""
+    """Builds a plan once for each pair of change and base plan, identified by the objects that are sent."""
 
     def __init__(self) -> None:
-        #: by the identities of what a thing is made of, with what that is, so that they stay theirs
+        #: The results by the ids of their inputs; the inputs are kept so that their ids stay valid.
         self._made: OrderedDict[tuple[int, ...], tuple[tuple[object, ...], Any]] = OrderedDict()
 
     def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:

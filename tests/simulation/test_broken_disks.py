@@ -1,7 +1,4 @@
-"""Stores and journals that are broken on purpose are caught by schedules that pass with the real ones.
-
-(Machines that are broken on purpose are in tests/mutants.)
-"""
+"""Schedules detect deliberately broken stores and journals; tests/mutants has broken machines."""
 
 from __future__ import annotations
 
@@ -21,21 +18,21 @@ SEEDS = range(400)
 
 
 class NothingFenced(SimStore):
-    """Writes whatever it is given."""
+    """Writes a record of any version."""
 
     def swap(self, record: Record, version: int) -> int:
         return super().swap(record, self.version)
 
 
 class JournalOfAnybody(SimJournal):
-    """Appends for whoever asks."""
+    """Appends for any process."""
 
     def append(self, event: object, length: int) -> int:
         return super().append(event, len(self.events))  # pyright: ignore[reportArgumentType]
 
 
 class PromisesTooEarly(SimStore):
-    """Says that a record is written before it is on disk."""
+    """Confirms a write before the record is on disk."""
 
     def sync(self) -> None:
         pass
@@ -81,4 +78,4 @@ def test_a_broken_disk_is_caught(name: str) -> None:
             with pytest.raises(type(error), match=caught):
                 raise error
             return
-    pytest.fail(f"{name} went unnoticed in {len(SEEDS)} schedules")
+    pytest.fail(f"{name} was not detected in {len(SEEDS)} schedules")

@@ -1,4 +1,4 @@
-"""Collectives that go level by level: nobody has a result before all have put in, and who dies strands whom it must."""
+"""Hierarchical collectives: no rank gets a result before all have joined, and a death blocks only dependent ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.simulation.climbing import LeveledGroup
 from tests.simulation.collectives import Underway
 from tests.simulation.faults.troubles import DataPlane
 
-#: three levels; on the lowest a rank that owns nothing, and one on the middle one
+#: There are three levels, with a rank that owns nothing on the lowest and on the middle level.
 NODES = ("a", "a", "a", "b", "b", "c", "c")
 
 
 class Votes:
-    """Ranks that vote in one group, and what becomes of each."""
+    """Ranks that vote in one group, and the outcome of each."""
 
     def __init__(self, seed: int = 0) -> None:
         members = tuple(Member(worker=f"{node}/{rank}", host="h", state_port=1) for rank, node in enumerate(NODES))
@@ -30,7 +30,7 @@ class Votes:
             plan, self.timeline, self.rng, (0.001, 0.01), DataPlane(), fan_out=2, climbs=self.climbs
         )
         self.ranks = [Voter(worker, self) for worker in plan.workers]
-        #: who dies once it has so many levels behind it
+        #: The number of completed levels after which a rank dies.
         self.dies: dict[str, int] = {}
         self.climbed: dict[str, int] = {}
 
@@ -85,7 +85,7 @@ def test_without_one_vote_nobody_passes_nor_could(absent: int) -> None:
 
 
 def needs(level: int, dead: int) -> set[int]:
-    """Return who cannot pass where a rank dies with so many levels behind it."""
+    """Return the ranks that cannot pass if a rank dies after `level` levels."""
     levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
     stuck = {dead}
     for number in range(level, len(levels[0].owners)):
@@ -108,5 +108,5 @@ def test_whoever_dies_between_two_levels_strands_those_that_need_it_higher_up(de
         assert {votes.ranks[number].value for number in alone} <= {127}
         assert not alone & needs(level, dead)
         passed |= alone
-    # Whom its share has reached may pass, every one of them.
+    # Every rank that has received its share may pass.
     assert passed == set(range(7)) - needs(level, dead)

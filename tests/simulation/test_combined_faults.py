@@ -1,4 +1,4 @@
-"""Replicas over several workers of a node, with the faults of other families: what such schedules have found."""
+"""Replica groups of several workers with the faults of other families, including schedules that once failed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SCHEDULES = 60
 @pytest.mark.parametrize(
     "seed",
     [
-        # Stuck: a node is drained in the decision that finishes the last step, which it has not applied itself. It held
-        # the commit up, the others waited for the commit to have their checkpoint accepted, and it waited for them.
+        # Deadlock: a node drained in the decision that finishes the last step had not applied that step. It blocked the
+        # commit, the other nodes waited for the commit to accept their checkpoint, and the node waited for them.
         35_000_004_783,
-        # A wrong gradient at a place other than 0, committed or refused by the wrong node.
+        # A wrong gradient at a local rank other than 0 was committed, or refused by the wrong node.
         35_000_000_163,
         35_000_000_169,
-        # Stuck or failed before other faults were fixed.
+        # These were stuck or failed before other faults were fixed.
         35_000_004_972,
         35_000_005_565,
-        # A sample that no node can compute went to the same node after each roll-back, until that node was out.
+        # A sample that no node can compute went to the same node after each rollback, until that node was excluded.
         35_104_630_457,
     ],
 )

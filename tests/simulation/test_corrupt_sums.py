@@ -1,4 +1,4 @@
-"""One wrong gradient in somebody's sums, whatever else fails: never applied, and never the end of the job."""
+"""One wrong gradient in a worker's sums, with other failures: it is never applied and never ends the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN = FaultPlan(seed=5, nodes=3, start_nodes=3, steps=4, start_spread=0.0, faul
 
 
 def refusals(cluster: SimCluster) -> list[int]:
-    """Return the steps whose v was refused, as the journal says."""
+    """Return the steps in the journal with a refused step result."""
     return [event.step for event in cluster.world.journal.events if isinstance(event, ev.CorruptionFound)]
 
 
@@ -33,7 +33,7 @@ def test_random_schedules_with_one_wrong_gradient() -> None:
         assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         refused += len(refusals(cluster)) > 0
         struck_then += any(phase == "refused" for _, phase in cluster.injector.seen)
-    assert refused > SCHEDULES / 4, "a fault without effect tests nothing"
+    assert refused > SCHEDULES / 4, "too few faults had an effect"
     assert struck_then > 0
 
 
@@ -49,7 +49,7 @@ def test_a_wrong_gradient_costs_one_more_attempt(seed: int, boundary: str) -> No
 
 
 def test_a_wrong_gradient_that_is_kept_over_a_failure_is_refused_then() -> None:
-    """It goes wrong once it is reported as held: the generation after the failure is to go on from it."""
+    """The gradient is corrupted after it is reported as held, so the next generation would use it."""
     dies = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=2, target=2)
     cluster = SimCluster(replace(PLAN, faults=(replace(WRONG, boundary="stopped", step=0), dies)))
     assert cluster.run().exit_code == EXIT_DONE
@@ -76,7 +76,7 @@ def test_a_step_that_is_refused_without_anything_kept_ends_the_job() -> None:
 @pytest.mark.parametrize("places", [2, 4])
 @pytest.mark.parametrize("target", range(4))
 def test_a_wrong_gradient_at_any_place_of_a_unit_is_refused(places: int, target: int) -> None:
-    """Also at the places whose samples another place counts."""
+    """This also holds at local ranks that do not count their own samples."""
     plan = FaultPlan(seed=7, nodes=2, start_nodes=2, workers_per_node=places, places=places, steps=3, start_spread=0.0)
     cluster = SimCluster(replace(plan, faults=(replace(WRONG, target=target),)))
     assert cluster.run().exit_code == EXIT_DONE

@@ -1,4 +1,4 @@
-"""What a round takes is known at most once, and right, whoever fails meanwhile."""
+"""The FLOP of a round are reported at most once and correctly, despite failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers whose scripts set other options than the others': replaced once, and then the script is at fault."""
+"""Workers with differing script options: the first is replaced; later the script is at fault."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_random_schedules_with_workers_that_differ() -> None:
         cluster = SimCluster(differ_plan(seed))
         assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         struck += bool(found(cluster))
-    assert struck > SCHEDULES / 4, "a fault without effect tests nothing"
+    assert struck > SCHEDULES / 4, "too few faults had an effect"
 
 
 def test_a_worker_that_differs_is_replaced_and_the_job_goes_on() -> None:
@@ -51,7 +51,7 @@ def test_a_second_difference_within_a_while_is_the_script_s() -> None:
 
 @pytest.mark.parametrize("seed", [33359901369, 33723882770])
 def test_of_two_workers_the_wrong_one_stays_first_and_the_job_goes_on(seed: int) -> None:
-    """The one that has received its state is replaced, and then the other one differs from two nodes: one fault."""
+    """Of two workers the one that received its state is replaced; then the other differs from two nodes: one fault."""
     cluster = SimCluster(differ_plan(seed))
     assert not failure(cluster)
     assert [cause for _, cause in found(cluster)] == ["transfer", "script"]

@@ -1,4 +1,4 @@
-"""The coordinator killed at every single write of many schedules: which those are, and what is said of them."""
+"""Killing the coordinator at every write of many schedules: the selection and the printed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All nodes go, seen or silently, and come back under their names: the job waits, says so, and goes on."""
+"""All nodes die, visibly or silently, and return under their names: the job waits, reports it and continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.schedules.enumeration import plan_of
 from tests.simulation.schedules.shrinking import failure
 
 KILLED_AT_S = 1.5
-#: a silent death is noticed when the lease (1 s) has run out
+#: A silent death is detected when the lease of 1 s expires.
 RETURN_AFTER_S = 2.5
 
 
@@ -39,7 +39,7 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
         assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
         events = cluster.world.journal.events
         waits = [index for index, event in enumerate(events) if isinstance(event, ev.JobWaiting)]
-        assert waits, f"seed {seed}: nobody was told"
+        assert waits, f"seed {seed}: no wait was reported"
         rest = events[waits[-1] :]
         assert any(isinstance(event, ev.RolledBack) for event in rest), f"seed {seed}"
         steps = {event.step for event in events if isinstance(event, ev.StepCommitted)}
@@ -48,19 +48,19 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
 
 @pytest.mark.parametrize("seed", [18474005479])
 def test_a_checkpoint_that_turns_up_with_who_comes_back_is_gone_on_with(seed: int) -> None:
-    """Of the last step: while nobody was there the job would have begun anew, but nobody was told to."""
+    """A returning node reports a checkpoint of the last step after the job had decided to start from the beginning."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [22261521189])
 def test_a_node_is_named_by_no_generation_before_it_has_joined(seed: int) -> None:
-    """All were gone, and one came again with half of its workers when the other was there: it was a member at once."""
+    """All nodes died, and one returned with half of its workers while the other was there; it was a member at once."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [11424588318])
 def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed: int) -> None:
-    """The same node came to that step first each time: the other, which still read the checkpoint, never did."""
+    """The same node always reached that step first, while the other still read the checkpoint."""
     cluster = SimCluster(plan_of(seed))
     assert not failure(cluster), f"python -m tests.simulation replay {seed}"
     started = [event for event in cluster.world.journal.events if isinstance(event, ev.GenerationStarted)]
@@ -70,47 +70,47 @@ def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed
 
 @pytest.mark.parametrize("seed", [26175300658])
 def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) -> None:
-    """The lost node came again with a fresh agent, to the next one: the others went on before it could train."""
+    """The lost node joined the next coordinator with a new agent; the others continued before it could train."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26276229693])
 def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(seed: int) -> None:
-    """Its generation was never left: its next step says that nobody waits any more."""
+    """The node's generation continued, so its next step ends the wait."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26882569162])
 def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_for(seed: int) -> None:
-    """It had joined beside a node that was drained, which went all the same."""
+    """The standby had joined next to a draining node, which left anyway."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [29069011483])
 def test_who_was_in_a_generation_that_left_no_state_is_not_taken_in_again(seed: int) -> None:
-    """The only node lost its connection and a worker before any state was there, and had not all workers again yet."""
+    """The only node lost its connection and a worker before any state existed, and was not complete again."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [23153804026])
 def test_a_standby_that_follows_nobody_makes_no_room_for_who_leaves(seed: int) -> None:
-    """A node gave its place to one standby; another's process died, and with it experts: two nodes were too few."""
+    """A standby replaced a node, and another node lost a process with experts, so two nodes were too few."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26355316214])
 def test_whoever_is_lost_as_another_follows_it_leaves_no_place_empty(seed: int) -> None:
-    """A drained node was killed once its standby was a member: the others had as many places as before."""
+    """A draining node was killed after its standby had become a member, so the job kept its size."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26410957701])
 def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(seed: int) -> None:
-    """Nobody had a whole state, so all workers were started again: the first node that came back trained alone."""
+    """No node had a complete state, so all workers restarted; the first node that returned trained alone."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [21077257678])
 def test_a_job_whose_drained_node_had_room_for_experts_waits_for_another_one(seed: int) -> None:
-    """The other node with the state was killed: the newcomer alone has no room for all experts."""
+    """The other node with the state was killed, and the new node alone has no room for all experts."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"

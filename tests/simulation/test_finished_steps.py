@@ -1,4 +1,4 @@
-"""The step that was hit is finished: by whoever has reduced it, else with what survivors have computed of it."""
+"""An interrupted step is finished by a rank that has reduced it, or else from the survivors' gradients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.simulation.world import Parts
 SCHEDULES = 60
 KILLS = 40
 EACH = 8
-#: four ranks of eight micro-batches
+#: Four ranks with eight micro-batches each.
 CALM = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=6, micro_batches=4 * EACH, start_spread=0.0)
-#: where a rank is killed, and how often; the rest at any moment
+#: The boundaries at which half of the ranks are killed; the others are killed at random times.
 STRUCK = ("computing", "reducing", "reduced", "voted", "passed")
 
 
@@ -38,7 +38,7 @@ def test_random_schedules_of_steps_that_are_finished(chunk: int) -> None:
 
 
 def computed(plan: FaultPlan) -> tuple[list[tuple[str, int, int]], list[ev.AnyEvent]]:
-    """Return who has begun which micro-batch of which step, in order, and what the job has said."""
+    """Return each started micro-batch as (worker, step, micro-batch), in order, and the job's events."""
     begun: list[tuple[str, int, int]] = []
 
     class Counting(WorkerMachine):
@@ -79,12 +79,12 @@ def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody
             assert (told.micro_batches_kept, told.micro_batches_redone) == (4 * EACH, 0), number
             steps = [event for event in events if isinstance(event, ev.StepCommitted)]
             finished = next(event.step for event in steps if event.time > after.time)
-            assert {step for step, _ in again} <= {finished + 1}, "the lost rank had gone on already"
+            assert {step for step, _ in again} <= {finished + 1}, "a micro-batch of a finished step was computed again"
     assert set(decisions) == {"forward", "redo"}, decisions
 
 
 def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_what_they_had() -> None:
-    """One rank is READY, another has died in the reduction; so the first finishes the step, and dies as it sends it."""
+    """One rank dies in the reduction; a READY rank finishes the step and dies while it sends the state."""
     told: list[str] = []
     for seed in range(200):
         faults = (
@@ -97,11 +97,11 @@ def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_
         told += [" ".join(decisions)]
         survivors = Counter((step, one) for worker, step, one in begun if worker.partition("/")[0] not in gone(events))
         if "forward redo" in told[-1]:
-            assert max(survivors.values()) == 1, "what they had computed of it is kept, too"
+            assert max(survivors.values()) == 1, "a survivor computed a micro-batch twice"
             return
-    pytest.fail(f"no holder has died while it sent: {Counter(told)}")
+    pytest.fail(f"no READY rank died while it sent: {Counter(told)}")
 
 
 def gone(events: list[ev.AnyEvent]) -> set[str]:
-    """Return the nodes that were lost."""
+    """Return the lost nodes."""
     return {event.node for event in events if isinstance(event, ev.FailureDetected)}

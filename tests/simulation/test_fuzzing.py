@@ -1,4 +1,4 @@
-"""The tools around schedules: the same story in every process, small failing plans, what was tried, fresh runs."""
+"""Tools for schedules: reproducible stories, shrunk failing plans, fault coverage and new random runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def number_of(family: str) -> str:
 
 @pytest.fixture(scope="module")
 def stories() -> list[dict[str, str]]:
-    """A schedule of each family as each of two processes tells them, by number."""
+    """The printed story of one schedule of each family, by number, from two processes."""
     code = """
 import sys
 from tests.simulation.__main__ import main
@@ -58,7 +58,7 @@ def test_a_schedule_has_the_same_story_in_every_process(stories: list[dict[str, 
 
 
 class SeesNoEnds(Coordinator):
-    """Is told of no connection's end and of no time: whoever waits for a node that is gone waits for ever."""
+    """Ignores disconnects and ticks, so the wait for a dead node never ends."""
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
         return [] if isinstance(event, Disconnected | Tick) else super().handle(event, now)
@@ -136,7 +136,7 @@ def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.Capt
     del everything["cut", "voted"]
     assert report(long, 1.0, all_families)
     assert "never seen: cut, voted" in capsys.readouterr().out
-    assert not report(long, 1.0, ("random",)), "one family alone cannot see everything"
+    assert not report(long, 1.0, ("random",)), "one family alone must not be required to cover every pair"
     assert not report(replace(long, schedules=Counter({"random": LONG_RUN - 1})), 1.0, all_families)
 
 

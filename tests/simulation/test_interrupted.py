@@ -1,4 +1,4 @@
-"""A user ends jobs in which things go wrong: what all members had is saved, and nothing says that the job is done."""
+"""A user interrupts jobs with failures: the members' state is saved, and the job is not reported as finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.schedules.shrinking import failure
 
 
 def interrupted(plan: FaultPlan, at_s: float) -> SimCluster:
-    """A run whose user asks for its end at a time."""
+    """Run a plan with a user interrupt at a time, and return its cluster."""
     cluster = SimCluster(plan)
     cluster.world.timeline.after(at_s, cluster.interrupt)
     outcome = cluster.run()
@@ -26,7 +26,7 @@ def interrupted(plan: FaultPlan, at_s: float) -> SimCluster:
 
 
 def saved(cluster: SimCluster) -> int:
-    """The step of the newest checkpoint that the record knows; it lies in the directory with that step's state."""
+    """Return the step of the newest checkpoint in the record, after checking that it exists with that step."""
     record = cluster.world.store.record
     assert record is not None
     assert record.outcome == ""
@@ -58,7 +58,7 @@ def test_all_that_is_committed_is_saved(chunk: int) -> None:
 
 
 def test_what_is_put_away_for_another_layout_is_saved_too() -> None:
-    """A node is lost, and the layout changes: for a while the state is in the memory of the others alone."""
+    """A node is lost and the layout changes, so the state is temporarily only in the memory of the other nodes."""
     between = 0
     for seed in range(100, 130):
         rng = Random(seed)
@@ -81,7 +81,7 @@ def test_what_is_put_away_for_another_layout_is_saved_too() -> None:
         assert saved(cluster) == committed(cluster), f"seed {seed}"
         record = cluster.world.store.record
         between += record is not None and record.change is not None
-    assert between >= 3, "some end before the other layout has a step"
+    assert between >= 3, "too few runs end before the new layout has a step"
 
 
 def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
@@ -93,20 +93,20 @@ def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
 
 
 def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one_that_is_awaited() -> None:
-    """Its sender never heard that the generation was over: the joiner waited for ever for what had come (6908450228).
+    """A late sender of an old generation must not block the new transfer; the joining node waited forever.
 
-    Real receivers have shut its connection by then.
+    A real receiver closes the old connection before that.
     """
     assert not failure(SimCluster(plan_of(6908450228))), "python -m tests.simulation replay 6908450228"
 
 
 def test_who_is_to_save_and_cannot_reach_the_others_saves_without_them() -> None:
-    """Its script had raised: that was taken for why no group ever stood, and all tried for ever (29143143743)."""
+    """Its script had raised, which was taken as the cause of every failed group, so all retried forever."""
     assert not failure(SimCluster(plan_of(29143143743))), "python -m tests.simulation replay 29143143743"
 
 
 def test_a_job_that_waits_for_lost_nodes_does_not_when_it_is_to_end() -> None:
-    """Nodes are lost, and their places empty, while its user ends it: those who are here save what it has led to."""
+    """Nodes are lost while the user ends the job, and the remaining nodes save the state."""
     fewer = 0
     for seed in range(9217, 9227):
         rng = Random(seed * 7 + 1)

@@ -1,4 +1,4 @@
-"""All scripts leave their loops (`break`) after the same step: the job is done, whenever its coordinator dies."""
+"""All scripts leave their loops with `break` after the same step; the job finishes even if a coordinator dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_scripts_that_leave_while_there_is_no_coordinator() -> None:
 
 @pytest.mark.parametrize("seed", range(0, 60, 2))
 def test_a_node_that_comes_as_all_others_leave_their_loops_makes_no_job_fail(seed: int) -> None:
-    """It was to be sent the state by those that have left: there was no live copy, and so the job failed."""
+    """The workers that should send it the state had left, so no live copy existed and the job failed."""
     plan = FaultPlan(
         seed=seed, nodes=2, start_nodes=1, workers_per_node=2, steps=1 + seed % 3, micro_batches=2, leaves=True
     )

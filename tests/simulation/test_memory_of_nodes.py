@@ -1,4 +1,4 @@
-"""Snapshots in the memory of nodes, in simulated jobs: all workers die, parts are flipped, and memory is full."""
+"""Snapshots in node memory, in simulated jobs: dead workers, flipped bits and full memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.simulation.schedules.enumeration import FIRST_MEMORY_SEED, Schedule
 from tests.simulation.schedules.fuzzing import Tally
 from tests.simulation.world import START
 
-#: by then some steps are committed
+#: Some steps are committed before this time.
 STRUCK_S = 1.5
 
 
 def run(seed: int, *faults: Fault, **fields: int) -> list[ev.AnyEvent]:
-    """Run a job without checkpoints of three nodes, and return its events; it comes to its end."""
+    """Run a job with three nodes and without checkpoints to its end, and return its events."""
     cluster = SimCluster(FaultPlan(seed=seed, faults=faults, **{"steps": 20, "snapshot_every": 2, **fields}))
     outcome = cluster.run()
     assert outcome.exit_code == EXIT_DONE, f"{seed}: {outcome.why}"
@@ -36,7 +36,7 @@ def test_where_all_workers_die_no_more_is_lost_than_since_the_newest_snapshots(s
     back, before = events[place], events[:place]
     assert isinstance(back, ev.RolledBack)
     committed = max(event.step for event in before if isinstance(event, ev.StepCommitted))
-    assert committed - back.to_step <= 3, "two steps, and one whose part was on its way"
+    assert committed - back.to_step <= 3, "the job lost more than two steps and one unfinished snapshot"
     assert back.to_step in {event.step for event in before if isinstance(event, ev.SnapshotSaved)}
     recovered = next(event for event in events[place:] if isinstance(event, ev.Recovered))
     assert (recovered.action, recovered.state_source) == ("rollback", "snapshot")
@@ -44,11 +44,11 @@ def test_where_all_workers_die_no_more_is_lost_than_since_the_newest_snapshots(s
 
 @pytest.mark.parametrize("seed", range(6))
 def test_copies_on_other_nodes_serve_where_a_node_has_died_as_well(seed: int) -> None:
-    """Long after the newest snapshot, so that its copies are there: for a while there has been no room for others."""
+    """The memory is full for a while, so the copies of the newest snapshot are old and complete at the failure."""
     full = tuple(Fault(kind=FaultKind.FULL_MEMORY, time=STRUCK_S, target=node, duration=0.5) for node in range(3))
     events = run(seed, *full, at(FaultKind.KILL_WORKERS, 0.4), at(FaultKind.KILL_NODE, 0.401, seed), steps=30)
     assert [event.to_step for event in events if isinstance(event, ev.RolledBack)]
-    assert any(isinstance(event, ev.SnapshotFailed) for event in events), "no room, and said"
+    assert any(isinstance(event, ev.SnapshotFailed) for event in events), "the full memory was not reported"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -64,7 +64,7 @@ def test_without_copies_two_flipped_nodes_leave_nothing_and_the_job_says_so() ->
     assert outcome.exit_code == EXIT_FAILED
     assert "no live copy" in outcome.why
     rejected = [event for event in cluster.world.journal.events if isinstance(event, ev.SnapshotRejected)]
-    assert {event.node for event in rejected}, "which copies were of no use is told"
+    assert {event.node for event in rejected}, "the rejected copies were not reported"
 
 
 def test_random_schedules_with_snapshots() -> None:
@@ -78,7 +78,7 @@ def test_random_schedules_with_snapshots() -> None:
 
 
 def changing(seed: int, *faults: Fault, slots: int) -> tuple[Outcome, list[ev.AnyEvent]]:
-    """Run a job with four experts whose layout changes as one of its three nodes dies; nothing is undone."""
+    """Run a job with four experts that changes its layout when one of three nodes dies; no step is undone."""
     lost = at(FaultKind.KILL_NODE, target=seed)
     fields = {"nodes": 3, "start_nodes": 3, "workers_per_node": 2, "experts": 4, "slots": slots, "steps": 40}
     plan = FaultPlan(seed=seed, faults=(lost, *faults), layouts=((1, 2), (3, 1)), **{**fields, "rebalance_every": 2})
@@ -108,7 +108,7 @@ def test_a_node_that_dies_while_experts_lie_in_memory_takes_no_copy_along_that_i
 
 @pytest.mark.parametrize("seed", range(2))
 def test_where_experts_lay_in_the_memory_of_one_node_alone_and_it_is_lost_the_job_says_so(seed: int) -> None:
-    """It does not go on with experts of nowhere: once its state is put away another node dies."""
+    """Another node dies after the state is stashed; the job must not continue with missing experts."""
     _, events = changing(seed, slots=3)
     put = next(e.time for e in events if isinstance(e, ev.GenerationStarted) and e.reason == "layout")
     for after_s in (0.2, 0.3):

@@ -1,4 +1,4 @@
-"""Simulated rebalances: experts travel beside a step, whatever fails meanwhile, and nobody serves what has not come."""
+"""Simulated rebalances: experts move during a step, despite failures, and no worker serves missing experts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(seed: int, *faults: Fault) -> FaultPlan:
 
 @pytest.fixture
 def landed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What has come beside steps, by who sent it."""
+    """The number of transfers received during steps, by sender."""
     counted: Counter[str] = Counter()
     land = StoredExperts.land
 

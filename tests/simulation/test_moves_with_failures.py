@@ -1,8 +1,8 @@
-"""A node moves to a standby: every pair of failures around it, and a failure with a coordinator that dies.
+"""A standby replaces a node, with each pair of failures, and with a failure and a coordinator crash.
 
-A model of the protocol lists both as open: with two failures it loses an announced step, with a failure and a crash
-some of its states have no way on. The checker looks for both here. An example of the first, message by message, is in
-`tests/coordination/nodes/test_departures.py`: the step is not announced before the others have passed the next one.
+A model of the protocol lists both as open problems: two failures lose an announced step, and a failure with a crash
+reaches a deadlock. These tests check both. `tests/coordination/nodes/test_departures.py` has the first case message by
+message: the step is announced only after the other nodes have passed the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulation.faults.plans import STEP_BOUNDARIES, Fault, FaultKind, Fau
 from tests.simulation.schedules.shrinking import failure
 
 KINDS = (FaultKind.KILL_NODE, FaultKind.STOP_NODE)
-#: longer than a lease: a stopped node is expelled, and wakes up
+#: Longer than a lease, so a paused node is expelled before it continues.
 STOPPED_S = 1.3
 
 
@@ -43,7 +43,7 @@ def struck(kind: FaultKind, target: int, boundary: str, step: int) -> Fault:
 
 @pytest.fixture(scope="module")
 def step() -> int:
-    """The first step that is trained without the node that is moved."""
+    """The first step that is trained without the replaced node."""
     cluster = SimCluster(moved())
     assert not failure(cluster)
     events = cluster.world.journal.events
@@ -64,7 +64,7 @@ def test_two_failures_lose_nothing_that_was_announced(kind: FaultKind, step: int
         cluster = SimCluster(moved(*faults))
         assert not failure(cluster), moved(*faults)
         seen += cluster.injector.seen.total() == 3
-    assert seen > 30, f"all three faults strike in {seen} schedules only"
+    assert seen > 30, f"all three faults occurred in only {seen} schedules"
 
 
 @pytest.mark.parametrize("target", range(3))

@@ -1,4 +1,4 @@
-"""Newcomers and first nodes that no other can connect to, links that work in one direction, and bad senders."""
+"""New nodes and first nodes that are unreachable, one-way links, and nodes that cannot send."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*faults: Fault, nodes: int = 3) -> list[ev.AnyEvent]:
 
 @pytest.mark.parametrize("seed", [30000014067, 30000010993, 30000010497])
 def test_whoever_runs_the_job_brings_nodes_that_others_can_connect_to(seed: int) -> None:
-    """Experts need the room of nodes that no other can connect to, or that have failed too often."""
+    """The experts need the memory of nodes that are unreachable or have failed too often."""
     assert SimCluster(newcomer_plan(seed)).run().exit_code == EXIT_DONE
 
 
@@ -79,7 +79,7 @@ def start(blocked: tuple[tuple[int, int], ...], start_nodes: int) -> SimCluster:
 
 
 def told(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
-    """Return the nodes that were refused, all members, and the failures."""
+    """Return the refused nodes, all members, and the failures."""
     events = cluster.world.journal.events
     refused = [event.node for event in events if isinstance(event, ev.NodeRefused)]
     members = {name for event in events if isinstance(event, ev.GenerationStarted) for name in event.members}
@@ -89,7 +89,7 @@ def told(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
 @pytest.mark.parametrize("bad", range(4))
 @pytest.mark.parametrize("sends", [True, False])
 def test_a_node_that_is_bad_from_the_start_is_refused_before_the_first_generation(bad: int, sends: bool) -> None:
-    """It may be the one whose initial state all others would have been sent."""
+    """The bad node may be the one that would send its initial state to all others."""
     refused, members, failures = told(start(((-1, bad),) if sends else ((bad, -1),), start_nodes=3))
     assert refused == [f"n{bad}"]
     assert members == {"n0", "n1", "n2", "n3"} - {f"n{bad}"}

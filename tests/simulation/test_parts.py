@@ -1,4 +1,4 @@
-"""The simulation's own parts: time, processes, collectives, what is durable, and what a state proves."""
+"""The simulation's own parts: time, processes, collectives, durable data and state hashes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_stopped_process_gets_everything_late_and_a_dead_one_nothing() -> None
 
 
 class Rank:
-    """A member that notes what it hears."""
+    """A member that records its results and errors."""
 
     def __init__(self, worker: str) -> None:
         self.id = worker
@@ -119,7 +119,7 @@ def test_after_a_failure_every_subset_of_the_ready_ranks_is_seen() -> None:
         run(timeline)
         seen.add(tuple(bool(rank.values) for rank in ranks[1:]))
         assert all(not (rank.values and rank.errors) for rank in ranks)
-    # (whoever was still waiting may complete too: the model lets a stalled result through or not, at random)
+    # A waiting rank may also complete: the model delivers a stalled result at random.
     assert seen <= {(a, b) for a in (False, True) for b in (False, True)}
     assert len(seen) >= 2
 

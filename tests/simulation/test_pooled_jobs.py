@@ -1,4 +1,4 @@
-"""A job that runs in a pool, whatever fails: found schedules, and fresh ones."""
+"""A job in a pool with failures: schedules that once failed, and new ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from tests.simulation.schedules.shrinking import failure
 @pytest.mark.parametrize(
     "number",
     [
-        27_603_387_978,  # the pool's word comes once the job is done, and nobody has failed
-        27_674_563_579,  # more nodes are wanted back than the threshold allows: what lives on fewer is said
-        27_013_575_550,  # the only member had saved a step alone; another redid it, and what was saved counted for it
-        27_329_148_880,  # who had just left was asked to leave once more, and the job's size was less for ever
-        27_833_017_767,  # a process of who leaves has only come, and is all that the others could begin with
-        28_135_585_524,  # who was to come again with fresh workers came as a standby: the job waited for it for ever
-        28_311_999_808,  # a standby begins alone while the member's fresh process comes up: one of them must wait
-        35_815_298_932,  # the same while the members are absent: the one that comes later must wait
-        34_756_269_588,  # a recalled member is lost, and a standby takes its place before a granted node has come
-        34_959_601_458,  # the pool recalls a standby that has just taken a moved node's place: it is no standby
-        34_339_334_250,  # a moved node takes its place back at once, as the node that has it is told to end
-        34_571_947_226,  # the coordinator ends during a move, and the member with the place comes back last
+        27_603_387_978,  # the pool's message arrives after the job is done, which is not a failure
+        27_674_563_579,  # the pool recalls more nodes than the threshold allows, so the plan announces fewer copies
+        # the only member had saved a step; another member redid it, and the old checkpoint was accepted
+        27_013_575_550,
+        27_329_148_880,  # a node that had just left was drained again, and the job's size stayed smaller
+        27_833_017_767,  # a draining node's new process is the only one with a state for the others
+        28_135_585_524,  # a node expected with new workers returned as a standby, and the job waited forever
+        28_311_999_808,  # a standby starts alone while the member's new process starts: one of them must wait
+        35_815_298_932,  # the same while the members are disconnected: the later one must wait
+        34_756_269_588,  # a recalled member is lost, and a standby replaces it before a granted node joins
+        34_959_601_458,  # the pool recalls a standby that has just replaced a moved node, so it is a member
+        34_339_334_250,  # a moved node returns to its place at once, because its replacement is terminated
+        34_571_947_226,  # the coordinator ends during a move, and the member that trains returns last
     ],
 )
 def test_what_was_found_stays_mended(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator says when it is time to save: all members save after the same step, whatever becomes of it."""
+"""The coordinator chooses when to save: all members save after the same step, and the save may fail."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -
     for seed in range(5):
         cluster = run(replace(PLAN, seed=seed))
         steps = saved(cluster)
-        assert 3 <= len(steps) < 30, f"seed {seed}: seldom, by time, not after each step: {steps}"
+        assert 3 <= len(steps) < 30, f"seed {seed}: the saves do not follow the time interval: {steps}"
         files = sorted(cluster.world.checkpoints.files.items(), key=lambda item: parse_name(item[0]))
         whole = [file.sealed and len(file.parts) == 4 for _, file in files]
-        assert all(whole[:-1]), f"seed {seed}: the job's end may have cut through the last one alone"
+        assert all(whole[:-1]), f"seed {seed}: a checkpoint before the last one is incomplete"
 
 
 def test_the_wish_outlives_a_coordinator() -> None:
@@ -48,7 +48,7 @@ def test_the_wish_outlives_a_coordinator() -> None:
         record = cluster.world.store.record
         assert record is not None
         assert record.term == 2
-        assert record.saving.saves == len(saved(cluster)) >= 3, "what it follows from goes on"
+        assert record.saving.saves == len(saved(cluster)) >= 3, "the new coordinator lost the number of saves"
 
 
 def test_what_a_failure_cuts_through_never_counts_and_is_gone_in_the_end() -> None:
@@ -88,5 +88,5 @@ def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(*, in_time: b
 
 @pytest.mark.parametrize("seed", [15118906747])
 def test_one_that_was_removed_counts_for_no_later_coordinator(seed: int) -> None:
-    """It was sealed late, removed since a newer one counted already, and then told of to the next coordinator."""
+    """The checkpoint was sealed late, removed because a newer one existed, and reported to the next coordinator."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"

@@ -1,6 +1,6 @@
-"""The fault schedules: everything that may go wrong, with every invariant checked after every event.
+"""Fault schedules of all families, with every invariant checked after every event.
 
-A schedule that fails prints the command that replays it.
+A failed schedule prints the command that replays it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.simulation.schedules.enumeration import (
 from tests.simulation.schedules.every_write import killed_at_every_write, one_failure
 from tests.simulation.schedules.fuzzing import Tally
 
-# (`make soak` has the volume)
+# `make soak` runs many more schedules.
 RANDOM_SCHEDULES = 240
 CHUNKS = 4
 BASELINE_SCHEDULES = 60
@@ -60,12 +60,12 @@ POWER_SCHEDULES = 60
 INTERRUPTED_SCHEDULES = 60
 SLOW_SCHEDULES = 60
 LEVEL_SCHEDULES = 30
-#: processor time for jobs of 33 to 128 nodes, each of which takes as long as fifty small ones, in seconds
+#: The CPU time for jobs of 33 to 128 nodes, in seconds; each takes as long as 50 small jobs.
 LARGE_S = 3.0
 
 
 def run_all(seeds: Iterable[int]) -> list[Outcome]:
-    """Run schedules; the first that fails says how to replay it."""
+    """Run schedules; the first failure has its replay command."""
     outcomes: list[Outcome] = []
     for seed in seeds:
         try:
@@ -76,7 +76,7 @@ def run_all(seeds: Iterable[int]) -> list[Outcome]:
 
 
 def test_a_script_that_never_comes_to_its_loop_ends_the_job_whichever_node_is_first() -> None:
-    """No node is quarantined for it (`wronged` in faults/ends.py), and the job ends saying what was raised."""
+    """No node is quarantined (`wronged` in faults/ends.py), and the job ends with the exception in its reason."""
     numbers = range(FIRST_BEGINNING_SEED, FIRST_BEGINNING_SEED + 100)
     calm = [number for number in numbers if not plan_of(number).faults and not plan_of(number).crashes]
     assert len(calm) > 20
@@ -90,28 +90,28 @@ def test_random_schedules(chunk: int) -> None:
     assert len(outcomes) == RANDOM_SCHEDULES // CHUNKS
     assert {outcome.exit_code for outcome in outcomes} == {EXIT_DONE, EXIT_FAILED}
     failed = [outcome for outcome in outcomes if outcome.exit_code == EXIT_FAILED]
-    # (the second: said by a coordinator that took over after the one that failed the job died)
+    # The second reason is from a coordinator that took over after the job had failed.
     assert all("no live copy" in outcome.why or outcome.why == "the job is failed" for outcome in failed)
 
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_schedules_of_baselines(chunk: int) -> None:
-    """A world held to multiples of a size, other nodes idle; all workers started again at every change; both."""
+    """Worlds of multiples of a size, full restarts at every change, and both together."""
     seeds = range(FIRST_BASELINE_SEED + chunk, FIRST_BASELINE_SEED + BASELINE_SCHEDULES, 4)
     for seed, outcome in zip(seeds, run_all(seeds), strict=True):
-        # Whoever restarts without a checkpoint begins anew: that job never fails.
+        # A job that restarts without a checkpoint starts from the beginning, so it never fails.
         assert outcome.exit_code == EXIT_DONE or not plan_of(seed).restart
 
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_schedules_with_troubles(chunk: int) -> None:
-    """Faults under which all processes live: late messages, partitions that heal, hangs, disks."""
+    """Faults without dead processes: late messages, temporary partitions, hangs and disk faults."""
     run_all(range(FIRST_WIDE_SEED + chunk, FIRST_WIDE_SEED + WIDE_SCHEDULES, 4))
 
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_schedules_with_a_lasting_fault(chunk: int) -> None:
-    """A partition for good, or a hung thread: the job goes on without whom it strikes, in time, or says why it ends."""
+    """After a permanent partition or a hung thread the job continues without the node, or reports why it ends."""
     outcomes = run_all(range(FIRST_LIVELY_SEED + chunk, FIRST_LIVELY_SEED + LIVELY_SCHEDULES, 2))
     assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > 0.95 * len(outcomes)
 
@@ -125,14 +125,14 @@ def test_one_failure_and_a_crash_at_every_write(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(len(FIRSTS)))
 def test_two_failures_and_a_crash(first: int) -> None:
-    """Every pair of failures, on two of the six pairs of ranks: as it is on one, with a crash at a write on another."""
+    """Every pair of failures on two of the six pairs of ranks: once alone, once with a crash at a write."""
     rank, failure = divmod(first, len(FIRSTS) // RANKS)
     seeds: list[int] = []
     for second in range(1, len(SECONDS)):
-        beside, other_failure = divmod(second - 1, (len(SECONDS) - 1) // (RANKS - 1))
-        if (2 * rank + beside - failure - other_failure) % 3:
+        other_rank, other_failure = divmod(second - 1, (len(SECONDS) - 1) // (RANKS - 1))
+        if (2 * rank + other_rank - failure - other_failure) % 3:
             continue
-        write = 1 + (first + second) // 2 % WRITES if beside else 0
+        write = 1 + (first + second) // 2 % WRITES if other_rank else 0
         seeds.append(FIRST_SEED + (first * len(SECONDS) + second) * (WRITES + 1) + write)
     outcomes = run_all(seeds)
     assert sum(outcome.exit_code == EXIT_DONE for outcome in outcomes) > len(outcomes) / 2
@@ -140,12 +140,12 @@ def test_two_failures_and_a_crash(first: int) -> None:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_power_cuts(chunk: int) -> None:
-    """The coordinator's machine goes down in random schedules: what was told is on disk, so that nothing is missing."""
+    """The coordinator's machine loses power in random schedules; everything it sent was already on disk."""
     run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
 def test_coordinators_on_an_older_store_end_and_stop_nobody() -> None:
-    """The store is put back to a backup while the job trains on; later the newest one is there again."""
+    """The store is restored from a backup while the job trains, and later the newest data returns."""
     found = 0
     for seed in range(FIRST_OUTDATED_SEED, FIRST_OUTDATED_SEED + 24):
         cluster = SimCluster(plan_of(seed))
@@ -156,12 +156,12 @@ def test_coordinators_on_an_older_store_end_and_stop_nobody() -> None:
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_schedules_with_a_slow_store(chunk: int) -> None:
-    """What is to be told waits for the record, and coordinators die while it is on its way."""
+    """Messages wait for the record, and coordinators die during a write."""
     run_all(range(FIRST_SLOW_SEED + chunk, FIRST_SLOW_SEED + SLOW_SCHEDULES, 2))
 
 
 def test_random_schedules_that_their_user_ends() -> None:
-    """Ctrl-C at any moment of any schedule: the job ends, saved where that can be."""
+    """After Ctrl-C at any moment of any schedule the job ends, with its state saved if possible."""
     outcomes = run_all(range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + INTERRUPTED_SCHEDULES))
     assert sum(outcome.exit_code == EXIT_INTERRUPTED for outcome in outcomes) > 0.8 * len(outcomes)
 
@@ -169,7 +169,7 @@ def test_random_schedules_that_their_user_ends() -> None:
 @pytest.mark.parametrize("power_cut", [False, True], ids=("killed", "power cut"))
 @pytest.mark.parametrize("number", range(0, len(FIRSTS), 21))
 def test_the_coordinator_dies_at_every_write(number: int, power_cut: bool) -> None:
-    """The same future as undisturbed: every step, every sample once, and in time."""
+    """The job still finishes in time, with every step and every sample exactly once."""
     tally = Tally()
     for schedule in killed_at_every_write(one_failure(number), power_cut=power_cut):
         tally.run(schedule, must_end=EXIT_DONE)
@@ -187,7 +187,7 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
 
 
 def test_schedules_whose_collectives_go_level_by_level() -> None:
-    """Ranks are struck with a level of the reduction or of the commit operation behind them, and one before them."""
+    """Ranks fail between two levels of the reduction or of the commit operation."""
     seeds = range(FIRST_LEVEL_SEED, FIRST_LEVEL_SEED + LEVEL_SCHEDULES)
     tally = Tally()
     for seed in seeds:
@@ -198,23 +198,23 @@ def test_schedules_whose_collectives_go_level_by_level() -> None:
 
 
 def test_a_job_that_has_not_begun_waits_for_a_person_to_undrain_its_node() -> None:
-    """Found by fuzzing: a node without tries is cut off before the first generation, which waits for all nodes."""
+    """Found by fuzzing: a node without retries is disconnected before the first generation, which needs all nodes."""
     (outcome,) = run_all([13483482278])
     assert outcome.exit_code == EXIT_DONE
 
 
 def test_nodes_that_leave_as_all_workers_are_started_again_have_left_at_once() -> None:
-    """Not with the next word of anybody: that may be one of those that do not count any more."""
+    """The next message of another node is too late, because that node may already be expelled."""
     run_all([21366234139])
 
 
 def test_whoever_takes_a_place_has_its_rank_unless_the_world_is_another_anyway() -> None:
-    """A process that had died came again, and took part from the same generation on in which a standby took a place."""
+    """A restarted process joined in the same generation in which a standby took a rank."""
     run_all([23619340484])
 
 
 def test_a_coordinator_that_was_paused_keeps_no_node_from_the_one_that_leads_by_now() -> None:
-    """The job had not begun: the paused one had nothing to write, and never learnt that there was another."""
+    """The job had not begun, so the paused coordinator had nothing to write and never detected its successor."""
     run_all([920572026])
 
 

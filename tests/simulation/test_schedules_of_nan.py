@@ -1,4 +1,4 @@
-"""Schedules in which no gradient is finite from some step on: the job fails, saved at its last good step."""
+"""Schedules with only non-finite gradients after some step: the job fails with its last good step saved."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_random_schedules() -> None:
         cluster = SimCluster(plan_of(seed))
         assert not failure(cluster), f"python -m tests.simulation replay {seed}"
         failed += any(isinstance(event, ev.JobFailed) for event in cluster.world.journal.events)
-    assert failed > SCHEDULES / 4, "a rule that no schedule meets is not tested"
+    assert failed > SCHEDULES / 4, "too few schedules reach the limit of skipped steps"
 
 
 @pytest.mark.parametrize("every", [100, 1])
 def test_the_newest_checkpoint_is_that_of_the_last_good_step(every: int) -> None:
-    """Also where each step is saved: of those that are skipped none is."""
+    """This also holds if each step is saved; skipped steps are not saved."""
     cluster = SimCluster(replace(PLAN, checkpoint_every=every))
     assert cluster.run().exit_code == EXIT_FAILED
     events = cluster.world.journal.events
@@ -47,7 +47,7 @@ def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
 
 @pytest.mark.parametrize("seed", [36299994086, 36686393424])
 def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None:
-    """Its members never entered the last generation, so that the row of skipped steps was not judged."""
+    """Its members never entered the last generation, so the skipped steps were not counted."""
     outcome = SimCluster(plan_of(seed)).run()
     assert outcome.exit_code == EXIT_FAILED, f"python -m tests.simulation replay {seed}"
     assert "in a row were skipped" in outcome.why
@@ -55,5 +55,5 @@ def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None
 
 @pytest.mark.parametrize("seed", [36799543111])
 def test_quick_steps_can_end_the_loop_before_the_row_is_judged(seed: int) -> None:
-    """A simulated loop that is over does not wait for the checkpoint of the last good step."""
+    """A finished simulated loop does not wait for the checkpoint of the last good step."""
     assert SimCluster(plan_of(seed)).run().exit_code == EXIT_FAILED

@@ -1,4 +1,4 @@
-"""A script that fails under one of its layouts, before it attaches, after, or dead: all go back, and it is done."""
+"""A script fails under one layout, before or after it attaches, or dies; all workers return to the old layout."""
 
 from __future__ import annotations
 

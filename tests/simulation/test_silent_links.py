@@ -1,4 +1,4 @@
-"""Links that fall silent for a while or long, and flap; clocks that jump; a replica whose state is another."""
+"""Links that become silent briefly or for long, or flap; clocks that jump; replicas that diverge."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_a_replica_whose_state_is_another_ends_the_job() -> None:
 
 @pytest.mark.parametrize("seed", [16535743175])
 def test_a_replica_whose_state_is_another_ends_the_job_at_its_last_step_too(seed: int) -> None:
-    """Nodes have joined since, which never had a state of their own to compare: the job waited for theirs for ever."""
+    """Nodes that joined later had no own state to compare, so the job waited forever for theirs."""
     cluster = SimCluster(link_plan(seed))
     assert not failure(cluster), f"python -m tests.simulation replay {seed}"
 
 
 def test_the_only_checkpoint_is_not_removed_because_it_cannot_be_read() -> None:
-    """Its node told a later coordinator of it, as of one that never counted: it was removed, with no other there."""
+    """Its node reported it to a later coordinator as not accepted, and the only checkpoint was removed."""
     cluster = SimCluster(link_plan(seed := 16535741204))
     assert not failure(cluster), f"python -m tests.simulation replay {seed}"

@@ -1,4 +1,4 @@
-"""A node that becomes slow gives its place to a standby, and nobody else does; whatever goes wrong beside it."""
+"""A standby replaces a node that becomes slow, and only that node, despite other failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.schedules.shrinking import failure
 
 SCHEDULES = 20
 QUIET = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=150, micro_batches=8, work_s=0.5, standbys=1, stragglers="move")
-#: one of them, half as slow again from some time on
+#: One node takes 1.5 times as long after some time.
 SLOW = Fault(kind=FaultKind.SLOW_NODE, time=60.0, target=80, duration=1000.0)
 
 
@@ -68,10 +68,10 @@ def test_without_a_standby_the_slow_one_computes_fewer_micro_batches_and_steps_t
     assert not [event for event in events if isinstance(event, ev.FailureDetected | ev.RolledBack)]
     (first, fewer, *rest) = [event for event in events if isinstance(event, ev.GenerationStarted)]
     assert (fewer.reason, fewer.members) == ("rebalance", first.members)
-    assert len(rest) <= 2, "the division does not change to and fro"
+    assert len(rest) <= 2, "the division of micro-batches oscillates"
     steps = [event for event in events if isinstance(event, ev.StepCommitted)]
     slow = events[0].time + SLOW.time
     (*_, before) = [event.step_s for event in steps if slow < event.time <= fewer.time + 0.1]
     after = [event.step_s for event in steps if event.time > fewer.time + 10.0]
-    # Its four took 1.5 times as long as the others' four; then nobody's take longer than five of a fast one.
+    # Before, its four micro-batches took 1.5 times as long as four of a fast node; now no node takes longer than five.
     assert median(after) < 0.9 * before

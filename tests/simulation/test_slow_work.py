@@ -1,4 +1,4 @@
-"""The same micro-batch of the same step is slow wherever it is computed: nobody is taken out for it."""
+"""One micro-batch of one step is slow on every node, so no node is excluded."""
 
 from __future__ import annotations
 

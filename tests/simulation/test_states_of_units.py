@@ -1,4 +1,4 @@
-"""One unit alone can finish a step, and sends it to all others; it is lost before each place has it."""
+"""Only one replica group can finish a step; it is lost before it has sent the state to every worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.schedules.shrinking import failure
 
 
 def lone_sender(seed: int) -> FaultPlan:
-    """A node stands still as a step is reduced, so that few have it; then a place, or a node, in the step after it."""
+    """A node pauses while a step is reduced, so few have the step; then a worker or node fails in the next step."""
     random = Random(seed)
     step, nodes = random.randint(2, 3), random.choice([3, 4, 5])
     kinds = [FaultKind.STOP_WORKER, FaultKind.KILL_NODE, FaultKind.HANG]
@@ -38,18 +38,18 @@ def lone_sender(seed: int) -> FaultPlan:
 
 @pytest.mark.parametrize("seed", [12, 85, 96, 154, 183, 223, *range(300, 330)])
 def test_the_places_of_a_unit_take_a_newer_step_together_or_keep_the_one_before(seed: int) -> None:
-    """Each took what it was sent: one place of all units had the newer step, the other the older one (first six)."""
+    """In the first six schedules one local rank of all replica groups had the newer step, the other the older one."""
     assert failure(SimCluster(lone_sender(seed))) == ""
 
 
 @pytest.mark.parametrize("number", [29_347_309_898])
 def test_as_it_was_found(number: int) -> None:
-    """A place of the sender stood still, the other one sent; then both were replaced."""
+    """One worker of the sending group paused, the other sent its state, then both were replaced."""
     assert failure(SimCluster(plan_of(number))) == ""
 
 
 def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> None:
-    """All of one unit had the step, one of whose places raised; of another, one place of the same role had it."""
+    """All workers of one replica group had the step and one raised; in another only one of the same role had it."""
     faults = (
         Fault(kind=FaultKind.STOP_NODE, target=2, duration=1.5, boundary="reduced", step=3),
         Fault(kind=FaultKind.KILL_WORKER, target=1, boundary="voted", step=3),
@@ -71,8 +71,8 @@ def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> 
 
 
 def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None:
-    """As a process does, which looks as long as it waits: the simulated one stood there until the next order."""
-    later, said = list[Callable[[], object]](), list[str]()
+    """A real process checks while it waits; the simulated one waited until the next order."""
+    later, calls = list[Callable[[], object]](), list[str]()
 
     def after(_: str, __: object, action: Callable[..., object], *args: Any) -> None:
         later.append(partial(action, *args))
@@ -82,17 +82,17 @@ def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None
 
     world = SimpleNamespace(after=after)
     worker: Any = SimpleNamespace(
-        id="n0/0/a", world=world, hung=False, busy="", boundary=boundary, advance=lambda: said.append("goes on")
+        id="n0/0/a", world=world, hung=False, busy="", boundary=boundary, advance=lambda: calls.append("goes on")
     )
     page = SimUnit(2)
     Consent(worker, page).ask(
         adoption(2),
         wanted=lambda: False,
-        agreed=lambda: said.append("agreed"),
-        withdrawn=lambda: said.append("withdrawn"),
+        agreed=lambda: calls.append("agreed"),
+        withdrawn=lambda: calls.append("withdrawn"),
     )
     while later:
         later.pop(0)()
-    assert said == ["withdrawn", "goes on"]
+    assert calls == ["withdrawn", "goes on"]
     assert worker.busy == ""
-    assert not page.withdraw(worker.id), "its proposal lies there still"
+    assert not page.withdraw(worker.id), "its proposal is still on the page"

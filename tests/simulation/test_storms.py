@@ -1,4 +1,4 @@
-"""Everything at once: storms, nodes that flap, faults during recoveries, coordinators whose clocks differ."""
+"""All kinds of faults at once: storms, flapping nodes, faults during recoveries and differing clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of time over simulated jobs' journals: every second has one cause, whatever went wrong."""
+"""The time ledger over journals of simulated jobs: every second has exactly one cause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_causes_add_up_to_the_wall_time(family: str) -> None:
         assert sum(account.seconds.values()) == pytest.approx(account.wall_s, rel=1e-9), f"schedule {number}"
         assert min(account.seconds.values()) >= 0.0, f"schedule {number}"
         assert account.seconds[Cause.WAITING] >= waited(events) - 1e-9, f"schedule {number}"
-        # Steps that were committed for the first time are all that can have trained, and what is under way at the end.
+        # Only first commits of steps and the unfinished step at the end can count as training.
         first = {event.step: event for event in reversed(events) if isinstance(event, StepCommitted)}.values()
         steps = [event for event in events if isinstance(event, StepCommitted)]
         begin_s = steps[0].time - events[0].time if steps else account.wall_s
@@ -50,7 +50,7 @@ def test_the_causes_add_up_to_the_wall_time(family: str) -> None:
 
 
 def waited(events: Sequence[AnyEvent]) -> float:
-    """Return for how long the job has said that it waits for nodes, where no step came in between."""
+    """Return the total time of reported waits for nodes that no step interrupted."""
     total, since = 0.0, None
     for event in events:
         if isinstance(event, JobWaiting) and since is None:

@@ -1,4 +1,4 @@
-"""What can be wrong while all processes live: each kind of fault does what it says, and the job goes on."""
+"""Faults without dead processes: each kind has its effect, and the job continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def events(cluster: SimCluster, kind: type[SomeEvent]) -> list[SomeEvent]:
 
 
 def struck_at(cluster: SimCluster) -> float:
-    """Return when the first fault struck, on the cluster's clock."""
+    """Return the time of the first fault on the cluster's clock."""
     assert cluster.world.story is not None
     return next(line[0] for line in cluster.world.story if line[1] == "FAULT") + START
 
@@ -68,7 +68,7 @@ class Member(Process):
         self.values.append(value)
 
     def operation_failed(self, operation: SimOperation) -> None:
-        raise AssertionError("nobody is gone")
+        raise AssertionError("an operation failed although no member died")
 
 
 def test_a_collective_waits_until_all_reach_each_other() -> None:
@@ -116,7 +116,7 @@ def test_a_deaf_listener_reports_late() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.LAG_UP, FaultKind.LAG_DOWN])
 def test_one_direction_that_is_held_up(kind: FaultKind) -> None:
-    """A node whose messages come too late is lost like a silent one; what is late for it delays only."""
+    """A node with late outgoing messages is lost like a silent node; late incoming messages only delay."""
     cluster = run(Fault(kind=kind, time=0.6, target=1, duration=2.5), steps=40)
     lost = [event for event in events(cluster, ev.FailureDetected) if event.kind == "lease_expired"]
     assert bool(lost) == (kind is FaultKind.LAG_UP)
@@ -124,10 +124,10 @@ def test_one_direction_that_is_held_up(kind: FaultKind) -> None:
 
 @pytest.mark.parametrize(("target", "node"), [(0, "n0"), (1, "n1")])
 def test_a_hung_thread_is_told_of_after_its_time(target: int, node: str) -> None:
-    """Its agent ends the process, or the coordinator is told and has the node come again."""
+    """Its agent ends the process, or the coordinator is informed and restarts the node."""
     cluster = run(Fault(kind=FaultKind.HANG, boundary="reducing", step=2, target=target, duration=0.7))
     (failure,) = [event for event in events(cluster, ev.FailureDetected) if event.kind == "hang"]
-    assert failure.time >= struck_at(cluster) + 0.7 - 1e-4  # (the story has four digits)
+    assert failure.time >= struck_at(cluster) + 0.7 - 1e-4  # Times in the story have four digits.
     assert failure.node == node
 
 
@@ -145,14 +145,14 @@ def test_a_full_disk_keeps_no_checkpoint_and_a_slow_one_keeps_it_late() -> None:
 
 
 def said_twice(seed: int) -> int:
-    """Return how many events were lost with the power, and said again."""
+    """Return the number of events that were lost in a power cut and written again."""
     cut = Fault(kind=FaultKind.POWER_CUT, time=0.8, duration=0.3)
     cluster = run(cut, seed=seed, nodes=1, start_nodes=1, steps=20, checkpoint_every=1)
     events = cluster.world.journal.events
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert cluster.world.story is not None
-    said = [str(line[2]) for line in cluster.world.story if line[1] == "journal"]
-    return len(said) - len(set(said))
+    written = [str(line[2]) for line in cluster.world.story if line[1] == "journal"]
+    return len(written) - len(set(written))
 
 
 def test_a_power_cut_takes_what_is_not_on_disk() -> None:
@@ -173,7 +173,7 @@ def test_a_slow_store_holds_up_what_is_told_and_what_is_heard(seed: int) -> None
 
 
 def test_a_write_on_its_way_arrives_after_its_coordinator_s_death_or_never() -> None:
-    """Either way the next coordinator goes on from what there is, and the job is done."""
+    """In both cases the next coordinator continues from the stored record, and the job finishes."""
     slow = Fault(kind=FaultKind.SLOW_STORE, time=0.0, duration=1.0)
     crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.3, duration=0.01)
     arrived: list[bool] = []
@@ -197,7 +197,7 @@ def test_too_few_slots_make_those_who_are_left_wait() -> None:
 
 
 def test_a_unit_that_follows_is_not_taken_for_the_one_that_has_gone() -> None:
-    # n1 comes back while n0 waits for it: one of its new processes is there before its old ones are known to be gone.
+    # n1 returns while n0 waits for it; one new process attaches before its old processes are known to be dead.
     drawn = layout_plan(5130)
     assert [fault.kind for fault in drawn.faults[:2]] == [FaultKind.HANG, FaultKind.CUT]
     plan = replace(drawn, start_nodes=2, steps=5, places=2, layouts=(), told=False, faults=drawn.faults[:2])

@@ -1,4 +1,4 @@
-"""Users are told of each node that it has come, before it is a member: found schedules."""
+"""Schedules that once failed: every node's arrival is reported before the node becomes a member."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.simulation.schedules.shrinking import failure
 
 @pytest.mark.parametrize("number", [29_138_771_303])
 def test_who_was_to_be_told_of_as_all_workers_were_replaced_is_told_of_later(number: int) -> None:
-    """Its word waited for those of others that came at the same time, and was dropped with its first connection."""
+    """Its report waited for others that arrived at the same time, and was dropped with its first connection."""
     assert failure(SimCluster(plan_of(number))) == ""

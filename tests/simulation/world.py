@@ -1,4 +1,4 @@
-"""What all processes of one run share: time, chance, the data plane, what outlives a process, who lives."""
+"""The shared world of a run: time, randomness, data plane, durable data and living processes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tests.simulation.machines.experts.stored import StoredExperts
 from tests.simulation.machines.training import SimReceipt, SimSums
 from tests.simulation.shared_plans import SharedPlans
 
-#: where virtual time begins, in seconds: so late that no clock that is set back by hours shows less than 0
+#: The start of virtual time, in seconds; large enough that a clock set back by hours stays positive.
 START = 100_000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long things take: (least, most) seconds, drawn evenly."""
+    """Durations as (min, max) in seconds, drawn uniformly."""
 
     link: tuple[float, float] = (0.0005, 0.003)
     collective: tuple[float, float] = (0.001, 0.01)
     closing: tuple[float, float] = (0.0, 2.0)
     build_timeout_s: float = 1.0
-    #: A hanging transfer fails after this many seconds: a peer is stopped, hangs, or cannot be reached. A collective
-    #: fails after these and the longest time that a member may still compute.
+    #: The time after which a hanging transfer fails, in seconds; a peer is paused, hangs or is unreachable. A
+    #: collective fails after this time plus the longest time that a member may still compute.
     operation_timeout_s: float = 2.5
     spans: dict[str, tuple[float, float]] = field(
         default_factory=lambda: {
@@ -69,7 +69,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What is under test; a mutation test puts broken ones here."""
+    """The classes under test; a mutation test replaces one by a broken class."""
 
     coordinator: type[Coordinator] = Coordinator
     worker: type[WorkerMachine] = WorkerMachine
@@ -79,13 +79,13 @@ class Parts:
 
 
 class Delivers(Protocol):
-    """A process, for those that let something happen in it."""
+    """A process that can run an action."""
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
 
 class Copier(Protocol):
-    """Copies a worker's state for a snapshot; while it is `active` the state must not change."""
+    """Copies a worker's state for a snapshot; the state must not change while it is `active`."""
 
     active: bool
 
@@ -95,16 +95,16 @@ class Copier(Protocol):
 
 
 class Peer(Protocol):
-    """What others see of a worker process, and what they put into it."""
+    """A worker process, as other processes see it."""
 
     id: str
     alive: bool
     stopped: bool
-    #: which part of a replica it has, of how many
+    #: Its local rank in the replica group, and the size of the group.
     place: int
     places: int
     machine: WorkerMachine
-    #: the model's state; garbage while it is being written, and not `whole`
+    #: The model's state; while it is being written it is garbage and `whole` is false.
     state: int
     whole: bool
     gradients: SimSums
@@ -122,7 +122,7 @@ class Peer(Protocol):
 
 
 class World:
-    """What the processes of one run have in common. It knows none of them but by what `Peer` says."""
+    """The shared world of one run; it uses worker processes only through `Peer`."""
 
     def __init__(self, plan: FaultPlan, parts: Parts, *, keep_trace: bool) -> None:
         self.plan = plan
@@ -139,13 +139,13 @@ class World:
         self._memories: dict[str, NodeMemory] = {}
         self.data_plane = DataPlane()
         self.plans = SharedPlans()
-        #: what a coordinator writes may take until then
+        #: The time until which the store is slow.
         self.store_slow_until = START
-        #: how far the clock of the coordinator's machine is off, and has ever been
+        #: The error of the coordinator's machine clock, and all its errors so far.
         self.clock_off_s, self.clocks_off_s = 0.0, [0.0]
-        #: so many warm-ups are still to fail
+        #: The number of warm-ups that will still fail.
         self.cold_warm_ups = plan.cold_warm_ups
-        #: its user wants the job to end
+        #: Whether the user has interrupted the job.
         self.interrupted = False
         self.story: deque[tuple[Any, ...]] | None = deque(maxlen=20000) if keep_trace else None
         self._workers: dict[str, Peer] = {}
@@ -154,84 +154,84 @@ class World:
         self._counter = 0
 
     def trace(self, *what: Any) -> None:
-        """Keep a line of the story, where it is wanted."""
+        """Add a line to the story, if it is kept."""
         if self.story is not None:
             self.story.append((round(self.timeline.now - START, 4), *what))
 
     # ---- time ----
 
     def jump(self, seconds: float) -> None:
-        """Set the clock of the coordinator's machine; a coordinator that runs has read it before."""
+        """Change the coordinator's machine clock; a running coordinator has read it before."""
         self.clock_off_s += seconds
         self.clocks_off_s.append(self.clock_off_s)
 
     def shows(self, time: float) -> bool:
-        """Tell whether some coordinator's clock may have shown a time by now."""
+        """Return whether a coordinator's clock may have shown this time so far."""
         off = self.clocks_off_s
         return START + min(off) <= time <= self.timeline.now + max(off)
 
     def after(self, span: str, process: Delivers, action: Callable[..., object], *args: Any) -> None:
-        """Let something happen in a process after a time that is drawn from `timing`."""
+        """Run an action in a process after a random duration from `timing`."""
         self.timeline.after(self.rng.uniform(*self.timing.spans[span]), process.deliver, action, *args)
 
     def after_work(
         self, step: int, micro_batch: int, process: Delivers, node: str, action: Callable[..., object], *args: Any
     ) -> None:
-        """The same once a node has computed a micro-batch, which takes what the plan says."""
+        """Run an action after a node has computed a micro-batch, with the plan's delays."""
         took_s = self.rng.uniform(*self.timing.spans["micro_batch"]) + self.plan.longer_s(step, micro_batch)
         took_s *= self.troubles(node).longer(self.timeline.now)
         self.timeline.after(took_s, process.deliver, action, *args)
 
     def after_disk(self, span: str, process: Delivers, node: str, action: Callable[..., object], *args: Any) -> None:
-        """The same for what goes to a node's disk."""
+        """Run an action after a node's disk operation."""
         delay, slow_s = self.rng.uniform(*self.timing.spans[span]), self.troubles(node).slow_until - self.timeline.now
         self.timeline.after(max(delay, slow_s), process.deliver, action, *args)
 
     def store_delay(self) -> float:
-        """Return how long a write to the store takes, in seconds; 0 for at once."""
+        """Return the duration of a write to the store, in seconds."""
         slow_s = self.store_slow_until - self.timeline.now
         return self.rng.uniform(0.0, slow_s) if slow_s > 0 else 0.0
 
     # ---- names and values ----
 
     def nonce(self) -> str:
-        """Return a name that no other process has."""
+        """Return a unique process name."""
         return f"{self.pid():08x}"
 
     def pid(self) -> int:
-        """Return a process id that no other process has."""
+        """Return a unique process id."""
         self._counter += 1
         return self._counter
 
     def garbage(self) -> int:
-        """Return a value that is nowhere else."""
+        """Return a unique value."""
         return -self.pid()
 
     # ---- nodes and workers ----
 
     def troubles(self, node: str) -> Troubles:
-        """Return what is wrong with a node, alive or not."""
+        """Return the current faults of a node, alive or dead."""
         return self._troubles.setdefault(node, Troubles())
 
     def memory(self, node: str) -> NodeMemory:
-        """Return what a node has of snapshots."""
+        """Return a node's snapshot memory."""
         return self._memories.setdefault(node, NodeMemory())
 
     def add_worker(self, worker: Peer) -> None:
-        """Note a worker process."""
+        """Register a worker process."""
         self._workers[worker.id] = worker
 
     def worker(self, name: str) -> Peer | None:
-        """Return a living worker process (perhaps stopped), None where it is dead."""
+        """Return a worker process, perhaps paused, or None if it is dead."""
         worker = self._workers.get(name)
         return worker if worker is not None and worker.alive else None
 
     def reaches(self, worker: str, peer: str) -> bool:
-        """Tell whether data can pass between two workers."""
+        """Return whether data can pass between two workers."""
         return self.data_plane.reaches(node_of(worker), {node_of(peer)})
 
     def cut_off(self, node: str, nodes: AbstractSet[str]) -> AbstractSet[str]:
-        """Return those nodes that another one does not reach."""
+        """Return the nodes of `nodes` that `node` cannot reach."""
         plane = self.data_plane
         blocked = {other for other in nodes if plane.blocked(node, other)} if plane.one_way else set[str]()
         if plane.reaches(node, nodes):
@@ -239,7 +239,7 @@ class World:
         return blocked | {other for other in nodes if not plane.reaches(node, {other})}
 
     def group(self, plan: GenerationPlan) -> Group:
-        """Return the group of a generation, the same for all its members."""
+        """Return the group of a generation, shared by all its members."""
         key = (plan.term, plan.generation)
         group = self._groups.get(key)
         if group is None:
@@ -262,7 +262,7 @@ class World:
 
 
 def _config(plan: FaultPlan) -> CoordinatorConfig:
-    """Return a coordinator's configuration with times that suit the simulation's."""
+    """Return a coordinator's configuration with times that fit the simulation."""
     return CoordinatorConfig(
         identity="simulated",
         spec=_spec(plan),
