@@ -1,4 +1,4 @@
-"""Real jobs on this machine: real processes, really killed."""
+"""Fixtures for jobs of real processes on this machine, which tests kill."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from warm_jobs import WarmJob, run_here
 
 @pytest.fixture(scope="session", autouse=True)
 def _share_calm_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An undisturbed run serves all processes of pytest: below their common folder each has one of its own."""
+    """Share undisturbed runs between all processes of pytest, in the parent of their temporary folders."""
     folder = tmp_path_factory.getbasetemp()
     job_cases.calm_folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _share_a_zygote(warm_torch: str) -> None:
-    """Jobs fork their workers from it."""
+    """Share a zygote from which jobs fork their workers."""
     job_cases.zygote = warm_torch
 
 
 @pytest.fixture
 def start_job(tmp_path: Path, warm_commands: str) -> Iterator[StartJob]:
-    """Start jobs of the tiny script; all are over when the test is, and every journal is whole."""
+    """Start jobs of the tiny script; at teardown end all jobs and check every journal."""
     jobs: list[LocalJob] = []
 
     def start(
@@ -61,21 +61,21 @@ def start_job(tmp_path: Path, warm_commands: str) -> Iterator[StartJob]:
 
 @pytest.fixture
 def start_pool(tmp_path: Path) -> Iterator[Callable[..., LocalPool]]:
-    """Start a pool of so many nodes; nothing of it is left when the test is over."""
+    """Start a pool with a number of nodes; at teardown end all its processes."""
     with pools_in(tmp_path) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def start_shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalPool]]:
-    """The same for all tests of a file, which are of one xdist_group."""
+    """Start a pool for all tests of a file, which must be in one xdist_group."""
     with pools_in(tmp_path_factory.mktemp("pool")) as start:
         yield start
 
 
 @contextmanager
 def pools_in(folder: Path) -> Generator[Callable[..., LocalPool]]:
-    """Yield what starts pools that have their files in a folder; none is left."""
+    """Yield a function that starts pools with their files in a folder; kill all their processes at the end."""
     folder.chmod(0o700)
     pools: list[LocalPool] = []
 

@@ -1,4 +1,4 @@
-"""What the tests of whole jobs share."""
+"""Helpers for tests of complete jobs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from warm_start import run_warm
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 TINY_MOE = TINY.with_name("tiny_moe.py")
-#: for a job that its test ends
+#: The arguments of a job that its test ends.
 FOREVER = ("--steps", "1000000")
 
-#: where undisturbed runs are kept while pytest runs; set by conftest.py
+#: The folder of cached undisturbed runs; set by conftest.py.
 calm_folder = Path()
 
-#: the socket of a zygote that jobs share; likewise
+#: The socket of the shared zygote; set by conftest.py.
 zygote = ""
 
 StartJob = Callable[..., LocalJob]
 
 
 def check_journal(job: LocalJob) -> None:
-    """Every step is there once, in order, with all samples (but for roll-backs), and the journal proves it."""
+    """Check that the journal proves every step once and in order with all samples, except after rollbacks."""
     if not job.events:
-        return  # it was refused before it began
+        return  # The job was refused before its start.
     audited = audit_events(job.events)
     assert audited.sound, f"{audited.findings}\n{job.story()}"
     assert audited.unproven == 0, job.story()
@@ -52,7 +52,7 @@ def goes_on(job: LocalJob, steps: int = 3) -> None:
     """Wait until a job has committed further steps."""
     since = len(job.events)
     before = job.all(StepCommitted)
-    last = before[-1].step if before else 0  # (a standby may be warm before the first step is done)
+    last = before[-1].step if before else 0  # A standby may be warm before the first step.
     job.wait(StepCommitted, step=last + steps, since=since)
 
 
@@ -65,34 +65,34 @@ def goes_on_until_interrupted(job: LocalJob, steps: int = 3) -> None:
 
 
 def calm_losses(*args: str, script: Path) -> list[float]:
-    """Return the losses of a script run alone, undisturbed, in one process."""
+    """Return the losses of an undisturbed run of a script in one process."""
     return calm_run(*args, script=script)["losses"]
 
 
 def calm_run(*args: str, script: Path) -> dict[str, Any]:
-    """Return what a script run alone, undisturbed, writes of its losses; the same run serves many tests."""
+    """Return the loss file of an undisturbed run of a script in one process, cached for all tests."""
     file = calm_folder / f"{'_'.join((script.stem, *args))}.json"
     with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another process of pytest may run the same script.
         if not file.exists():
             run_warm(zygote, script, *args, "--losses", str(file)).check_returncode()
     return json.loads(file.read_text())
 
 
 def check_losses(job: LocalJob, *args: str, script: Path, least: int) -> None:
-    """Each step that a job has committed has an undisturbed run's loss; there are `least` such steps or more.
+    """Check that at least `least` committed steps have the losses of an undisturbed run.
 
-    Only the newest commit of a step counts where the job was rolled back; that none is missing, `check_journal` checks.
+    After a rollback only the newest commit of a step counts. `check_journal` checks that no step is missing.
     """
     steps = committed_steps(read_events(job.events_file))
     assert len(steps) >= least, job.story()
-    enough = 50 * math.ceil(steps[-1].step / 50)  # (most jobs make do with the same fifty)
+    enough = 50 * math.ceil(steps[-1].step / 50)  # Most jobs can use the same 50 steps.
     calm = calm_losses("--steps", str(enough), *args, script=script)
     assert [step.loss for step in steps] == pytest.approx([calm[step.step - 1] for step in steps], rel=1e-9)
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process runs (a zombie does not)."""
+    """Return whether a process runs and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -101,7 +101,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(true: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    """Wait until something is true that no event tells of."""
+    """Wait until a condition without an event is true."""
     limit = time.monotonic() + deadline_s
     while not true():
         assert time.monotonic() < limit
@@ -109,9 +109,9 @@ def wait_until(true: Callable[[], bool], deadline_s: float = 60.0) -> None:
 
 
 def loader_workers(job: LocalJob, node: str) -> list[tuple[int, list[str]]]:
-    """Return the loader workers of a node's only worker: pids, and what their descriptors beyond the streams lead to.
+    """Return the loader workers of a node's only worker: pids, and the targets of their descriptors above 2.
 
-    Memory of parcels is left out.
+    The memory of parcels is left out.
     """
     (worker,) = job.pids(node)[1]
     found: list[tuple[int, list[str]]] = []

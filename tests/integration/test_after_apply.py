@@ -1,4 +1,4 @@
-"""`protect(after_apply=...)`: the script's own part of a step, and what becomes of a job in which it raises."""
+"""`protect(after_apply=...)`: the script's hook in each step, and jobs in which it raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAISING = ("--raise-at", "5")
 
 
 def check_saved(job: LocalJob, step: int) -> None:
-    """The job has failed with what the script raised, once, and saved the step; nothing was tried anew."""
+    """Check that the job failed once with the script's exception and saved the step, without a retry."""
     assert job.wait_exit(60) == 1, job.story()
     (failed,) = job.all(JobFailed)
     assert f"after_apply raised at step {step} on node-" in failed.why
@@ -39,7 +39,7 @@ def saving(folder: Path) -> tuple[str, ...]:
 def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the_cause(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """With experts: what that rank alone holds is saved, too."""
+    """The experts that only this rank holds are also saved."""
     options = saving(tmp_path)
     job = start_job(*FOREVER, *RAISING, "--raise-on", "1", nodes=2, options=options, script=TINY_MOE)
     check_saved(job, 5)
@@ -51,7 +51,7 @@ def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the
 
 
 def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp_path: Path) -> None:
-    """All survivors have passed step 5 and none has applied it when a node dies: each applies it on its way."""
+    """A node dies after all survivors have passed step 5 and before they apply it; each survivor applies it."""
     gate = tmp_path / "go"
     job = start_job(*FOREVER, *RAISING, "--gate", str(gate), options=saving(tmp_path))
     job.wait(StepCommitted, step=4)

@@ -1,4 +1,4 @@
-"""The policies that others have, on real processes: static experts, restarts from checkpoints; emulation."""
+"""Baseline policies in real jobs: static experts, restarts from checkpoints, and emulated compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     options = ("--static-experts", "--emulate-compute", "0.0005/token")
     job = start_job(*FOREVER, "--step-seconds", "0.8", nodes=5, options=options, script=TINY_MOE)
     started = job.wait(GenerationStarted)
-    assert started.world_size == 4  # 8 experts, 6 slots a node: 2 nodes hold one replica of each
+    assert started.world_size == 4  # 8 experts with 6 slots per node: 2 nodes hold one replica of each.
     job.wait(StepCommitted, step=3)
     status = json.loads(job.call("status", "--json"))
     idle = [node["node"] for node in status["nodes"] if node["workers"][0]["rank"] is None]
@@ -62,7 +62,7 @@ def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: Sta
 
 
 def seconds_a_step(job: LocalJob, since: int) -> float:
-    """Return the mean of five whole steps from a place of the journal on."""
+    """Return the mean duration of five complete steps after an index of the journal."""
     before = job.wait(StepCommitted, since=since)
     after = job.wait(StepCommitted, step=before.step + 5, since=since)
     return (after.time - before.time) / 5
@@ -71,7 +71,7 @@ def seconds_a_step(job: LocalJob, since: int) -> float:
 def test_emulated_micro_batches_take_longer_in_a_smaller_world_and_on_a_slow_rank(start_job: StartJob) -> None:
     job = start_job(*FOREVER, nodes=3, options=("--emulate-compute", "0.05/micro-batch"))
     job.wait(StepCommitted, step=2)
-    assert seconds_a_step(job, len(job.events)) >= 0.09  # of 6 micro-batches each rank has two
+    assert seconds_a_step(job, len(job.events)) >= 0.09  # Each rank has two of 6 micro-batches.
     victim = job.nodes()[1]
     job.inject("slow", victim, times=3.0)
     job.wait(StepCommitted, lambda e: e.step_s >= 0.25, since=len(job.events))
@@ -80,7 +80,7 @@ def test_emulated_micro_batches_take_longer_in_a_smaller_world_and_on_a_slow_ran
     job.signal_node(victim)
     again = job.wait(GenerationStarted, reason="failure")
     assert again.world_size == 2
-    assert seconds_a_step(job, job.events.index(again)) >= 0.135  # three
+    assert seconds_a_step(job, job.events.index(again)) >= 0.135  # Each rank has three.
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=10)
     assert "the accelerator is EMULATED: 0.05 s per micro-batch" in job.output()

@@ -1,4 +1,4 @@
-"""A tiny DeepSeek-V3 of transformers lives through kills and joins as if nothing had been."""
+"""A tiny DeepSeek-V3 of transformers survives kills and joins with unchanged losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.protocol.events import FailureDetected, GenerationStarted, Recover
 from places import BENCHMARKS
 from warm_start import zygote
 
-#: examples/deepseek_tiny.py, without transformers' own roundings to float32
+#: The example examples/deepseek_tiny.py without the roundings to float32 in transformers.
 EXAMPLE = BENCHMARKS / "deepseek_float64.py"
 SIZES = ("--layers", "2", "--dim", "16", "--context", "16", "--global-batch", "8", "--micro-batch", "2")
 ARGUMENTS = (*SIZES, "--dtype", "float64", "--bias-rate", "0.01", "--lr", "0.003")
@@ -24,7 +24,7 @@ SLOTS = ("--expert-slots", "8")
 
 @pytest.fixture
 def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Workers are forked from a process that has imported the model: for each of them that takes four seconds."""
+    """Fork workers from a process that has imported the model, because each import takes four seconds."""
     with zygote((*PRELOAD, "transformers.models.deepseek_v3.modeling_deepseek_v3")) as socket:
         monkeypatch.setattr(job_cases, "zygote", socket)
         yield
@@ -32,7 +32,7 @@ def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_with_transformers")
 def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob) -> None:
-    """Losses to 1e-9, and after each step the bits of all state on all workers, the gates' biases among it."""
+    """Losses agree to 1e-9, and all workers have bit-equal states after each step, including the gates' biases."""
     options = (*SLOTS, "--verify-state", "1")
     job = start_job(*FOREVER, *ARGUMENTS, "--pause", "0.2", nodes=3, options=options, script=EXAMPLE)
     job.wait(StepCommitted, step=3)

@@ -1,4 +1,4 @@
-"""Training outlives the coordinator, and nothing is forgotten."""
+"""Training continues without the coordinator, and failures meanwhile are handled later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEASE_S = CoordinatorConfig(spec=JobSpec()).lease_s
 
 
 def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
-    # (cold: a coordinator that is forked is there again before a step is done)
+    # A forked coordinator would be back before a step is done, so this job starts cold.
     job = start_job("--steps", "45", "--step-seconds", "0.4", cold=True)
     job.wait(StepCommitted, step=5)
     killed = job.events[-1].time
@@ -32,7 +32,7 @@ def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
     assert back.term == 2
     assert job.wait_exit() == 0
     away = [e for e in job.all(StepCommitted) if killed < e.time < back.time]
-    assert away, "no step was done meanwhile"
+    assert away, "no step was committed without the coordinator"
     assert [e.step for e in job.all(StepCommitted)] == list(range(1, 46))
     assert len(job.all(GenerationStarted)) == 1
     assert not job.all(FailureDetected)
@@ -55,10 +55,10 @@ def test_a_paused_coordinator_expels_nobody(start_job: StartJob) -> None:
     job.wait(StepCommitted, step=5)
     pid = job.wait(JobStarted).coordinator_pid
     os.kill(pid, signal.SIGSTOP)
-    # Longer than a lease: only the clock can tell, there is no event of a process that does not run.
+    # Wait longer than a lease, by the clock, because a paused process has no events.
     signal.sigtimedwait([], LEASE_S + 1)
     os.kill(pid, signal.SIGCONT)
-    # Whom it wrongly took for lost it would expel at once, or when a lease has run out that it has begun now.
+    # It would expel a node wrongly either at once or when a lease that starts now expires.
     late = time.time() + LEASE_S + 1
     job.wait(StepCommitted, lambda event: event.time > late)
     assert len(job.all(GenerationStarted)) == 1

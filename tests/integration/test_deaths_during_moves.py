@@ -1,4 +1,4 @@
-"""Whoever dies while a node with experts gives its place away: nothing is lost, and the next standby takes it."""
+"""Nodes die while a standby replaces a node with experts: nothing is lost, and the next standby takes over."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ OPTIONS = ("--standbys", "1", "--verify-state", "1", "--expert-slots", "8")
 
 
 def is_promoted(job: LocalJob, since: int) -> str:
-    """Wait until another standby is to take the place; return its name."""
+    """Wait until another standby starts to take over; return its name."""
     (name,) = job.wait(NodesJoined, since=since).names
     return name
 
 
 def is_whole_again(job: LocalJob) -> None:
-    """Wait until three nodes train, nobody is to leave, and a standby is warm."""
+    """Wait until three nodes train, no node is draining, and a standby is warm."""
 
-    def whole() -> bool:
+    def is_complete() -> bool:
         with job.client() as client:
-            told = client.status()
-        warm = any(node["standby"] == "warm" for node in told["nodes"])
-        return warm and told["world_size"] == 3 and not told["leaving"] and told["state"] == "running"
+            status = client.status()
+        warm = any(node["standby"] == "warm" for node in status["nodes"])
+        return warm and status["world_size"] == 3 and not status["leaving"] and status["state"] == "running"
 
-    wait_until(whole)
+    wait_until(is_complete)
 
 
 def test_joiners_before_between_and_after_both_parts_and_a_leaver_that_hands_over(start_job: StartJob) -> None:
@@ -42,25 +42,25 @@ def test_joiners_before_between_and_after_both_parts_and_a_leaver_that_hands_ove
     leaver, since = job.nodes()[1], len(job.events)
     with job.client() as client:
         client.move([leaver])
-    # before it has entered: the others go on as they were
+    # The standby dies before it has entered: the others continue unchanged.
     before, generations = is_promoted(job, since), len(job.all(GenerationStarted))
     job.signal_node(before)
     job.wait(FailureDetected, node=before)
     since = len(job.events)
-    # between the two parts: it takes part in a step, and dies as that is about to pass
+    # The standby dies between the two parts, at the end of a step in which it takes part.
     between = is_promoted(job, since)
     if not [event for event in job.all(GenerationStarted) if before in event.members]:
-        assert len(job.all(GenerationStarted)) == generations, "nobody had to stop"
+        assert len(job.all(GenerationStarted)) == generations, "the other nodes were stopped"
     job.inject("kill", between, phase="voted")
     job.wait(FailureDetected, node=between)
     since = len(job.events)
-    # after the second one: the node that has left is not needed any more, or still there
+    # The standby dies after the second part: the draining node has left, or is still connected.
     after = is_promoted(job, since)
     job.wait(GenerationStarted, reason="move", since=since)
     job.signal_node(after)
     job.wait(FailureDetected, node=after)
     is_whole_again(job)
-    # the one that leaves, once the other has joined, and is given what it has
+    # The draining node dies after the standby has joined and while it receives the experts.
     leaver, since = job.nodes()[1], len(job.events)
     with job.client() as client:
         client.move([leaver])
@@ -69,7 +69,7 @@ def test_joiners_before_between_and_after_both_parts_and_a_leaver_that_hands_ove
     job.signal_node(leaver)
     moved = job.wait(NodeMoved, from_node=leaver, since=since)
     assert moved.to_node == joiner
-    assert job.nodes()[1] == joiner, "at its rank"
+    assert job.nodes()[1] == joiner, "the standby has a different rank"
     goes_on_until_interrupted(job)
     assert {event.node for event in job.all(FailureDetected)} <= {before, between, after, leaver}
     assert not job.all(RolledBack)

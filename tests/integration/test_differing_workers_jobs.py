@@ -1,4 +1,4 @@
-"""Jobs whose scripts make workers differ: found in the next step, and the script is named, not the machines."""
+"""Scripts that make workers differ: the next step detects it, and the report names the script as the cause."""
 
 from __future__ import annotations
 

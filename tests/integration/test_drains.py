@@ -1,4 +1,4 @@
-"""Nodes leave a job in good order, one at a time or all in turn, and it computes the same."""
+"""Nodes drain from a job, one or all in turn, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=3)
     pids = {node: job.pids(node)[1][0] for node in job.nodes()}
-    said = job.call("drain", "--rolling")
-    assert said.splitlines()[-1].endswith("is back (3 of 3)")
+    output = job.call("drain", "--rolling")
+    assert output.splitlines()[-1].endswith("is back (3 of 3)")
     assert sorted(event.node for event in job.all(NodeLeft)) == sorted(pids)
     assert {event.reason for event in job.all(NodeLeft)} == {"drained"}
     wait_until(lambda: not any(alive(pid) for pid in pids.values()))
@@ -53,9 +53,9 @@ def test_one_that_is_killed_while_all_leave_in_turn_is_left_by_itself(start_job:
         first = job.wait(NodeLeft).node
         killed = [name for name in job.nodes() if name != first][-1]
         job.signal_node(killed)
-        said = rolling.result().splitlines()
-    assert [line for line in said if line.startswith(killed)][-1].startswith(f"{killed} is gone, and is skipped")
-    assert sum(" is back " in line for line in said) == 2
+        lines = rolling.result().splitlines()
+    assert [line for line in lines if line.startswith(killed)][-1].startswith(f"{killed} is gone, and is skipped")
+    assert sum(" is back " in line for line in lines) == 2
     goes_on_until_interrupted(job)
     assert {event.node for event in job.all(FailureDetected)} == {killed}
     check_losses(job, script=TINY, least=6)
@@ -115,6 +115,8 @@ def test_a_standby_takes_the_place_of_one_that_is_told_to_end(start_job: StartJo
     assert left.detail.startswith("told to end with a grace of ")
     wait_until(lambda: not alive(agent))
     goes_on_until_interrupted(job)
-    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, "4 where it joins first"
+    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, (
+        "the world may have 4 workers only while the standby joins"
+    )
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=6)

@@ -1,4 +1,4 @@
-"""How jobs end: done, interrupted, lost, or refused before they begin."""
+"""The ends of jobs: finished, interrupted, failed, or refused before the start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_
     gate = tmp_path / "go"
     job = start_job("--steps", "32", "--gate", str(gate), "--gate-at", "15", "25", nodes=2, options=options)
     job.wait(CheckpointSaved, step=10)
-    (tmp_path / "go-15").touch()  # (what is due while one is being written is left out)
+    (tmp_path / "go-15").touch()  # A checkpoint that is due during another write is left out.
     job.wait(CheckpointSaved, step=20)
     newest = max(path for path in folder.iterdir() if path.name.startswith("step-"))
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
@@ -90,7 +90,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp_path: Path) -> None:
-    """What the command line itself refuses, tests/cli has."""
+    """tests/cli has the inputs that the command line itself refuses."""
     bad = ("--global-batch", "10", "--micro-batch", "4")
     done = run("run", "--nodes", "2", "--zygote", job_cases.zygote, str(TINY), *bad, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr

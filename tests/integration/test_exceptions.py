@@ -1,4 +1,4 @@
-"""What a script raises: on one node a process starts again, wherever the work is done the job ends, saved."""
+"""Exceptions of scripts: on one node the process restarts; on every node the job ends with its state saved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def saving(folder: Path) -> tuple[str, ...]:
 
 
 def check_ended(job: LocalJob) -> JobFailed:
-    """The job is over soon after it was first met, saved, and no node is to blame."""
+    """Check that the job ended soon after the first exception, saved its state and blamed no node."""
     assert job.wait_exit(60) == 1, job.story()
     (failed,) = job.all(JobFailed)
     assert failed.time - job.all(FailureDetected)[0].time < 5.0, job.story()
@@ -82,7 +82,7 @@ def test_what_one_node_raises_restarts_its_process_and_the_others_go_on(start_jo
 
 
 def test_the_only_worker_that_raises_is_saved_and_started_again(start_job: StartJob, tmp_path: Path) -> None:
-    """What it has is nowhere else. The second time it is the work's fault: there is no other node to try."""
+    """No other node has its state. The work is blamed for the second failure, because no other node exists."""
     job = start_job(*SLOWLY, "--where", "compute", "--at", "5", nodes=1, options=saving(tmp_path), script=RAISING)
     assert job.wait_exit(60) == 1, job.story()
     assert [event.step for event in job.all(CheckpointSaved)] == [4], job.story()

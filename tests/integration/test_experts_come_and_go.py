@@ -1,4 +1,4 @@
-"""A job with MoE layers loses and gains nodes: its experts are replaced and moved, and it computes the same."""
+"""A job with MoE layers loses and gains nodes: experts are replaced and moved, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from holdfast.protocol.plan import FaultThreshold
 from tests.harness.local_job import LocalJob
 
 VERIFY = ("--verify-state", "1")
-#: a step of one worker takes so long: what the job does while its test waits costs the processor little
+#: The duration of a step of one worker; slow steps use little CPU time while a test waits.
 SLOWLY = ("--step-seconds", "0.8")
 
 
 def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
-    # Three nodes have room for exactly two copies of each of six experts: whoever is lost, copies must be made.
+    # Three nodes have room for exactly two copies of each of six experts, so any loss requires new copies.
     options, experts = (*VERIFY, "--expert-slots", "4"), ("--experts", "6")
     job = start_job(*FOREVER, *experts, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
@@ -60,7 +60,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
     job.signal_node(second)
     job.wait(Recovered, action="shrink", since=since)
     goes_on_until_interrupted(job)
-    assert not job.all(WorkersChanged), "survivors go on in the same processes"
+    assert not job.all(WorkersChanged), "a survivor's process was replaced"
     check_losses(job, *experts, script=TINY_MOE, least=8)
     assert not job.all(RolledBack)
 
@@ -85,7 +85,7 @@ def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
     assert not job.all(RolledBack)
 
 
-# (A dense job is killed at every boundary; these are the ones at which experts' gradients and rows are in between.)
+# A test of a dense job kills at every boundary; these boundaries have unfinished expert gradients and rows.
 def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None:
     """Four nodes have room for exactly two copies of each of eight experts, so one is added before the next kill."""
     options = (*VERIFY, "--expert-slots", "4")
@@ -108,13 +108,13 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
 
 
 def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
-    """The migration is broken off, and nothing that was to be dropped is missing: three owners of each expert."""
+    """The migration is aborted, and no dropped expert is missing, because each expert has three owners."""
     options = (*VERIFY, "--expert-slots", "6", "--fault-threshold", "3")
     job = start_job(*FOREVER, *SLOWLY, nodes=5, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=3)
     threshold = job.wait(GenerationStarted).fault_threshold
     assert threshold is not None
-    assert threshold.asked == 3, "options reach the coordinator"
+    assert threshold.asked == 3, "the option did not reach the coordinator"
     first, second = job.nodes()[1], job.nodes()[3]
     job.inject("kill", second, step=1, phase="moving")
     job.signal_node(first)
@@ -126,7 +126,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
 
 
 def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
-    """Every expert has one copy; without the lost node there is no room for all, so the job waits for another."""
+    """Every expert has one copy. Without the lost node there is not enough room, so the job waits for another node."""
     options = ("--expert-slots", "4", "--fault-threshold", "1")
     job = start_job(*FOREVER, *SLOWLY, nodes=2, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
@@ -166,7 +166,7 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
 
 
 def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
-    """24 samples in micro-batches of 4: six for eight workers, two of which only serve."""
+    """24 samples are six micro-batches of 4 for eight workers, so two workers only serve experts."""
     options = (*VERIFY, "--workers-per-node", "2", "--expert-slots", "4")
     job = start_job(*FOREVER, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
@@ -179,7 +179,7 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
 
 @pytest.mark.soak
 def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
-    """Two workers on one node, one on another: each node hosts every expert once, however many share the work."""
+    """One node has two workers, the other has one; each node hosts every expert once."""
     args = (*FOREVER, *SLOWLY, "--gate", str(tmp_path / "go"))
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--expert-slots", "8"), script=TINY_MOE)
     job.wait(StepCommitted, step=4)

@@ -1,4 +1,4 @@
-"""A job whose tokens go to one expert gives it more replicas while it trains, and computes the same."""
+"""A job with most tokens on one expert gives it more replicas, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast.protocol.events import (
 from holdfast.protocol.plan import FaultThreshold
 from tests.harness.local_job import LocalJob
 
-#: Expert 0 begins with two replicas of 16, and takes nine tokens in ten.
+#: Expert 0 starts with two of 16 replicas and receives 90% of the tokens.
 ARGS = ("--experts", "6", "--hot", "0.9")
 OPTIONS = ("--verify-state", "1", "--expert-slots", "4", "--rebalance-every", "15", "--emulate-compute", "0.002/token")
 
 
 def start(start_job: StartJob, gate: Path) -> LocalJob:
-    """Start a job that waits before steps 1, 11, 21, ... until it is let `through`."""
+    """Start a job that waits before steps 1, 11, 21, ... until `through` opens the gate."""
     args = (*FOREVER, *ARGS, "--step-seconds", "0.3", "--gates", str(gate))
     job = start_job(*args, nodes=4, options=OPTIONS, script=TINY_MOE)
     job.wait(GenerationStarted, world_size=4)
@@ -40,7 +40,7 @@ def through(gate: Path, *steps: int) -> None:
 
 
 def replicas_of_expert_0(job: LocalJob) -> list[int]:
-    """Per layer; only in the second one, where a token uses one expert, can an expert have nine tokens in ten."""
+    """Return the replicas of expert 0 per layer; only in the top-1 layer can an expert receive 90% of the tokens."""
     layers = json.loads(job.call("status", "--json"))["experts"]["layers"]
     return [list(chain.from_iterable(layer.values())).count(0) for layer in layers]
 
@@ -52,9 +52,9 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     through(gate, 1, 11)
     decided = job.wait(RebalanceDecided)
     assert decided.adopted, decided
-    assert decided.step < 11, "long before the first multiple, once there are loads"
+    assert decided.step < 11, "the first decision must follow the first loads, not the first multiple"
     assert decided.gain_s > decided.cost_s > 0
-    # (from here on: a search that takes long on a busy machine may be over only when the steps stand before a gate)
+    # On a busy machine the search may end only while the steps wait at a gate.
     through(gate, *range(21, 501, 10))
     started = job.wait(GenerationStarted, reason="rebalance")
     assert (started.world_size, started.expert_moves) == (4, decided.moves)
@@ -63,7 +63,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
     assert rebalanced.moved_bytes > 0
     assert replicas_of_expert_0(job)[1] > before[1]
     later = job.wait(RebalanceDecided, since=job.events.index(rebalanced))
-    # The load has not changed since; what little there is to gain is weighed against what the first switch took.
+    # The load is unchanged; the small gain is compared with the cost of the first switch.
     assert later.adopted == (later.gain_s > later.cost_s)
     goes_on_until_interrupted(job)
     check_losses(job, *ARGS, script=TINY_MOE, least=later.step + 3)

@@ -1,4 +1,4 @@
-"""Layers that are frozen and unfrozen in the middle of training stay so on workers that join later."""
+"""Workers that join later take over layers that were frozen and unfrozen during training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FREEZING = TINY.with_name("freezing.py")
 
 
 def test_workers_that_join_train_what_the_others_train(start_job: StartJob) -> None:
-    """One joins while a layer is frozen, one after a parameter group was added: their own scripts saw neither."""
+    """One worker joins while a layer is frozen, one after a parameter group was added; their scripts did neither."""
     job = start_job("--steps", "50", "--step-seconds", "0.2", nodes=2, options=("--verify-state", "1"), script=FREEZING)
     for step in (7, 17):
         job.wait(StepCommitted, step=step)

@@ -1,4 +1,4 @@
-"""No output file ends training: a full disk costs lines, is reported once, and the job goes on."""
+"""A full disk does not end training: output lines are lost, the loss is reported once, and the job continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from job_cases import TINY
 from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import JobFinished, OutputLost, StepCommitted
 
-#: The disk takes the beginning of each file. What is printed after the run is read before the disk is gone.
+#: The disk has room for the start of each file; the files are copied before the disk is unmounted.
 RUN = """
 mount -t tmpfs -o size={size} tmpfs "$1" && shift
 "$@" > out 2> err; echo $? > code
@@ -24,7 +24,7 @@ STEPS = 60
 
 
 def run_with_small_disk(folder: Path, *options: str, script: Path = TINY, size: str) -> tuple[int, str, str]:
-    """Run a job whose folder `small` is on a small disk; return the exit code, and what it printed."""
+    """Run a job with its folder `small` on a small disk; return the exit code, stdout and stderr."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
     (folder / "small").mkdir()
@@ -38,7 +38,7 @@ def run_with_small_disk(folder: Path, *options: str, script: Path = TINY, size: 
 
 
 def test_a_job_goes_on_though_its_events_and_metrics_are_cut(tmp_path: Path) -> None:
-    """Reproducers events_on_a_full_disk and metrics_on_a_full_disk: exit 1, and exit 70 with a traceback."""
+    """The reproducers events_on_a_full_disk and metrics_on_a_full_disk failed with exit code 1 and 70."""
     outputs = ("--events", "small/events.jsonl", "--metrics-file", "small/rows.jsonl")
     code, out, err = run_with_small_disk(tmp_path, *outputs, size="16k")
     assert code == 0, out + err
@@ -48,7 +48,9 @@ def test_a_job_goes_on_though_its_events_and_metrics_are_cut(tmp_path: Path) -> 
     assert err.count("the metrics file small/rows.jsonl cannot be written: No space left on device") == 1, err
     events = list(read_events(tmp_path / "events.jsonl"))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert not any(isinstance(event, JobFinished | OutputLost) for event in events), "it ends where the disk was full"
+    assert not any(isinstance(event, JobFinished | OutputLost) for event in events), (
+        "events were written after the disk was full"
+    )
     assert sum(isinstance(event, StepCommitted) for event in events) > 5
 
 
@@ -62,5 +64,5 @@ def test_a_log_that_is_cut_is_reported(tmp_path: Path) -> None:
     lost = [event for event in read_events(tmp_path / "events.jsonl") if isinstance(event, OutputLost)]
     nodes = [event.node for event in lost]
     assert nodes
-    assert len(nodes) == len(set(nodes)), "each file once"
+    assert len(nodes) == len(set(nodes)), "a lost file was reported twice"
     assert all(event.file.endswith(f"{event.node}.0.log") for event in lost)

@@ -1,4 +1,4 @@
-"""What `inject` does to a job that goes on: who is slow, what is said and decides nothing, a link that is silent."""
+"""Faults from `inject` in a running job: slow nodes, a clock jump, a full disk, a silent link and a corrupt state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from holdfast.protocol.events import (
 from holdfast.protocol.names import node_of
 from tests.harness.local_job import LocalJob
 
-#: for what must come
+#: The time limit of each wait.
 DEADLINE_S = 60.0
 
 
 def who_is_slow(job: LocalJob, fault: str, node: str, key: str, times: float) -> str:
-    """Make a node slow, and return whom the status then names as slowest, by far.
+    """Make a node slow, and return the node that the status then lists as clearly slowest.
 
-    It is told again now and then: on a machine that is too busy its process may have been ended for something else.
+    The fault is injected repeatedly, because on a busy machine the process may have been replaced.
     """
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
@@ -40,7 +40,7 @@ def who_is_slow(job: LocalJob, fault: str, node: str, key: str, times: float) ->
             scored: list[dict[str, Any]] = client.status()[key]
         if scored and scored[0]["score"] > 1.6 and scored[0]["worker"].startswith(f"{node}/"):
             return node_of(scored[0]["worker"])
-    pytest.fail(f"{node} is not named\n{job.story()}")
+    pytest.fail(f"the status does not list {node} as slowest\n{job.story()}")
 
 
 def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: P
     assert who_is_slow(job, "slow-link", third, "links", 20.0) == third
     assert re.search(rf"^{third} .* slow: ", job.call("status"), re.MULTILINE)
     assert [failure for failure in job.all(FailureDetected) if failure.severity == 1] == [], job.story()
-    assert job.all(NodeLeft) == [], "nobody is taken out"
+    assert job.all(NodeLeft) == [], "a node was removed"
 
     job.inject("disk-full", job.nodes()[0])
     failed = job.wait(CheckpointFailed, node=job.nodes()[0])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM where there is a checkpoint directory: what was trained is saved, and the same command goes on."""
+"""Ctrl-C and SIGTERM with a checkpoint directory: the state is saved, and the same command continues the job."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
 def test_the_same_command_goes_on_in_its_own_events_file_however_it_has_ended(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """Ctrl-C, then `kill -9` of the whole command, then to the end; a second command beside it is refused."""
+    """The job survives Ctrl-C and `kill -9` of the command; a second command at the same time is refused."""
     options = ("--checkpoint-dir", str(tmp_path / "ck"), "--checkpoint-every", "2")
     job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=2, options=options)
     job.wait(StepCommitted, step=5)
@@ -101,7 +101,7 @@ def test_the_same_command_goes_on_in_its_own_events_file_however_it_has_ended(
         assert "the job resumes from its checkpoint" in shown
         assert "no live copy" not in shown
         assert "holdfast scale" not in shown
-        assert shown.count("joined, workers") <= 2, "events of this run alone"
+        assert shown.count("joined, workers") <= 2, "events of an earlier run were printed"
     finally:
         for one in started:
             one.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Another layout for another number of nodes, while the job runs (docs/layouts.md): nothing is lost, nor done twice."""
+"""A running job changes its layout with its number of nodes (docs/layouts.md): no step is lost or repeated."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SPREAD = TINY.with_name("tiny_spread.py")
 def test_replicas_are_whole_on_three_nodes_and_sharded_on_two(
     model: tuple[str, ...], room: tuple[str, ...], start_job: StartJob
 ) -> None:
-    """W = 2: with three nodes each worker has a replica, with two or one those of a node have one between them.
+    """With three nodes each worker has a replica; with fewer nodes the two workers of a node share one.
 
-    Of four experts no node has all: what each of two has put away the other needs.
+    No node has all four experts, so each of two nodes needs the stashed experts of the other.
     """
     options = ("--workers-per-node", "2", *room)
     layouts = ("--shard", "2", "--shard-from", "3:1", *model)

@@ -1,4 +1,4 @@
-"""A node gives its place to a standby, and is one itself from then on; what cannot be is refused, nothing changed."""
+"""A standby replaces a node, which becomes a standby; invalid moves are refused without any change."""
 
 from __future__ import annotations
 
@@ -92,13 +92,15 @@ def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> N
     assert job.all(GenerationStarted)[-1].members == after
     assert job.wait(NodeMoved, from_node="node-1", to_node="standby-0").reason == "move"
     wait_until(lambda: re.search(r"^node-1 +standby .* warm", job.call("status"), re.MULTILINE) is not None)
-    assert job.pids("node-1") == pids, "in the same process"
+    assert job.pids("node-1") == pids, "the node's process was replaced"
     goes_on(job)
     assert json.loads(job.call("move", "standby-0", "--json"))["moved"][0]["to_node"] == "node-1"
     assert job.all(GenerationStarted)[-1].members == before
     goes_on_until_interrupted(job)
     worlds = [event.world_size for event in job.all(StepCommitted)]
-    assert (set(worlds), worlds.count(4) <= 4) == ({3, 4}, True), "each time the other one joined for a step, or two"
+    assert (set(worlds), worlds.count(4) <= 4) == ({3, 4}, True), (
+        "the world had 4 workers for more than two steps per move"
+    )
     assert not job.all(FailureDetected)
     assert not job.all(RolledBack)
     check_losses(job, script=TINY, least=9)
@@ -115,7 +117,7 @@ def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> No
 
 
 def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> None:
-    """A standby needs longer for its shadow steps than the job for its last one, which it shares out."""
+    """The standby needs longer for its shadow steps than the job for its last step."""
     job = start_job("--steps", "2", "--step-seconds", "1.5", options=("--standbys", "1"))
     job.wait(StepCommitted, step=1)
     with job.client() as client:
@@ -145,7 +147,7 @@ def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: St
 
 
 def held(job: LocalJob, nodes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Return the descriptors and the threads of each node's worker."""
+    """Return the number of descriptors and threads of each node's worker."""
     pids = {node: job.pids(node)[1][0] for node in nodes}
     return {
         node: (len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))) for node, pid in pids.items()
@@ -182,7 +184,7 @@ def test_many_moves_leave_nothing_behind_and_what_they_took_is_told(start_job: S
 
 
 def settled(job: LocalJob, nodes: tuple[str, ...]) -> list[int]:
-    """Return what all hold once nothing is let go of any more: a group that was left in good order is closed later."""
+    """Return the stable sums of descriptors and threads; a group is closed some time after it is left."""
     seen, since = sums(held(job, nodes)), time.monotonic()
 
     def stays() -> bool:

@@ -1,4 +1,4 @@
-"""A loss that is NaN: reported at the first skipped step, and the end of the job after too many."""
+"""A NaN loss is reported at the first skipped step and ends the job after too many skipped steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "nan.py"
 
 
 def test_a_loss_that_is_nan_ends_the_job_saved_at_its_last_good_step(start_job: StartJob, tmp_path: Path) -> None:
-    """And the same command, with data that can be trained on, goes on from there."""
+    """The same command with valid data then continues from that step."""
     options = ("--checkpoint-dir", str(tmp_path / "kept"), "--max-skipped-steps", "4")
     job = start_job("--nan-from", "12", nodes=2, options=options, script=SCRIPT)
     assert job.wait_exit(60) == 1, job.story()

@@ -1,4 +1,4 @@
-"""Nodes are killed, stopped and added while a job trains: it loses nothing, and computes the same."""
+"""Nodes are killed, paused and added while a job trains: it loses nothing, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     for node in job.nodes():
         wait_until(lambda node=node: bool(loader_workers(job, node)))
         ((pid, links),) = loader_workers(job, node)
-        assert len(links) == 1, f"beside its streams and memory, one socket: {links}"
+        assert len(links) == 1, f"a loader worker must have one socket besides its streams and memory: {links}"
         orphans |= {pid} if node == first else set()
     job.signal_node(first)
     wait_until(lambda: not any(map(alive, orphans)))
@@ -51,8 +51,8 @@ def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob)
     left = [pid for node in job.nodes() for pid, _ in loader_workers(job, node)]
     goes_on_until_interrupted(job)
     wait_until(lambda: not any(map(alive, left)))
-    assert not job.all(WorkersChanged), "survivors go on in the same processes"
-    check_losses(job, script=TINY, least=11)  # (those of a run without loader workers)
+    assert not job.all(WorkersChanged), "a survivor's process was replaced"
+    check_losses(job, script=TINY, least=11)  # The reference run has no loader workers.
     assert {event.world_size for event in job.all(StepCommitted)} >= {2, 3}
     assert not job.all(RolledBack)
     assert {e.node for e in job.all(FailureDetected)} == {first, second}
@@ -70,7 +70,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
         ),
     )
     job.wait(StepCommitted)
-    # (the first two where workers meet level by level, the others where they are few enough to meet at once)
+    # The first two kills happen with hierarchical collectives, the others with flat ones.
     assert len(job.nodes()) == FLAT_UP_TO + 2
     for phase in ("reducing", "voted", "compute", "ready", "passed", "applying"):
         goes_on(job)
@@ -145,9 +145,9 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
 def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=1, options=("--join-window", "5"))
     job.wait(StepCommitted, step=2)
-    # (both come at once, but hardly ever in one moment; how long the window is open, virtual clocks test)
+    # Both arrive at almost the same time. Tests with virtual clocks check the length of the window.
     job.add_nodes(2)
     job.wait(GenerationStarted, world_size=3)
     _, first, second = [event.time for event in job.all(NodesJoined) for _ in event.names]
-    if second - first < 4.0:  # (on a busy machine it may be more)
+    if second - first < 4.0:  # On a busy machine the difference may be larger.
         assert [event.world_size for event in job.all(GenerationStarted)] == [1, 3]

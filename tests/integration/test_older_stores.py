@@ -1,4 +1,4 @@
-"""A store that is put back to a backup while its job trains: no coordinator acts on it, and no worker is stopped."""
+"""A store restored from a backup while its job trains: no coordinator uses it, and no worker is stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.protocol.events import CoordinatorRestarted, GenerationStarted, Jo
 
 @dataclass
 class Backups:
-    """A store and copies of it: `save` makes one, `put` puts one in the store's place while it is `away`."""
+    """A store and its copies: `save` makes a copy, `put` replaces the store by a copy, `leave` stops the server."""
 
     url: str
     save: Callable[[str], None]
@@ -43,7 +43,7 @@ def _sqlite(folder: Path) -> Backups:
         for side in ("-wal", "-shm"):
             Path(f"{store}{side}").unlink(missing_ok=True)
         _copy(folder / name, folder / f"{name}.new")
-        (folder / f"{name}.new").replace(store)  # (a coordinator that lives keeps the file that it has open)
+        (folder / f"{name}.new").replace(store)  # A running coordinator keeps its open file.
 
     return Backups(f"sqlite:{store}", lambda name: _copy(store, folder / name), put)
 
@@ -83,7 +83,8 @@ def test_a_store_from_a_backup_stops_nobody_and_the_newest_one_goes_on(start_job
     backups.save("newest")
 
     (started,) = job.all(JobStarted)
-    os.kill(started.coordinator_pid, signal.SIGSTOP)  # (it would notice that the store has changed, and end first)
+    # A running coordinator would detect the changed store and stop first.
+    os.kill(started.coordinator_pid, signal.SIGSTOP)
     backups.put("old")
     os.kill(started.coordinator_pid, signal.SIGKILL)
     job.wait_output("is older than the job: it ends with event")

@@ -1,4 +1,4 @@
-"""Random data without a seed differ between nodes: the job is refused before its first step."""
+"""Unseeded random data differ between nodes, so the job is refused before its first step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "own_data.py"
 
 
 def test_two_nodes_with_data_of_their_own_are_refused_with_what_to_do(start_job: StartJob) -> None:
-    """Also on one machine, where all workers are forked from one process."""
+    """This also holds on one machine with all workers forked from one process."""
     job = start_job(nodes=2, script=SCRIPT)
     assert job.wait_exit(60) == 2, job.story()
     (failed,) = job.all(JobFailed)

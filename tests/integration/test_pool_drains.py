@@ -1,4 +1,4 @@
-"""Nodes of a pool that are looked after, and jobs that are given another number of nodes, with real processes."""
+"""Draining nodes of a pool and scaling its jobs, with real processes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_f
     drained = pool.job("one")["nodes"][0]
     assert f"{drained} is drained" in pool.call("drain", drained)
     assert drained not in pool.job("one")["nodes"]
-    assert len(pool.job("one")["nodes"]) == 2, "another has come before it went"
+    assert len(pool.job("one")["nodes"]) == 2, "no other node joined before the drained node left"
     nodes = {node["node"]: node for node in json.loads(pool.call("nodes", "--json"))["nodes"]}
     assert (nodes[drained]["job"], nodes[drained]["drained"]) == ("", True)
     assert f"{drained}" in pool.call("nodes")
     assert not [event for event in pool.events_of("one", "recovered") if event["action"] == "replace"]
-    assert not pool.events_of("one", "failure_detected"), "leaving is no failure"
+    assert not pool.events_of("one", "failure_detected"), "the drain was reported as a failure"
 
     assert "one may have 3 nodes" in pool.call("scale", "-j", "one", "3")
-    assert "its share is 2 now" in pool.call("scale", "-j", "one", "+1"), "no third one is to be had"
+    assert "its share is 2 now" in pool.call("scale", "-j", "one", "+1"), "the share must stay 2 without a third node"
     assert f"{drained} may be given" in pool.call("undrain", drained)
     pool.wait(pool.has("one", 3), "a third node")
     assert "needs 2 nodes" in pool.call("scale", "-j", "one", "1", code=4)
@@ -49,13 +49,13 @@ def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_f
 
 
 def _check_that_it_moves_together(pool: LocalPool) -> None:
-    """A job on two nodes that are racks by themselves moves to two nodes of one rack, once there is room in it."""
+    """Check that a job on two racks moves to two nodes of one rack when nodes are free there."""
     here = set(pool.job("one")["nodes"])
     assert "no job is worth moving" in pool.call("move", "--compact")
     for name in ("a0", "a1"):
         pool.add_node(name, "--rack", "r1")
     pool.wait(lambda: len(pool.events("node_added")) == 5, "two more nodes")
-    assert set(pool.job("one")["nodes"]) == here, "it has all that it may have"
+    assert set(pool.job("one")["nodes"]) == here, "the job moved without a request"
     left = min(here)
     (foreseen,) = json.loads(pool.call("drain", left, "--dry-run", "--json"))["forecast"]
     assert (foreseen["job"], foreseen["waits"]) == ("one", False)
@@ -67,6 +67,6 @@ def _check_that_it_moves_together(pool: LocalPool) -> None:
     assert "2 moves, one after another" in told
     assert set(pool.job("one")["nodes"]) == {"a0", "a1"}
     worlds = [event["world_size"] for event in pool.events_of("one", "generation_started")]
-    assert min(worlds[1:]) >= 2, "it has never fewer nodes than it is to have"
+    assert min(worlds[1:]) >= 2, "the job had fewer nodes than its share"
     assert not pool.events_of("one", "failure_detected")
     pool.goes_on("one")

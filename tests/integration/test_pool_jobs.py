@@ -1,4 +1,4 @@
-"""Several jobs on one pool of nodes, with real processes: shares, the server's death, nodes', what users ask for."""
+"""Several jobs in one pool with real processes: shares, deaths of the server and nodes, and users' requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     pool.check_owners()
     pool.end()
     ended = pool.events("job_ended")[-1]
-    assert (ended["job"], ended["state"]) == ("experts", "stopped"), "it keeps no checkpoints, and has not failed"
+    assert (ended["job"], ended["state"]) == ("experts", "stopped"), (
+        "a job without checkpoints must be stopped, not failed"
+    )
 
 
 @pytest.mark.soak
@@ -89,7 +91,7 @@ def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refu
     pool.call("stop", "-j", "b")
     pool.wait(pool.has("a", 2), "its nodes again")
     pool.goes_on("a")
-    assert pool.steps("a")[steps] == steps + 1, "nothing of it was done again"
+    assert pool.steps("a")[steps] == steps + 1, "a step was repeated or lost"
 
     refused = pool.call("submit", "--name", "huge", "--nodes", "9", str(TINY), code=2)
     assert "9 nodes" in refused
@@ -104,11 +106,11 @@ def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refu
     assert pool.job("a")["weight"] == 2
     pool.check_owners()
     pool.submit("c", "3:3", TINY, *FOREVER)
-    os.kill(pool.pid_of("server"), signal.SIGKILL)  # (the next one saves them)
+    os.kill(pool.pid_of("server"), signal.SIGKILL)  # The next server saves the jobs.
     pool.end()
     assert "job a is being saved" in pool.log.read_text()
     assert pool.events("job_suspended")[-1]["job"] == "a"
-    assert pool.events("job_resumed")[-1]["job"] == "c", "it waits for the next pool"
+    assert pool.events("job_resumed")[-1]["job"] == "c", "the job must be queued for the next pool"
     assert "c" not in [event["job"] for event in pool.events("job_admitted")]
 
 
@@ -121,7 +123,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     pool.goes_on("one", "two")
     mine = set(pool.job("two")["nodes"])
 
-    # Somebody edits the script while its jobs run, and a further node comes to one of them.
+    # The script changes while its jobs run, and another node joins one of them.
     text = script.read_text()
     script.write_text(f"{text}\n# another one\n")
     pool.call("stop", "-j", "one")
@@ -140,7 +142,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     pool.wait(pool.has("two", 3), "one of them again, where the script is the job's once more")
     pool.goes_on("two")
 
-    # It is gone from all nodes by the time that a job that waited for them is begun.
+    # The script is deleted on all nodes before a queued job starts.
     other = pool.folder / "gone.py"
     shutil.copy(script, other)
     pool.submit("three", "3:3", other, *FOREVER)
@@ -171,7 +173,7 @@ def _check_that_the_output_of_a_failed_job_can_be_read(pool: LocalPool) -> None:
 
 
 def _check_that_code_after_the_loop_runs_to_its_end_before_the_node_has_another_job(pool: LocalPool) -> None:
-    """It was killed three seconds after the job had finished."""
+    """The code was once killed three seconds after the job had finished."""
     script, model = pool.folder / "finishes.py", pool.folder / "model"
     late = f"time.sleep({END_S + 1.0})\nopen({str(model)!r}, 'w').write('whole')\n"
     script.write_text(TINY.read_text() + "\nif job.rank == 0:\n" + textwrap.indent(late, "    "))

@@ -1,4 +1,4 @@
-"""Nodes of a pool's job that are moved, with real processes: no other node leaves, and roles change once."""
+"""Moves of nodes of a pool's job, with real processes: no other node leaves, and roles change once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_move_exchanges_two_roles_and_no_other_node_leaves(pool: LocalPool) ->
 
 
 def _wait_for_roles(pool: LocalPool, trains: set[str], waits: str, changes: int) -> None:
-    """Wait until the pool knows these roles; they have changed so often."""
+    """Wait until the pool knows these roles, after this number of role changes."""
     pool.wait(lambda: len(pool.events("role_changed")) >= changes, "that the pool hears of the roles")
     assert set(pool.job("one")["nodes"]) == trains
     assert pool.job("one")["standbys"] == [waits]

@@ -1,4 +1,4 @@
-"""A pool's reserve, with real processes: its nodes wait in jobs, warm, and take the place of one that is lost."""
+"""A pool's reserve, with real processes: its nodes wait in jobs as warm standbys and replace lost nodes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(p
     )
 
     def recovered() -> list[dict[str, Any]]:
-        """Return what it took to go on after losses: those that join are another matter."""
+        """Return the recoveries from losses, without those for joins."""
         return [event for event in pool.events_of("one", "recovered") if event["action"] != "grow"]
 
     def warm() -> bool:
-        """Tell whether a standby waits that was warm after it was granted."""
+        """Return whether a standby has become warm since its grant."""
         grants = {event["node"]: event["time"] for event in pool.events("node_granted")}
         ready = {event["node"]: event["time"] for event in pool.events_of("one", "standby_ready")}
         return any(ready.get(node, 0.0) > grants[node] for node in pool.job("one")["standbys"])
@@ -63,15 +63,14 @@ def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(p
     changed = pool.events("role_changed")[0]
     assert (changed["node"], changed["standby"], changed["by"]) == (standby, False, "job")
 
-    # Whoever was lost comes again: three train and one waits from then on, whoever that is (on a machine that is busy
-    # another may have been taken for lost meanwhile).
+    # The lost node returns, so three nodes train and one waits. On a busy machine another node may have been lost.
     pool.wait(lambda: pool.has("one", 3)() and warm(), "another standby that is warm")
     assert lost in {*pool.job("one")["nodes"], *pool.job("one")["standbys"]}
     (waits,) = pool.job("one")["standbys"]
     pool.submit("two", "1:1", TINY, *FOREVER)
     pool.wait(pool.has("two", 1), "a node of the first")
     pool.wait(pool.has("one", 2), "as many as are left")
-    assert pool.job("one")["standbys"] == [waits], "it stays where it is, and took nobody's place"
+    assert pool.job("one")["standbys"] == [waits], "the standby was moved"
     pool.goes_on("one", "two")
     pool.check_journal_of("one")
     pool.check_owners()

@@ -1,4 +1,4 @@
-"""A pool that shares its nodes out by what its jobs achieve, with real processes."""
+"""A pool with the policy `waf`, which allocates nodes by measured throughput, with real processes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     assert "2 nodes: " in said
     pace = tomllib.loads(found.read_text())["pace"]
     assert len(pace["step_s"]) == 2
-    assert pace["step_s"][0] > pace["step_s"][1] > 0, "with two nodes each has half of the micro-batches"
+    assert pace["step_s"][0] > pace["step_s"][1] > 0, "two nodes must be faster than one"
     assert pool.job("one-calibrate")["state"] == "stopped"
 
-    # The job waits before it has measured anything itself: on a loaded machine three nodes may be no better than two.
+    # The job waits before its own measurements, because on a busy machine three nodes may not be faster than two.
     gate.unlink()
     spec.write_text(spec.read_text() + found.read_text())
     pool.call("submit", str(spec))

@@ -1,4 +1,4 @@
-"""What needs a person reaches one, is explained to it while the job runs, and what it does about it helps."""
+"""Requests for a person's action: the alert, the explanation while the job runs, and the repair."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from job_cases import FOREVER, StartJob, goes_on_until_interrupted
 
 from holdfast.protocol.events import GenerationStarted, NodeLeft, NodeRepaired, Recovered, StepCommitted
 
-#: for what must come
+#: The time limit of each wait.
 DEADLINE_S = 60.0
 
 
 class Webhook:
-    """Takes what is posted to it."""
+    """A server that records posted alerts."""
 
     def __init__(self) -> None:
         self.posted: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Jobs that live through an availability trace, real processes and real kills."""
+"""Jobs that replay an availability trace with real processes and kills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.local_job import LocalJob
 
 
 def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[str, ...], script: Path) -> LocalJob:
-    """Replay a trace of rows `seconds,event,node` to its end."""
+    """Replay a trace with rows `seconds,event,node` to its end."""
     file = tmp_path / "trace.csv"
     file.write_text("\n".join(("seconds,event,node", *trace, "")))
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
@@ -31,7 +31,7 @@ def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[st
 
 @pytest.mark.soak
 def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
-    """One is lost; then one is left with four slots for six experts; then none; then again one, then two."""
+    """One node is lost; then one is left with four slots for six experts; then none; then one returns, then two."""
     trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "40,remove,c", "160,remove,a", "160,remove,d", "180,remove,b")
     trace += ("200,add,a", "220,add,e")
     experts = ("--experts", "6")
@@ -44,13 +44,13 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     lost = {event.node: event.time - begin for event in job.all(NodeLeft) if event.reason == "failed"}
     assert list(lost) in (["c", "a", "d", "b"], ["c", "d", "a", "b"])
     for node, second in (("c", 2), ("a", 8), ("d", 8), ("b", 9)):
-        assert second - 0.1 < lost[node], job.story()  # (never early; late on a busy machine)
+        assert second - 0.1 < lost[node], job.story()  # A loss is never early, but may be late on a busy machine.
     joined = [node for event in job.all(NodesJoined) for node in event.names]
     assert sorted(joined[:4]) == ["a", "b", "c", "d"]
     assert joined[4:] == ["a", "e"]
     assert job.all(RolledBack)
     waits = [(event.nodes, event.expert_slots) for event in job.all(JobWaiting)]
-    # (those that go may go together, as may the two that come back)
+    # Several losses may be handled together, and so may both returns.
     assert waits in ([(1, 2), (2, 6), (1, 2)], [(1, 2), (2, 6)], [(2, 6), (1, 2)], [(2, 6)]), job.story()
     assert "waiting for 2 nodes with 6 more expert slots: no node is left" in job.output()
     assert {event.state_source for event in job.all(Recovered)} >= {"checkpoint"}
@@ -60,7 +60,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
 
 def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
     trace = ("0,add,east", "0,add,west", "20,remove,east")
-    # (on a busy machine the recovery takes its time)
+    # On a busy machine the recovery is slow.
     options = ("--speed", "50", "--until", "500", "--json")
     job = replayed(tmp_path, trace, "--steps", "1000000", "--step-seconds", "0.4", options=options, script=TINY)
     assert job.process is not None

@@ -1,4 +1,4 @@
-"""A process that dies again and again: its rank is kept, its node is quarantined, and somebody lets it come back."""
+"""A process that dies repeatedly: its rank is held, its node is quarantined, and a user undrains the node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLD = ("--on-process-failure", "hold", "--max-restarts", "1")
 
 
 def kill_process(job: LocalJob, node: str) -> int:
-    """Kill a node's newest worker; return the place in the journal from which to read on."""
+    """Kill a node's newest worker; return the number of events before."""
     since = len(job.events)
     os.kill(job.pids(node)[1][0], signal.SIGKILL)
     return since
@@ -37,7 +37,7 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
     since = kill_process(job, "node-1")
     recovered = job.wait(Recovered, since=since)
     assert (recovered.action, recovered.state_source) == ("restart", "live"), job.story()
-    assert job.nodes() == ranks, "the process has the rank of the one before"
+    assert job.nodes() == ranks, "the new process has a different rank"
     since = kill_process(job, "node-1")
     left = job.wait(NodeLeft, reason="quarantined", since=since)
     assert left.node == "node-1", job.story()
@@ -50,7 +50,7 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
             match=r"node node-7 is not in the job, and neither drained nor quarantined: .*: node-1",
         ):
             client.undrain("node-7")
-        assert client.undrain("node-1"), "whoever has started the job starts its agent"
+        assert client.undrain("node-1"), "the launcher must start the node's agent"
     assert job.wait(NodeRepaired, since=since).repair == "ticket"
     job.wait(GenerationStarted, reason="join", world_size=3, since=since)
     goes_on_until_interrupted(job)

@@ -13,9 +13,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "slow_sample.py"
 
 
 def test_a_slow_sample_costs_one_process_and_no_node(start_job: StartJob) -> None:
-    """Reproducer slow_sample.py: each pass cost a process, and after six of them a healthy node was quarantined.
+    """In the reproducer slow_sample.py each epoch killed a process, and after six a healthy node was quarantined.
 
-    Without restarts, the first kill that counts takes a node out. The survivor is alone while it loads the sample.
+    Without restarts the first counted kill removes a node. The survivor is alone while it loads the sample.
     """
     job = start_job(nodes=2, script=SCRIPT, options=("--max-restarts", "0"))
     job.wait(JobFinished)

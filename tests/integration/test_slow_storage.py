@@ -1,4 +1,4 @@
-"""One node writes its part of a checkpoint slowly: checkpoints become less frequent, and are still whole."""
+"""One node writes its checkpoint part slowly: checkpoints become less frequent, but stay complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, Checkp
 from holdfast.storage import LocalStorage
 from tests.harness.local_job import LocalJob
 
-#: Python runs this at the start of every process. The first file of rank 1 that is synced once `armed` is there is held
-#: up until `release` is there: the disk of one node, which is slow.
+#: Python runs this code at the start of every process. It simulates a slow disk on one node: if the file `armed`
+#: exists, the next fsync of a file of rank 1 waits until the file `release` exists.
 SLOW_DISK = """
 import os, pathlib, time
 _folder, _fsync = pathlib.Path({folder!r}), os.fsync
@@ -39,8 +39,8 @@ def test_one_slow_node_delays_checkpoints_but_no_requested_one(tmp_path: Path) -
     options = ("--nodes", "2", "--checkpoint-dir", str(saved), "--checkpoint-every", "2")
     environment = {"PYTHONPATH": str(slow), "XDG_RUNTIME_DIR": str(tmp_path)}
     with LocalJob(TINY, FOREVER, options=options, folder=tmp_path, environment=environment) as job:
-        # Far more are due than may be unfinished at a time; the first one stays the one that all wait for. On a busy
-        # machine the other node, too, may be late at first.
+        # More checkpoints are due than may be unfinished at a time, so all wait for the first one. On a busy machine
+        # the other node may also be late at first.
         job.wait(CheckpointDelayed, lambda event: event.left_out > 16 and event.nodes == job.nodes()[1:])
         assert not job.all(CheckpointSaved)
         (slow / "release").touch()
@@ -53,7 +53,7 @@ def test_one_slow_node_delays_checkpoints_but_no_requested_one(tmp_path: Path) -
         with job.client() as client:
             client.checkpoint()
         requested = job.wait(CheckpointSaved, since=since)
-        assert (slow / "held").exists(), "it is whole although an earlier one is still being written"
+        assert (slow / "held").exists(), "the earlier checkpoint was not still being written"
         (slow / "release").touch()
         job.wait(CheckpointSaved, lambda event: event.step > requested.step, since=since)
         assert not job.all(CheckpointFailed)

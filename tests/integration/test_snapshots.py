@@ -1,4 +1,4 @@
-"""Whole jobs whose workers all die, while their agents hold snapshots of the state."""
+"""All workers of a job die while their agents hold snapshots of the state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOWLY = ("--step-seconds", "0.1")
 
 
 def kill_all_workers(job: LocalJob) -> int:
-    """SIGKILL all worker processes at once; return the journal's place before."""
+    """Kill all worker processes at once; return the number of events before."""
     since = len(job.events)
     for pid in [pid for node in job.nodes() for pid in job.pids(node)[1]]:
         os.kill(pid, signal.SIGKILL)
@@ -44,11 +44,11 @@ def test_all_workers_die_and_the_job_goes_on_from_its_nodes_memory(start_job: St
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=10)
     assert job.all(StepCommitted)[-1].step > back.to_step
-    assert list(folder.iterdir()) == [], "nothing is left of a job that has ended"
+    assert list(folder.iterdir()) == [], "files of the ended job are left"
 
 
 def parts_in(folder: Path, step: int) -> dict[str, list[Path]]:
-    """Return the parts of the snapshot of a step by the node that holds them."""
+    """Return the parts of a step's snapshot by node."""
     found = {place.name.split("-tiny-")[1].rpartition("-")[0]: place for place in folder.iterdir()}
     return {node: sorted(place.glob(f"step-{step:08d}-*.part")) for node, place in found.items()}
 
@@ -59,12 +59,12 @@ def test_a_lost_node_and_a_flipped_bit_leave_the_copies_on_other_nodes(start_job
     script = ("--gate", str(gate), "--gate-at", "10", "--held-back", "node-2", str(late))
     job = start_job("--steps", "14", *script, options=options)
     job.wait(SnapshotSaved, step=8)
-    wait_until(lambda: sum(map(len, parts_in(folder, 8).values())) == 6)  # (each of three on two nodes)
+    wait_until(lambda: sum(map(len, parts_in(folder, 8).values())) == 6)  # Each of three parts is on two nodes.
     mine = parts_in(folder, 8)["node-0"][0]
     data = bytearray(mine.read_bytes())
     data[len(data) // 3] ^= 4
     mine.write_bytes(data)
-    late.touch()  # (node-2 alone would begin with its own copy, and nobody would meet the other)
+    late.touch()  # Otherwise node-2 could start alone with its own copy, and the damaged copy would not be read.
     since = kill_all_workers(job)
     job.signal_node("node-1")
     assert job.wait(RolledBack, since=since).to_step == 8
@@ -90,7 +90,7 @@ def test_where_there_is_no_room_training_goes_on_and_it_is_said(start_job: Start
 
 
 def test_an_expert_whose_last_holder_dies_comes_from_its_snapshot(start_job: StartJob, tmp_path: Path) -> None:
-    """Two nodes have room for one copy of each expert; a worker dies, and its agent lives: all go back, and say so."""
+    """Two nodes hold one copy of each expert; a worker dies but its agent lives, so all roll back to the snapshot."""
     options = ("--expert-slots", "4", "--fault-threshold", "1", "--verify-state", "1")
     options = (*options, "--snapshot-every", "4", "--snapshot-dir", str(tmp_path / "memory"))
     job = start_job(*FOREVER, "--step-seconds", "0.4", nodes=2, options=options, script=TINY_MOE)
@@ -101,7 +101,7 @@ def test_an_expert_whose_last_holder_dies_comes_from_its_snapshot(start_job: Sta
     back = job.wait(RolledBack, since=since)
     assert "expert" in back.why, back
     assert "the snapshot of step" in back.why, back
-    assert "done again" in back.why, "how many steps are lost is said"
+    assert "done again" in back.why, "the number of lost steps is not reported"
     assert job.wait(Recovered, since=since).state_source == "snapshot"
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY_MOE, least=8)

@@ -1,4 +1,4 @@
-"""Replicas that lie on several workers of a node (docs/layouts.md) come and go, and compute the same."""
+"""Replicas over several workers of a node (docs/layouts.md) join and leave, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _spread(start_job: StartJob, *layout: str, nodes: int, workers: int) -> Loca
 
 
 def _check(job: LocalJob, *model: str, least: int) -> None:
-    """All steps have the losses of an undisturbed run of one process, and what that has logged and evaluated."""
+    """Check that all steps have the losses, logged metrics and evaluations of an undisturbed run."""
     check_losses(job, *model, script=SPREAD, least=least)
     calm = calm_run("--steps", "50", *model, script=SPREAD)["metrics"]
     steps = [step for step in committed_steps(read_events(job.events_file)) if step.step <= 50]
@@ -60,7 +60,7 @@ def test_sharded_replicas_come_and_go(start_job: StartJob) -> None:
 
 
 def _check_that_a_kill_at_any_phase_loses_nothing(job: LocalJob) -> None:
-    """Of either place of a unit; each node has a process die no oftener than it may."""
+    """Kill workers at both local ranks; no node exceeds its limit of restarts."""
     for number, phase in enumerate(("compute", "reducing", "ready", "voted", "passed")):
         goes_on(job)
         since, victim = len(job.events), job.nodes()[number % 3]
@@ -86,7 +86,7 @@ EXPERTS = ("--experts", "6")
 
 
 def _with_experts(start_job: StartJob, *layout: str) -> LocalJob:
-    """Three nodes, of which one is lost; room for two copies of each expert, on distinct nodes while there are two."""
+    """Start a job with three nodes, room for two copies of each expert, and one lost node."""
     options = ("--workers-per-node", "2", "--expert-slots", "6", "--verify-state", "1")
     job = start_job(*FOREVER, *("--step-seconds", "0.3"), *layout, *EXPERTS, nodes=3, options=options, script=SPREAD)
     job.wait(StepCommitted, step=4)
@@ -97,7 +97,7 @@ def _with_experts(start_job: StartJob, *layout: str) -> LocalJob:
 
 
 def _kill_a_process(job: LocalJob, node: str, worker: int, phase: str) -> None:
-    """Its unit goes with it, and comes again."""
+    """Kill a worker, which ends its replica group, and wait until the group has joined again."""
     since, world = len(job.events), job.all(GenerationStarted)[-1].world_size
     job.inject("kill", node, worker=worker, phase=phase)
     job.wait(FailureDetected, node=node, since=since)
@@ -120,7 +120,7 @@ def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
 
 @pytest.mark.soak
 def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
-    """Each token goes to its experts from one of two places; a process of either is killed."""
+    """Each token is sent to its experts by one of two local ranks; a process of each is killed."""
     job = _with_experts(start_job, "--tensor", "2")
     _kill_a_process(job, job.nodes()[0], 0, "compute")
     job.add_nodes(1)

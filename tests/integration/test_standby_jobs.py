@@ -1,4 +1,4 @@
-"""A standby takes the place of a node that is killed, and the job computes the same as if nothing had been."""
+"""A standby replaces a killed node, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> Non
     assert job.wait(Recovered, action="replace").why.startswith("a standby that takes the place at once costs ")
     moved = job.wait(NodeMoved)
     assert (moved.from_node, moved.to_node, moved.moved_bytes > 0) == ("node-1", "standby-0", True)
-    job.wait(StandbyReady, node="standby-1")  # (as many wait as before)
+    job.wait(StandbyReady, node="standby-1")  # Another standby was started.
     job.signal_node("node-2")
     job.wait(NodeMoved, from_node="node-2", to_node="standby-1")
     goes_on_until_interrupted(job)
@@ -77,7 +77,7 @@ def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
     (agent,) = [node["agent_pid"] for node in status(job)["nodes"] if node["standby"]]
     os.kill(agent, signal.SIGKILL)
     job.wait(StandbyFailed)
-    job.wait(StandbyReady, node="standby-1")  # (another was started in its stead)
+    job.wait(StandbyReady, node="standby-1")  # Another standby was started.
     goes_on_until_interrupted(job)
     assert not job.all(FailureDetected)
     assert len(job.all(GenerationStarted)) == 1
@@ -94,7 +94,9 @@ def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
     assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
     assert job.wait(NodeMoved).reason == "drain"
     goes_on_until_interrupted(job)
-    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, "4 where it joins first"
+    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, (
+        "the world may have 4 workers only while the standby joins"
+    )
     assert not job.all(FailureDetected)
     check_losses(job, script=TINY, least=8)
 
@@ -116,15 +118,17 @@ def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back
     assert job.wait(GenerationStarted, reason="replace").members == tuple(
         "standby-0" if name == "node-2" else name for name in before
     )
-    assert job.pids("node-1") == pids, "it is the same process all along"
+    assert job.pids("node-1") == pids, "the node's process was replaced"
     goes_on_until_interrupted(job)
-    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, "4 where it joins first"
+    assert {event.world_size for event in job.all(StepCommitted)} <= {3, 4}, (
+        "the world may have 4 workers only while the standby joins"
+    )
     assert {event.node for event in job.all(FailureDetected)} == {"node-2"}
     check_losses(job, script=TINY, least=8)
 
 
 def test_a_node_with_the_only_copies_of_experts_hands_them_on_before_it_goes(start_job: StartJob) -> None:
-    """The others have no room for them: the standby joins beside it, and is given them first."""
+    """The other nodes have no room for them, so the standby joins next to the node and receives them first."""
     options = ("--expert-slots", "3", "--standbys", "1", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
     job.wait(StandbyReady)
@@ -168,19 +172,19 @@ def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
 
 @pytest.mark.soak
 def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: StartJob) -> None:
-    # (about 20 words are needed until it is plain that it is as fast again: they come twice a second, not every 5 s)
+    # About 20 reports are needed to detect that the node is fast again, so it reports every 0.5 s instead of every 5 s.
     words = ("--set", "experiments.own_times_every=0.5")
     options = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--verify-state", "1", *words)
     job = start_job(*FOREVER, options=options)
     job.wait(StepCommitted, step=3)
     job.inject("slow", "node-1", times=3.0)
-    # (where the machine is noisy many words are needed until it is plain)
+    # On a noisy machine many reports are needed.
     found = job.wait(StragglerFound, node="node-1", timeout=300.0)
     assert found.action == "fewer"
     assert "no standby is warm" in found.why
     fewer = job.wait(GenerationStarted, reason="rebalance")
     assert fewer.world_size == 3
-    # Of 6 micro-batches it has two, which take 0.6 s, then one; the others three at the most.
+    # At first it has two of 6 micro-batches, which take 0.6 s, then one; each other node has at most three.
     job.wait(StepCommitted, lambda e: 0.25 < e.step_s < 0.5, since=job.events.index(fewer))
     job.inject("slow", "node-1", times=1.0)
     again = job.wait(GenerationStarted, reason="rebalance", since=job.events.index(fewer) + 1, timeout=300.0)
@@ -211,12 +215,14 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
     job.wait(CoordinatorRestarted)
     wait_until(
         lambda: any(node["standby"] == "warm" for node in status(job)["nodes"])
-    )  # (it may be the last to be back)
+    )  # The standby may be the last node to return.
     goes_on(job)
     job.signal_node("node-2")
     assert job.wait(GenerationStarted, reason="replace").world_size == 3
     job.wait(NodeMoved, from_node="node-2", to_node="standby-0")
-    assert [event.node for event in job.all(StandbyReady)].count("standby-0") == 1, "that it is warm is known"
+    assert [event.node for event in job.all(StandbyReady)].count("standby-0") == 1, (
+        "the new coordinator did not know that the standby is warm"
+    )
     goes_on_until_interrupted(job)
     check_losses(job, script=TINY, least=8)
 
@@ -224,7 +230,7 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
 def test_at_the_end_only_a_worker_with_the_trained_model_goes_on_behind_the_loop(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """A standby has the initial model and no rank: it would write that over the real one, as a second rank 0."""
+    """A standby has the initial model and no rank; as a second rank 0 it would overwrite the trained model."""
     written = tmp_path / "final"
     script = TINY.with_name("saves_at_end.py")
     job = start_job(str(written), "60", nodes=2, options=("--standbys", "1"), script=script)

@@ -1,4 +1,4 @@
-"""Training outlives its store, too: nothing is decided while it is away, and what it needs is decided afterwards."""
+"""Training continues without the store: decisions wait until the store is available again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     job.wait(StepCommitted, step=5)
     server.kill()
     goes_on(job, 5)
-    assert "nothing is decided" not in job.output(), "nothing has had to be"
+    assert "nothing is decided" not in job.output(), "a decision was needed although no node was lost"
     victim = job.nodes()[1]
     job.signal_node(victim)
     job.wait_output("nothing is decided until the store answers, training goes on")
@@ -42,7 +42,7 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     seen = len(job.events)
     with job.client() as client, pytest.raises(RefusedError, match=r"the store has been unavailable for \d+ s"):
         client.status()
-    assert len(job.events) == seen, "what follows from it is told to nobody before it is written"
+    assert len(job.events) == seen, "an event was sent before it was written"
 
     server.start()
     job.wait(Recovered, action="shrink")
@@ -50,7 +50,7 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     assert "the store answers again" in job.output()
     (returned,) = job.all(StoreReturned)
     assert returned.away_s > 0
-    assert len(job.all(JobStarted)) == 1, "by the same coordinator"
+    assert len(job.all(JobStarted)) == 1, "the coordinator was replaced"
     goes_on_until_interrupted(job)
 
 

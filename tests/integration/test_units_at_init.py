@@ -1,4 +1,4 @@
-"""Jobs whose replicas are spread over several processes of a node."""
+"""Jobs with replicas over several processes of a node."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def test_a_layout_that_does_not_fit_the_workers_of_a_node_is_bad_input_and_said_
     command += ["--zygote", job_cases.zygote, str(UNIT), "2", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path, env=environment)
     assert done.returncode == 2, done.stdout + done.stderr
-    said = (done.stderr + done.stdout).splitlines()
+    lines = (done.stderr + done.stdout).splitlines()
     words = "shard 2 x tensor 2 takes 4 workers per node, or a multiple of that, and this job has 3"
-    told = [line for line in said if words in line]
-    assert [line.split()[0] for line in told if "failed: " not in line] == ["holdfast:"], said  # (and in the events)
-    assert not [line for line in said if "Traceback" in line or "formed" in line or line.startswith("[")], said
+    found = [line for line in lines if words in line]
+    # The events repeat the error with "failed: ".
+    assert [line.split()[0] for line in found if "failed: " not in line] == ["holdfast:"], lines
+    assert not [line for line in lines if "Traceback" in line or "formed" in line or line.startswith("[")], lines

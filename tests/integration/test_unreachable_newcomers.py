@@ -1,4 +1,4 @@
-"""Nodes that others cannot reach: they are refused, and the job begins or goes on as if they had never come."""
+"""Unreachable nodes are refused, and the job starts or continues without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 
 def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
-    """A loopback address is refused; without --advertise the agent finds an address that the others reach."""
+    """A loopback address is refused; without --advertise the agent finds a reachable address."""
     try:
         with (
             joined(3) as network,
@@ -35,7 +35,7 @@ def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path
 
 
 def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(tmp_path: Path) -> None:
-    """It reaches the coordinator, and hears nothing from other nodes: their probes of it hang, and it never joins."""
+    """The node reaches the coordinator but receives nothing from other nodes, so their probes hang."""
     try:
         with (
             joined(2) as network,
@@ -56,7 +56,7 @@ def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(
 
 
 def test_a_node_that_is_unreachable_from_the_start_is_in_no_generation(tmp_path: Path) -> None:
-    """Of two nodes none can tell which is wrong: the job waits and names both. A third one shows it, and they begin."""
+    """Two nodes cannot show which is wrong, so the job waits and names both; with a third node it starts."""
     try:
         with joined(3) as network:
             network.deafen("node-1")

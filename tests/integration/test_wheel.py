@@ -1,4 +1,4 @@
-"""The wheel, installed outside of the repository: it has the examples, and runs the demo."""
+"""The wheel, installed outside the repository, has the examples and runs the demo."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_demo_runs_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> N
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True, timeout=300)
     python = environment / "bin" / "python"
-    # What holdfast depends on is taken from this environment; what an editable install adds to it is not.
+    # The dependencies come from this environment, but its editable install of holdfast is not used.
     packages = next((environment / "lib").glob("python*/site-packages"))
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]

@@ -204,7 +204,7 @@ class SimCluster:
 
     @property
     def over(self) -> bool:
-        """True when the job has ended and no agent is left (whom an interrupted job leaves, its launcher ends)."""
+        """Whether the job has ended and no agent is left; after an interrupt the launcher ends the agents."""
         return self.ended is not None and (
             self.world.interrupted or not any(agent.alive for agent in self.agents.values())
         )
@@ -212,7 +212,7 @@ class SimCluster:
     # ---- nodes ----
 
     def add_node(self, name: str) -> None:
-        """Start a node's agent, unless one of that name lives."""
+        """Start a node's agent, unless an agent with that name is alive."""
         known = self.agents.get(name)
         if known is not None and known.alive:
             return
@@ -221,7 +221,7 @@ class SimCluster:
         agent.boot()
 
     def boundary(self, worker: SimWorker, name: str) -> bool:
-        """Let the plan strike a worker here; True where it is dead now, or hangs."""
+        """Apply the plan's faults to a worker at this boundary; return True if it died or hangs."""
         worker.at = name
         injector = self.injector
         if injector.watching:
@@ -233,7 +233,7 @@ class SimCluster:
     # ---- coordinators ----
 
     def start_coordinator(self) -> None:
-        """Start a coordinator from what the store and the journal hold; waiting agents find it."""
+        """Start a coordinator from the store and the journal, and let waiting agents connect."""
         if self.coordinator is not None and self.coordinator.alive and not self.coordinator.stopped:
             return
         shell = self.coordinator = CoordinatorShell(self, self.world.pid())

@@ -23,7 +23,7 @@ KILLS = 40
 EACH = 8
 #: Four ranks with eight micro-batches each.
 CALM = FaultPlan(seed=5, nodes=4, start_nodes=4, steps=6, micro_batches=4 * EACH, start_spread=0.0)
-#: The boundaries at which half of the ranks are killed; the others are killed at random times.
+#: The boundaries for half of the kills; the other kills are at random times.
 STRUCK = ("computing", "reducing", "reduced", "voted", "passed")
 
 

@@ -19,7 +19,7 @@ from tests.simulation.schedules.shrinking import failure
 
 
 def lone_sender(seed: int) -> FaultPlan:
-    """A node pauses while a step is reduced, so few have the step; then a worker or node fails in the next step."""
+    """A node pauses during a reduction, so that few workers have the step; then a fault strikes in the next step."""
     random = Random(seed)
     step, nodes = random.randint(2, 3), random.choice([3, 4, 5])
     kinds = [FaultKind.STOP_WORKER, FaultKind.KILL_NODE, FaultKind.HANG]

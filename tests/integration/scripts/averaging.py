@@ -1,4 +1,4 @@
-"""What these scripts do inside `apply`: a moving average of some weights, kept in `extra`, which may fail."""
+"""A hook for `after_apply` that keeps a moving average of some weights in `extra`, and may raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.runtime.session.step import Step
 
 
 class Averaging:
-    """An `after_apply` that raises at one step (0: at none), on one rank or (None) on all."""
+    """An `after_apply` hook that raises at one step (0: never) on one rank (None: on all ranks)."""
 
     def __init__(self, job: Job, module: Module, raise_at: int, raise_on: int | None) -> None:
         self.average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))

@@ -1,4 +1,4 @@
-"""Freezes a layer at step 5, and at step 15 trains it again together with one that the optimizer did not have."""
+"""Freezes a layer at step 5; at step 15 unfreezes it and adds a new layer to the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes workers differ by lines left over from a plain loop: `random` learning rates, an optimizer that `counts`."""
+"""Makes workers differ like code left from a plain loop: `random` learning rates, or an optimizer that `counts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import holdfast
 
 
 class Counting(torch.optim.SGD):
-    """Keeps a number outside of state_dict()."""
+    """An optimizer with a counter outside of state_dict()."""
 
     calls = 0
 

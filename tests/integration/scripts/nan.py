@@ -1,4 +1,4 @@
-"""A small job whose loss is NaN from a step on."""
+"""A small job with a NaN loss after some step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
 job.protect(model, optimizer, TensorDataset(x, x.sum(1, keepdim=True)), global_batch=16, micro_batch=2)
 for step in job.steps(options.steps):
     if step.number >= options.nan_from:
-        time.sleep(0.5)  # else the coordinator hears of several steps at once, and stops the job after more of them
+        time.sleep(0.5)  # Otherwise the coordinator receives several steps at once and stops the job later.
     for a, b in step.micro_batches():
         loss = (model(a) - b).square().mean()
         step.backward(loss * float("nan") if step.number >= options.nan_from else loss)

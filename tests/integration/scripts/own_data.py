@@ -1,4 +1,4 @@
-"""A small job whose data are random; without a seed each node has its own."""
+"""A small job with random data, which differ between nodes without a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ job = holdfast.init()
 if options.seed is not None:
     torch.manual_seed(options.seed)
 x = torch.randn(64, 8)
-torch.seed()  # the model's values may differ: its state is sent
+torch.seed()  # The model may differ, because its state is sent.
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 job.protect(model, optimizer, TensorDataset(x, x.sum(1, keepdim=True)), global_batch=16, micro_batch=4)

@@ -1,4 +1,4 @@
-"""A tiny model whose script raises where it is told to."""
+"""Trains a tiny model and raises at a chosen point of the script."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import holdfast
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--where", default="", help="load, compute, optimizer, loop, exit, interrupt, before or done")
-parser.add_argument("--at", type=int, default=0, help="the step; of load: the sample")
-parser.add_argument("--node", default="", help="only there")
-parser.add_argument("--once", default="", help="only as long as this file is there; whoever raises removes it")
+parser.add_argument("--at", type=int, default=0, help="the step, or the sample for load")
+parser.add_argument("--node", default="", help="raise only on this node")
+parser.add_argument("--once", default="", help="raise only while this file exists, and remove it")
 parser.add_argument("--step-seconds", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -27,7 +27,7 @@ def may_raise(where: str, at: int) -> None:
         return
     if args.once:
         try:
-            os.remove(args.once)  # (only one of all that come here at the same time can)
+            os.remove(args.once)  # Only one process can remove the file.
         except FileNotFoundError:
             return
     if where == "exit":

@@ -1,4 +1,4 @@
-"""Trains a line, and writes what it has at the end, on rank 0: SCRIPT FILE STEPS."""
+"""Trains a linear model and writes its last step on rank 0. Arguments: FILE STEPS."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ import holdfast
 
 
 class Points:
-    """Data by step and micro-batch."""
+    """Data that depend on the step and the micro-batch."""
 
     def batch(self, step: int, micro_batch: int) -> torch.Tensor:
         return torch.full((2, 4), float(step + micro_batch))

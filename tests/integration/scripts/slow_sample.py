@@ -1,4 +1,4 @@
-"""A data set with one sample that takes a second to load, in each pass of 20 steps."""
+"""A data set with one sample that takes a second to load, in each epoch of 20 steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model so small that a step takes milliseconds; prints its losses at the end when it runs alone."""
+"""Trains a tiny model with steps of milliseconds; writes its losses if requested."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--global-batch", type=int, default=24)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
-parser.add_argument("--gate", help="go on to each step N of --gate-at only once the file GATE-N is there")
+parser.add_argument("--gate", help="wait before each step N of --gate-at until the file GATE-N exists")
 parser.add_argument("--gate-at", type=int, nargs="+", default=[5])
-parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
-parser.add_argument("--timeout", type=float, default=OPERATION_S, help="of a collective, in seconds")
-parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, whenever it comes to it")
+parser.add_argument("--hidden", type=int, default=32, help="the width of the model")
+parser.add_argument("--timeout", type=float, default=OPERATION_S, help="timeout of a collective, in seconds")
+parser.add_argument("--hang-at", type=int, default=0, help="node-1 hangs in this step, in every attempt")
 parser.add_argument("--pause-at", type=int, default=0, help="rank 0 pauses before this step")
 parser.add_argument("--pause-seconds", type=float, default=1.0)
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
-parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
+parser.add_argument("--raise-on", type=int, help="the rank that raises (default: all)")
 parser.add_argument("--loader-workers", type=int, default=0)
 parser.add_argument("--stop-at", type=int, default=0, help="rank 1 stops the job after this step")
-parser.add_argument("--held-back", nargs=2, metavar=("NODE", "FILE"), help="NODE does not begin while FILE is there")
-parser.add_argument("--cold", action="store_true", help="raise in every step that is a shadow")
+parser.add_argument("--held-back", nargs=2, metavar=("NODE", "FILE"), help="NODE does not start while FILE exists")
+parser.add_argument("--cold", action="store_true", help="raise in every shadow step")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -77,7 +77,7 @@ for step in job.steps(args.steps):
         job.stop("good enough")
     for inputs, wanted in step.micro_batches():
         if step.number == args.hang_at and '"worker":"node-1/' in os.environ["HOLDFAST_WORKER"]:
-            time.sleep(1e6)  # (a data loader that waits for a file server, say)
+            time.sleep(1e6)  # For example, a data loader waits for a file server.
         time.sleep(args.step_seconds * args.micro_batch / args.global_batch)
         step.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
     if step.apply():

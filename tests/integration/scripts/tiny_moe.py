@@ -1,4 +1,4 @@
-"""Two small MoE layers with a learned gate; prints its losses at the end when it runs alone."""
+"""Trains two small MoE layers with a learned gate; writes its losses if requested."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--experts", type=int, default=8)
 parser.add_argument("--micro-batch", type=int, default=4)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
-parser.add_argument("--gate", help="go on to step 5 only once this file is there")
+parser.add_argument("--gate", help="wait before step 5 until this file exists")
 parser.add_argument("--hot", type=float, default=0.0, help="share of tokens that expert 0 gets; 0: the gate decides")
 parser.add_argument("--gates", help="wait before steps 1, 11, 21, ... for FILE.1, FILE.11, FILE.21, ...")
 parser.add_argument("--raise-at", type=int, default=0, help="after_apply raises at this step")
-parser.add_argument("--raise-on", type=int, help="the rank on which it does, all if not given")
+parser.add_argument("--raise-on", type=int, help="the rank that raises (default: all)")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -34,13 +34,13 @@ data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())
 
 
 def routing(top_k: int) -> RecordedRouting | None:
-    """Fixed assignments of which expert 0 has the share that was asked for."""
+    """Return fixed assignments that give expert 0 the share of --hot, or None without --hot."""
     rest = (1 - args.hot) / (args.experts - 1)
     return routing_from_loads([args.hot] + [rest] * (args.experts - 1), top_k) if args.hot else None
 
 
 class Tiny(torch.nn.Module):
-    """Dense, MoE balanced by a bias, MoE balanced by a loss, dense."""
+    """A dense layer, an MoE layer balanced by a bias, an MoE layer balanced by a loss, and a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small model, each replica of it over several workers of a node where a layout says so; prints its losses alone."""
+"""Trains a small model with replicas over one or more workers of a node, by layout; writes its losses if requested."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import holdfast
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--shard", type=int, default=1)
-parser.add_argument("--shard-from", action="append", default=[], help="NODES:SHARD: another from so many nodes on")
+parser.add_argument(
+    "--shard-from", action="append", default=[], help="NODES:SHARD: use this shard size with at least NODES nodes"
+)
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step of one worker take this long")
-parser.add_argument("--hidden", type=int, default=32, help="so wide is the model")
-parser.add_argument("--experts", type=int, default=0, help="of an MoE layer in each block, 0 for none")
+parser.add_argument("--hidden", type=int, default=32, help="the width of the model")
+parser.add_argument("--experts", type=int, default=0, help="experts of an MoE layer in each block, 0 for none")
 parser.add_argument("--losses", help="write this worker's view of the losses here")
 args = parser.parse_args()
 
@@ -49,7 +51,7 @@ class Block(torch.nn.Module):
         return x + self.moe(x) if args.experts else x
 
 
-# (5 rows: they cannot be cut into equal parts)
+# The 5 rows cannot be divided into equal parts.
 model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(8, 5), torch.nn.Linear(5, 1))
 model.to(job.device, torch.float64)
 if args.tensor > 1:

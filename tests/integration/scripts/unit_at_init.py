@@ -1,4 +1,4 @@
-"""A script with a layout, of which it does no more yet than to form its unit."""
+"""A script that only forms its replica group with a layout, then sleeps."""
 
 from __future__ import annotations
 

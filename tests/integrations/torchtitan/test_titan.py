@@ -1,4 +1,4 @@
-"""torchtitan's trainer under a job: with the real package, where it is installed."""
+"""torchtitan's trainer in a job, with the real package if it is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from warm_start import run_warm, zygote
 
 HERE = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "titan_llama.py"
-#: what torchtitan's trainer imports
+#: The packages that torchtitan's trainer imports.
 NEEDED = ("torchtitan", "spmd_types", "tyro", "docstring_parser", "torchdata", "dill", "tensorboard", "google.protobuf")
 HEAVY = ("torchtitan.trainer", "torchtitan.models.llama3.config_registry", "holdfast.integrations.torchtitan")
 SIZES = ("--layers", "1", "--context", "16", "--global-batch", "12", "--steps", "14")
@@ -35,13 +35,13 @@ def _missing() -> str:
         except ModuleNotFoundError:
             found = None
         if found is None:
-            return f"{name} is not installed, which `make install` tries to"
+            return f"{name} is not installed; `make install` tries to install it"
     return ""
 
 
 @pytest.fixture(scope="module")
 def warm_titan() -> Iterator[str]:
-    """The socket of a zygote that has imported torchtitan, which takes longer than all that is done with it here."""
+    """The socket of a zygote that has imported torchtitan; the import takes longer than all these tests."""
     if why := _missing():
         pytest.skip(why)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +59,7 @@ def test_with_the_real_package(warm_titan: str, check: str) -> None:
 
 
 def test_a_killed_node_changes_no_loss(warm_titan: str, tmp_path: Path) -> None:
-    """Sharded replicas of the debug model on two nodes, one of which is killed: the losses of one process."""
+    """Sharded replicas of the debug model on two nodes, one killed, have the same losses as one process."""
     at_once = ("--zygote", warm_titan, "--workers-per-node")
     settings = {"XDG_RUNTIME_DIR": str(tmp_path)}
     for name in ("calm", "killed"):

@@ -1,4 +1,4 @@
-"""What is looked at with the real torchtitan, by name, each in a process that is forked with it (test_titan.py)."""
+"""Checks with the real torchtitan; test_titan.py runs each by name in a process forked with the package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTH, SAMPLES, STEPS = 16, 8, 3
 
 
 def config(**parallelism: Any) -> Any:
-    """The debug model with one layer, on a CPU."""
+    """Return the config of the debug model with one layer on a CPU."""
     made = trial_on_cpu(llama3_debugmodel())
     made.model_spec.model.layers = made.model_spec.model.layers[:1]
     made.training.seq_len, made.training.steps = LENGTH, STEPS
@@ -42,7 +42,7 @@ def config(**parallelism: Any) -> Any:
 
 
 class Text(TokenWindows):
-    """A text of which some labels are to be ignored: half of each third window's, or none."""
+    """A text that can ignore half of the labels in every third window."""
 
     def __init__(self, *, ignored: bool) -> None:
         super().__init__(torch.arange(LENGTH * 64 + 1).mul(7919) % 251, LENGTH)
@@ -57,7 +57,7 @@ class Text(TokenWindows):
 
 
 class Watched(ElasticTrainer):
-    """Keeps what went into the model, and what was said."""
+    """A trainer that records the model's inputs and the log lines."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -77,7 +77,7 @@ class Watched(ElasticTrainer):
 
 
 def of_one_process(made: Any) -> tuple[Any, Any]:
-    """Return the whole model as torchtitan starts it, and its loss."""
+    """Return the initial torchtitan model on one process and its loss function."""
     torch.manual_seed(0)
     made.model_spec.model.update_from_config(config=made)
     model = made.model_spec.model.build()
@@ -87,7 +87,7 @@ def of_one_process(made: Any) -> tuple[Any, Any]:
 
 
 def serial(seen: list[list[Any]]) -> list[tuple[float, float, int]]:
-    """Train as torchtitan's Trainer does, on one process: losses, norms, and how many labels counted."""
+    """Train on one process as torchtitan's Trainer does; return each step's loss, norm and number of labels."""
     made = config()
     model, loss_fn = of_one_process(made)
     found: list[tuple[float, float, int]] = []
@@ -101,7 +101,7 @@ def serial(seen: list[list[Any]]) -> list[tuple[float, float, int]]:
             loss, _ = loss_fn(model(inputs, positions=positions), labels, torch.tensor(counted))
             loss.backward()
             total += loss.item()
-        # (what torch returns of half a million float32 on a CPU is off by 2e-4: it adds them up as such)
+        # torch's own norm of half a million float32 values on a CPU has an error of 2e-4.
         norm = torch.stack([one.grad.double().norm() for one in model.parameters()]).norm()
         torch.nn.utils.clip_grad_norm_(model.parameters(), made.training.max_norm)
         optimizers.step()
@@ -111,7 +111,7 @@ def serial(seen: list[list[Any]]) -> list[tuple[float, float, int]]:
 
 
 def check_arithmetic() -> None:
-    """Alone, each step is that of torchtitan's own trainer: loss, norm, clipping, optimizer, schedule."""
+    """On one process each step equals torchtitan's own trainer: loss, norm, clipping, optimizer and schedule."""
     for backend in ("partial_dtensor", "spmd_types"):
         made = config(spmd_backend=backend)
         trainer = Watched(made, holdfast.init(layout=layout_of(made)))
@@ -121,18 +121,18 @@ def check_arithmetic() -> None:
         assert [line.loss for line in trainer.said] == pytest.approx([loss for loss, _, _ in expected], rel=1e-5)
         assert [line.norm for line in trainer.said] == pytest.approx([norm for _, norm, _ in expected], rel=1e-4)
         assert [line.tokens for line in trainer.said] == [SAMPLES * LENGTH * step for step in (1, 2, 3)]
-        assert trainer.said[1].rates == {"lr/AdamW": pytest.approx(8e-4)}  # (the second of two steps of warm-up)
+        assert trainer.said[1].rates == {"lr/AdamW": pytest.approx(8e-4)}  # This is the second of two warm-up steps.
         assert all(line.largest > line.loss for line in trainer.said)
         holdfast_groups_away(trainer)
 
 
 def holdfast_groups_away(trainer: Any) -> None:
-    """Let torch forget the groups of a job alone, so that another one can begin."""
+    """Close the process groups of a single-process job, so that another job can start."""
     trainer.job._spread._replica.close()
 
 
 def check_ignored() -> None:
-    """Labels to be ignored count for nothing, and all others alike: torchtitan's gradient, but for a factor."""
+    """Ignored labels have no weight and all others the same: the gradient equals torchtitan's up to a factor."""
     made = config()
     trainer = Watched(made, holdfast.init(layout=layout_of(made)))
     trainer.train(Text(ignored=True))
@@ -143,7 +143,7 @@ def check_ignored() -> None:
 
 
 class Refused:
-    """What a config is refused for: a name in it, a value, and what is said."""
+    """Refused configs: the name of a field, its value, and the text of the error."""
 
     CASES = (
         ("parallelism.data_parallel_replicate_degree", 2, "as many replicas as nodes have room for"),
@@ -162,7 +162,7 @@ class Refused:
 
 
 def check_refused() -> None:
-    """What a job does itself, or cannot do, is said before anything is built."""
+    """Options that a job handles itself or does not support are refused before anything is built."""
     job: Any = SimpleNamespace(device=torch.device("cpu"), mesh=SimpleNamespace(shape=(1, 1)))
     for name, value, why in Refused.CASES:
         made = config()
@@ -184,7 +184,7 @@ def check_refused() -> None:
 
 
 def check_dims() -> None:
-    """torchtitan finds the job's groups under its own names, and asks for no other."""
+    """torchtitan finds the job's groups under its own names and needs no others."""
     replica = ReplicaMesh(Layout(shard=2, tensor=2), Role(place=3), torch.device("cpu"))
     job: Any = SimpleNamespace(mesh=replica.mesh, mesh_as=lambda **names: replica.rename_dimensions(names))
     for backend, storage in (("partial_dtensor", "fsdp"), ("full_dtensor", "dp_shard"), ("spmd_types", "dp_shard")):
@@ -239,7 +239,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def check_spread() -> None:
-    """Two shards of two tensors: losses and gradients add up to a serial run's (FSDP2 divides nothing)."""
+    """With shard 2 and tensor 2, losses and gradients sum to a serial run's, because FSDP2 does not divide them."""
     model, loss_fn = of_one_process(config())
     text = Text(ignored=False)
     inputs, labels = torch.utils.data.default_collate([text[number] for number in range(4)])
@@ -253,11 +253,11 @@ def check_spread() -> None:
             for _, gradients in found:
                 assert torch.allclose(torch.from_numpy(gradients[name]), parameter.grad, rtol=1e-3, atol=1e-6), name
     for said in run_world(4, _spread_gradients, "spmd_types"):
-        assert not isinstance(said, str) or "give 'partial_dtensor'" in said  # (a later torch can)
+        assert not isinstance(said, str) or "give 'partial_dtensor'" in said  # A later torch supports it.
 
 
 class CountingLoader(BaseDataLoader):
-    """A data loader of a user's: says which rank's it is by its tokens, and pickles its state, as torchtitan's do."""
+    """A user's data loader with tokens that show its rank; it pickles its state, as torchtitan's loaders do."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -272,10 +272,10 @@ class CountingLoader(BaseDataLoader):
             yield {"input": tokens, "positions": torch.arange(LENGTH).expand(self.batch, -1)}, tokens.clone()
 
     def state_dict(self) -> Any:
-        raise AssertionError("it would be pickled")
+        raise AssertionError("the loader's state must not be pickled")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        raise AssertionError("it would be unpickled")
+        raise AssertionError("the loader's state must not be unpickled")
 
 
 class NoTokenizer(BaseTokenizer):
@@ -297,7 +297,7 @@ class NoTokenizer(BaseTokenizer):
 
 
 def check_loader() -> None:
-    """torchtitan's own data loader is asked for a rank per micro-batch; each goes on where it was."""
+    """torchtitan's own data loader provides one rank per micro-batch; each continues from its position."""
     made = config()
     made.dataloader, made.tokenizer = CountingLoader.Config(), NoTokenizer.Config()
     trainer = Watched(made, holdfast.init(layout=layout_of(made)))

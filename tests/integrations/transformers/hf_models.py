@@ -1,4 +1,4 @@
-"""Small models of every known kind, with random weights."""
+"""Small models of every supported kind, with random weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DEEPSEEK: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
-#: what each is called in the library, and its config
+#: The class prefix in transformers and the config of each kind.
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {**_SIZES, "num_local_experts": 4}),
     "qwen2_moe": (
@@ -76,14 +76,14 @@ _MODELS["deepseek_v3 of experts alone"] = (
     {**_DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": 0, "norm_topk_prob": False},
 )
 ODD_KINDS = tuple(_MODELS)[len(KINDS) :]
-#: one whose config leaves no layer of experts
+#: A kind with a config that leaves no expert layer.
 DENSE_KIND = "qwen2_moe, dense"
 _MODELS[DENSE_KIND] = ("Qwen2Moe", {**_SIZES, "num_experts": 4, "mlp_only_layers": [0, 1]})
 
 
 def hf_model(kind: str) -> PreTrainedModel:
-    """Return the same model every time."""
-    import transformers  # it takes long, and all of pytest's processes import this file
+    """Return a model of a kind with fixed random weights."""
+    import transformers  # The import is slow, and all processes of pytest import this file.
 
     name, config = _MODELS[kind]
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def hf_model(kind: str) -> PreTrainedModel:
         getattr(transformers, f"{name}Config")(**config)
     )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if "bias" in name:  # they begin at zero, where they could be left out unnoticed
+        if "bias" in name:  # Initial zeros would hide a missing bias.
             tensor.data.normal_(std=0.1)
     return model
 
@@ -102,6 +102,6 @@ def token_ids(number: int = 0) -> torch.Tensor:
 
 
 def loss_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Return the loss that the model itself makes of texts."""
+    """Return the model's own loss for texts."""
     loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
     return loss

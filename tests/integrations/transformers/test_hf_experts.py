@@ -1,4 +1,4 @@
-"""Models of transformers compute the same with elastic experts, and are the same files again afterwards."""
+"""Models of transformers compute the same with elastic experts, and are saved to the same files afterwards."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from places import EXAMPLES
 
-#: (so that one of xdist's processes imports the library)
+#: One group, so that only one process of xdist imports the library.
 pytestmark = pytest.mark.xdist_group("transformers")
 
-#: a shared expert of no width, which is how the library makes a model without any
+#: transformers builds a model without shared experts with a shared expert of width 0.
 _NO_WIDTH = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 
 
 def from_disk(folder: Path, **options: Any) -> Any:
-    """Return a model as its user loads it."""
+    """Load a model as a user does."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, **options)
@@ -36,7 +36,7 @@ def from_disk(folder: Path, **options: Any) -> Any:
 @_NO_WIDTH
 @pytest.mark.parametrize("kind", [*KINDS, *ODD_KINDS])
 def test_it_computes_what_the_model_computes(kind: str) -> None:
-    """In float32, loss, logits and every gradient within 1e-6 of the largest."""
+    """In float32, the loss, logits and all gradients differ by at most 1e-6 of the largest value."""
     plain, elastic, ids = hf_model(kind), elastic_experts(hf_model(kind)), token_ids()
     assert moe_layers(elastic)
     assert loss_of(elastic, ids).item() == pytest.approx(loss_of(plain, ids).item(), rel=1e-6)
@@ -89,7 +89,7 @@ def test_there_and_back_saves_the_same_bytes(kind: str, tmp_path: Path) -> None:
         parameters = {id(parameter) for parameter in model.parameters()}
         loss_of(model, token_ids())
         assert plain_experts(model) is model
-        assert {id(parameter) for parameter in model.parameters()} == parameters, "an optimizer of before goes on"
+        assert {id(parameter) for parameter in model.parameters()} == parameters, "an earlier optimizer must stay valid"
         model.save_pretrained(tmp_path / name)
         files = {file.name: file.read_bytes() for file in (tmp_path / name).glob("*.safetensors")}
         assert files == {file.name: file.read_bytes() for file in (tmp_path / "first").glob("*.safetensors")}
@@ -130,7 +130,7 @@ def test_what_was_trained_is_saved(tmp_path: Path) -> None:
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     moved = (again.get_buffer(bias) - hf_model("deepseek_v3").get_buffer(bias)) / 0.01
     assert moved.abs().max() > 0.5
-    assert (moved - moved.round()).abs().max() < 1e-4, "by whole rates"
+    assert (moved - moved.round()).abs().max() < 1e-4, "the bias must move by whole multiples of the rate"
 
 
 def test_the_example_trains_and_saves(
@@ -148,11 +148,11 @@ def test_the_example_trains_and_saves(
 
 
 class StrangeExperts(nn.Module):
-    """What nobody knows."""
+    """Experts of an unknown class."""
 
 
 class MoEBlock(nn.Module):
-    """One that does not even say that it holds experts."""
+    """An MoE block without experts."""
 
 
 def strange() -> nn.Module:
@@ -247,7 +247,7 @@ def test_a_model_whose_experts_are_not_all_here_cannot_be_made_plain() -> None:
     ExpertShards(moe_layers(model)).rearrange(1, [0, 3], rows=2)
     with pytest.raises(BadInputError, match=r"layers.1.mlp.experts: experts \[1, 2\] of 4 live on other workers"):
         plain_experts(model)
-    assert len(moe_layers(model)) == 2, "no layer is changed"
+    assert len(moe_layers(model)) == 2, "a layer was changed"
 
 
 def test_a_plain_model_cannot_be_made_plain() -> None:

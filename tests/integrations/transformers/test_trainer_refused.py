@@ -1,4 +1,4 @@
-"""The library's own Trainer in a job that knows nothing of it."""
+"""The Trainer of transformers in a job that does not support it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("transformers")
 
 @pytest.fixture
 def guard() -> Iterator[TrainingGuard]:
-    """The one that worker processes have."""
+    """The guard of worker processes."""
     guard = TrainingGuard()
     guard.install()
     yield guard
@@ -23,11 +23,11 @@ def guard() -> Iterator[TrainingGuard]:
 
 @pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
 def test_it_is_refused_until_the_script_has_protected_something(name: str, request: pytest.FixtureRequest) -> None:
-    import transformers  # (first: the guard looks at what there is)
+    import transformers  # The guard inspects the imported modules, so this import comes first.
 
     guard: TrainingGuard = request.getfixturevalue("guard")
     kind = getattr(transformers, name)
-    trainer = kind.__new__(kind)  # (its __init__ needs a package that is not here: it would not come to train())
+    trainer = kind.__new__(kind)  # Its __init__ needs a missing package.
     guard.attached()
     with pytest.raises(BadInputError, match=r"^transformers\.Trainer\.train\(\) would train the whole"):
         trainer.train()

@@ -1,8 +1,8 @@
-"""Stands where torchtitan imports Hugging Face's `datasets` from: no test reads one, and it brings 250 MB with it."""
+"""A stub of Hugging Face's `datasets` for torchtitan's imports; no test needs the real package of 250 MB."""
 
 
 class Dataset:
-    """Nobody makes one."""
+    """A stub that no test instantiates."""
 
 
 def load_dataset(*_: object, **__: object) -> None:
