@@ -1,4 +1,4 @@
-"""A coordinator that says what a test wants, and an agent in the same loop with real worker processes."""
+"""A scripted coordinator, and an agent in the same event loop with real worker processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ M = TypeVar("M")
 
 
 class FakeCoordinator:
-    """Takes connections, answers Hello with `welcome` (None: nothing), and hands the test what agents say."""
+    """Accepts agents, answers Hello with `welcome` (not at all if it is None), and records agent messages."""
 
     def __init__(self, term: int = 1) -> None:
         self.welcome: Welcome | None = Welcome(term=term, lease_s=0.3, heartbeat_s=0.02, committed=0)
@@ -60,16 +60,16 @@ class FakeCoordinator:
         await self._connection.send(data)
 
     async def order(self, worker: str, key: str, value: bytes = b"") -> None:
-        """Have an obedient worker do something."""
+        """Send an order to an obedient worker."""
         await self.say(ToWorker(worker=worker, order=Inject(fault=key, phase=value.hex())))
 
     async def have_said(self, worker: str, message: WorkerMessage) -> None:
-        """Have an obedient worker say something, and wait until it arrives."""
+        """Make an obedient worker send a message, and wait until it arrives."""
         await self.order(worker, "say", msgspec.msgpack.encode(message))
         await self.until(lambda: message in self.worker_messages, f"{message} to arrive")
 
     def drop(self) -> None:
-        """Cut the connection without a word."""
+        """Abort the connection without a close frame."""
         assert self._connection is not None
         self._connection.transport.abort()
 
@@ -79,7 +79,7 @@ class FakeCoordinator:
 
     @property
     def attached(self) -> list[Attach]:
-        """All workers that ever attached, in order; each once, whether it was replayed or not."""
+        """All workers that ever attached, in order; each appears once, even if its Attach was replayed."""
         found: dict[str, Attach] = {}
         for heard in self.heard:
             kept = heard.kept if isinstance(heard, Hello) else (heard.message,) if isinstance(heard, FromWorker) else ()
@@ -153,7 +153,7 @@ Story = Callable[[FakeCoordinator, Agent, "asyncio.Task[int]"], Awaitable[None]]
 
 
 def play(story: Story, script: str = "obedient.py", *args: str, workers: int = 1, **changes: object) -> Agent:
-    """Run a story with one agent; afterwards nothing of it may be left."""
+    """Run a test story with one agent, and check that it leaves no files or processes behind."""
 
     async def run() -> Agent:
         with tempfile.TemporaryDirectory(prefix="hf-") as folder:
@@ -177,7 +177,7 @@ def play(story: Story, script: str = "obedient.py", *args: str, workers: int = 1
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

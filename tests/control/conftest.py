@@ -1,4 +1,4 @@
-"""The helpers beside this file can be imported by all tests below it."""
+"""Make the helper modules of this folder importable from all tests below it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _share_a_zygote(request: pytest.FixtureRequest) -> None:
-    """Servers in processes of their own are forked from it; it is there once one is."""
+    """Fork the server processes of tests from a shared zygote, which starts on first use."""
     import server_bench
 
     server_bench.commands = lambda: request.getfixturevalue("warm_commands")

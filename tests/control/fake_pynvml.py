@@ -1,7 +1,6 @@
-"""Stands for the module `pynvml`: two GPUs, the first of which says all, the second of which is old and then lost.
+"""A fake of the module `pynvml` with two GPUs: a new one that reports everything, and an old one.
 
-In a test, its functions are the module's; in an agent's process, a folder with a copy of it named pynvml.py is on the
-path.
+In-process tests use its functions directly. For an agent process, put a copy named pynvml.py into a folder on its path.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ nvmlEventTypeXidCriticalError = 8
 
 
 class NVMLError(Exception):
-    """The driver refuses a request."""
+    """The driver refused a request."""
 
 
 class NVMLError_NotSupported(NVMLError):
-    """The GPU does not know this fact."""
+    """The GPU does not support this query."""
 
 
 @dataclass
 class Memory:
-    """Bytes."""
+    """Memory use in bytes."""
 
     used: int
     total: int
@@ -41,7 +40,7 @@ class Event:
 
 XIDS = [Event(device=100, eventData=31), Event(device=100, eventData=79)]
 LOST: set[int] = set()
-#: GPUs whose memory is the machine's, as of a GB10
+#: GPUs that share the machine's memory, as a GB10 does.
 SHARED_MEMORY: set[int] = set()
 
 
@@ -55,12 +54,12 @@ def nvmlInit() -> None:
 
 
 def nvmlDeviceGetCount() -> int:
-    """Two."""
+    """Return the number of GPUs, which is two."""
     return 2
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    """Return a handle, which is not an index."""
+    """Return a handle, which differs from the index."""
     _check_present(100 + index)
     return 100 + index
 
@@ -72,12 +71,12 @@ def nvmlDeviceGetIndex(device: int) -> int:
 
 
 def nvmlDeviceGetName(device: int) -> str:
-    """Say which it is."""
+    """Return the name of the GPU."""
     return f"Fake GPU {device}"
 
 
 def nvmlDeviceGetMemoryInfo(device: int) -> Memory:
-    """Return how much is used."""
+    """Return the used and total memory."""
     _check_present(device)
     if device in SHARED_MEMORY:
         raise NVMLError_NotSupported("Not Supported")
@@ -90,31 +89,31 @@ def _only_the_first(device: int) -> None:
 
 
 def nvmlDeviceGetTemperature(device: int, sensor: int) -> int:
-    """Degrees Celsius."""
+    """Return the temperature in degrees Celsius."""
     assert sensor == NVML_TEMPERATURE_GPU
     return 40 + device - 100
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(device: int) -> int:
-    """Idle, and too hot."""
+    """Return the flags "idle" and "thermal slowdown"."""
     _only_the_first(device)
     return 0x01 | 0x40
 
 
 def nvmlDeviceGetTotalEccErrors(device: int, kind: int, counter: int) -> int:
-    """Two."""
+    """Return two errors."""
     _only_the_first(device)
     assert (kind, counter) == (NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC)
     return 2
 
 
 def nvmlDeviceGetSupportedEventTypes(device: int) -> int:
-    """The second has none."""
+    """Return the supported events; the second GPU supports none."""
     return nvmlEventTypeXidCriticalError if device == 100 else 0
 
 
 def nvmlEventSetCreate() -> set[int]:
-    """Return an event set: the devices whose events it delivers."""
+    """Return an event set: the devices that deliver events to it."""
     return set()
 
 
@@ -125,7 +124,7 @@ def nvmlDeviceRegisterEvents(device: int, types: int, events: set[int]) -> None:
 
 
 def nvmlEventSetWait_v2(events: set[int], timeout_ms: int) -> Event:
-    """Return the next event of a device of the set."""
+    """Return the next event of a device in the set."""
     for event in XIDS:
         if event.device in events:
             XIDS.remove(event)

@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, and agents that say what a test wants."""
+"""A coordinator in its own process, and scripted agents."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from warm_start import WarmProcess
 
 E = TypeVar("E", bound=Event)
 
-#: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
+#: Timeout for conditions that may take long on a loaded machine; no measurement depends on it.
 PATIENCE_S = 60.0
 
 _SCRIPT = CONTROL_SCRIPTS / "coordinator.py"
 
 
 def commands() -> str:
-    """Return the socket of the zygote that such processes are forked from; conftest.py puts its own in this place."""
+    """Return the socket of the zygote that forks the coordinators; conftest.py replaces this function."""
     raise NotImplementedError
 
 
@@ -43,10 +43,10 @@ _decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
 
 
 class CoordinatorProcess:
-    """Runs one coordinator; use as a context manager, which leaves nothing behind.
+    """Runs one coordinator, as a context manager that leaves no process behind.
 
     Attributes:
-        entry: how to reach it.
+    entry: the address and token of the coordinator.
     """
 
     def __init__(
@@ -88,35 +88,35 @@ class CoordinatorProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log output so far."""
         return self.log_path.read_text()
 
     def until_log(self, words: str) -> None:
-        """Wait until it has logged these words."""
+        """Wait until the log contains these words."""
         deadline = time.monotonic() + PATIENCE_S
         while words not in self.log:
-            assert time.monotonic() < deadline, f"waited in vain for {words!r} in the log"
+            assert time.monotonic() < deadline, f"the log never contained {words!r}"
             time.sleep(0.01)
 
     def wait(self) -> int:
-        """Return the exit code once it has ended."""
+        """Wait for the coordinator to end and return its exit code."""
         code = self.process.wait(PATIENCE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
 
     def client(self) -> CoordinatorClient:
-        """Return a client of its HTTP interface."""
+        """Return a client of the HTTP interface."""
         return CoordinatorClient(self.entry, timeout_s=PATIENCE_S)
 
     def until_event(self, kind: type[E]) -> E:
-        """Wait for the first event of a kind."""
+        """Wait for the first event of this kind."""
         with self.client() as client:
             return next(event for event in client.events(follow=True) if isinstance(event, kind))
 
     @contextlib.contextmanager
     def agent(self, token: str | None = None) -> Iterator[ClientConnection]:
-        """Open an agent's connection; nothing is said on it yet."""
+        """Open an agent's connection without sending a message."""
         with connect(
             self.entry.url.replace("http", "ws", 1) + "/agent",
             additional_headers={"Authorization": f"Bearer {self.entry.token if token is None else token}"},
@@ -129,7 +129,7 @@ class CoordinatorProcess:
             yield connection
 
     def raw_agent(self) -> socket.socket:
-        """Open an agent's connection by hand: a socket that can be broken in every way; write with `frame`."""
+        """Open an agent's connection on a plain socket, which can break in any way; write to it with `frame`."""
         host, port = self.entry.url.removeprefix("http://").split(":")
         raw = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         raw.sendall(
@@ -154,7 +154,7 @@ class EarlyEndError(Exception):
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Return a certificate for 127.0.0.1 that signs itself, and its key."""
+    """Return a self-signed certificate for 127.0.0.1 and its key."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=holdfast"
     files = ["-keyout", str(key), "-out", str(cert), "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -187,7 +187,7 @@ def attach(node: str) -> WorkerMessage:
 
 
 def say(agent: ClientConnection, message: msgspec.Struct) -> None:
-    """Send one message, a worker's wrapped as its agent does."""
+    """Send one message, with worker messages wrapped as an agent wraps them."""
     agent.send(_wrapped(message))
 
 

@@ -1,4 +1,4 @@
-"""This host's own addresses: which one reaches a server, and which one others can reach."""
+"""This host's own addresses: the one that reaches a server, and the one that other hosts can reach."""
 
 from __future__ import annotations
 

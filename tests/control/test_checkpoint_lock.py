@@ -1,4 +1,4 @@
-"""The lock of a checkpoint directory: who is refused, what is stale, and that a running job never ends by it."""
+"""The lock of a checkpoint directory: refusals, stale locks, and running jobs that must never end because of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RENEW_S, WATCH_S = 0.02, 0.3
 
 
 class Locks:
-    """Makes locks of one directory; all are released at the end."""
+    """Creates locks of one directory, and releases all of them at the end."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -66,7 +66,7 @@ def test_a_lock_that_is_not_renewed_is_stale_whatever_its_time_stamp(tmp_path: P
     left = LockOwner(job="gone", identity="gone", events="/e.jsonl")
     path = tmp_path / LOCK_NAME
     path.write_bytes(msgspec.json.encode(left))
-    os.utime(path, (2e9, 2e9))  # (in the future)
+    os.utime(path, (2e9, 2e9))  # A time in the future.
     locks = Locks(str(tmp_path))
     begun = time.monotonic()
     assert locks("two").acquire() == left
@@ -100,7 +100,7 @@ def test_a_folder_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> No
 
 
 def test_a_link_to_a_missing_file_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
-    """The name is taken, yet there is nothing to read: trying again would never end."""
+    """The name exists but there is no file to read, so retrying would never end."""
     (tmp_path / LOCK_NAME).symlink_to(tmp_path / "missing")
     with pytest.raises(BadInputError, match=r"exists, but nothing can be read .*remove the file"):
         Locks(str(tmp_path))("two").acquire()
@@ -127,7 +127,7 @@ def test_a_job_whose_lock_is_taken_says_so_and_leaves_it_alone(tmp_path: Path) -
     LocalStorage(tmp_path).write(LOCK_NAME, [other])
     until = time.monotonic() + 20.0
     while not any("job 'two' has taken the lock" in line for line in locks.said):
-        if (tmp_path / LOCK_NAME).read_bytes() != other:  # (it was just being renewed)
+        if (tmp_path / LOCK_NAME).read_bytes() != other:  # The other job was renewing its lock at this moment.
             LocalStorage(tmp_path).write(LOCK_NAME, [other])
         assert time.monotonic() < until
         time.sleep(RENEW_S)
@@ -152,7 +152,7 @@ def test_a_remote_store_without_conditional_writes_is_warned_of(
 
 
 def test_a_job_that_has_moved_to_another_host_keeps_its_lock(tmp_path: Path) -> None:
-    """In containers the coordinators of both hosts may be process 1."""
+    """In containers, the coordinators of both hosts may have process id 1."""
     owner = LockOwner(job="one", identity="one", host="here", pid=1)
     moved = LockOwner(job="one", identity="one", host="there", pid=1)
     before, after = (CheckpointLock(str(tmp_path), who, print, renew_s=1000.0, watch_s=0.1) for who in (owner, moved))

@@ -1,4 +1,4 @@
-"""What commands say of an address where something else than a coordinator answers."""
+"""Errors of commands when another kind of server answers at the coordinator's address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import BadInputError, UnreachableError
 
 @pytest.fixture(params=[b"<html>", b"[]", b"{}", b'{"job": 3}', b"\xff", b"[" * 50_000], ids=range(6))
 def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server that answers everything, but is no coordinator."""
+    """The URL of a server that answers every request but is not a coordinator."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

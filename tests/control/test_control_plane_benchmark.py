@@ -1,4 +1,4 @@
-"""The control plane's benchmark: one small job through all its scenes, and its table by hand."""
+"""The control plane benchmark: all its scenes with one small job, and its table from given numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_small_job_goes_through_all_scenes(control_plane: ModuleType) -> None:
     assert found["lost_steps"] == 0
     assert 0 < found["told"] <= found["entered"]
     assert 0 < found["told_cpu"] <= found["entered_cpu"]
-    # The one node that is left heard at least Stop and Begin, and said at least where its workers stand.
+    # The remaining node received at least Stop and Begin, and sent at least its workers' positions.
     assert found["down"] >= 2
     assert found["up"] >= 2
 

@@ -1,4 +1,4 @@
-"""A site's file of classes: what is read of it, and what is said of one that is wrong."""
+"""A site's file of failure classes: how it is read, and the errors for a wrong one."""
 
 from __future__ import annotations
 

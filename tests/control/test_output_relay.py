@@ -1,4 +1,4 @@
-"""What workers print goes to people and files, line by line, whoever prints how."""
+"""Worker output reaches the terminal and the log files line by line, however a worker writes it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def relay(tmp_path: Path) -> Iterator[MakeRelay]:
 
 
 def process(relay: OutputRelay, worker: str) -> tuple[int, int]:
-    """Return what a process has for its stdout and stderr."""
+    """Return the stdout and stderr descriptors of a worker process."""
     out, err = relay.open(worker)
     return os.open(out, os.O_WRONLY), os.open(err, os.O_WRONLY)
 
 
 def prints(relay: OutputRelay, worker: str, *lines: str, failed: bool | None = False) -> None:
-    """A process prints, and ends; `failed` None: nobody says how."""
+    """Print lines as a worker process that then ends; with `failed` None, its end is not reported."""
     streams = process(relay, worker)
     for number, line in enumerate(lines):
         os.write(streams[number % 2], line.encode())
@@ -106,7 +106,7 @@ def test_of_one_that_fails_the_end_is_printed_and_of_others_nothing(
 
 
 def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: MakeRelay) -> None:
-    """The terminal is held: the relay's thread waits, the agent's does not."""
+    """The terminal blocks: the relay's thread waits, the agent's thread does not."""
     one = relay()
     held, reader = threading.Event(), threading.Event()
 
@@ -148,7 +148,7 @@ def test_lines_are_cut_where_they_end(data: bytes, at_end: bool, lines: list[byt
 def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker that wrote its log itself failed with it; a log that was cut was reported nowhere."""
+    """The relay drops the lines and reports their number, so a full disk fails no worker."""
     lost: list[tuple[str, str]] = []
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "n0.0.log"
@@ -180,7 +180,7 @@ def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
 
 
 def test_a_worker_starts_although_its_log_cannot_be_opened(tmp_path: Path) -> None:
-    """Its start was tried again for ever."""
+    """A log that cannot be opened must not make the agent retry the start forever."""
     lost: list[str] = []
     relay = OutputRelay(
         "n0", str(tmp_path), log_folder=str(tmp_path / "none"), which="none", on_lost=lambda file, _: lost.append(file)

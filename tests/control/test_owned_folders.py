@@ -1,4 +1,4 @@
-"""Temporary folders whose owners hold a lock on them, and what becomes of those without an owner."""
+"""Temporary folders that their owners lock, and the removal of folders without an owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.control import owned_folders
 from holdfast.control.owned_folders import lock_folder, owned_folder, remove_abandoned_folders
 from holdfast.errors import BadInputError
 
-#: makes a folder, tells its name, and waits to be killed
+#: Creates a folder, prints its name, and waits to be killed.
 OWNER = """
 import sys, time
 from holdfast.control.owned_folders import owned_folder
@@ -27,7 +27,7 @@ with owned_folder("test") as folder:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's temporary folder; its path is short enough for sockets below it, which pytest's are not."""
+    """The user's temporary folder; its path is short enough for sockets, unlike pytest's paths."""
     with tempfile.TemporaryDirectory(prefix="hf-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
@@ -48,11 +48,11 @@ def test_the_folder_of_a_killed_owner_goes_with_the_next_of_its_kind(temporary: 
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
         with owned_folder("test"):
-            assert left.exists(), "its owner lives"
+            assert left.exists(), "the owner of this folder still runs"
         owner.kill()
     assert left.exists()
     with owned_folder("other"):
-        assert left.exists(), "it is of another kind"
+        assert left.exists(), "this folder is of another kind"
     with owned_folder("test"):
         assert not left.exists()
 

@@ -1,4 +1,4 @@
-"""Processes that nobody may forget."""
+"""Child processes: waiting for them, ending them, and reaping all of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_child_has_its_own_process_group() -> None:
     assert os.getpgid(child.pid) == child.pid
     child.send_signal(signal.SIGKILL)
     assert child.reap() == -signal.SIGKILL
-    child.send_signal(signal.SIGKILL)  # to nobody
+    child.send_signal(signal.SIGKILL)  # The process has ended, so this signal reaches no process.
 
 
 @pytest.mark.parametrize(("command", "stop"), [(SLEEP, False), (SLEEP, True), (STUBBORN, False)])
@@ -103,7 +103,7 @@ def test_descriptors_are_given_back() -> None:
             await asyncio.wait_for(child.wait(), DEADLINE)
 
     asyncio.run(story())
-    gc.collect()  # (what earlier tests have left is not this one's)
+    gc.collect()  # Free the descriptors that earlier tests left open.
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(story())
     assert len(os.listdir("/proc/self/fd")) == before
@@ -154,7 +154,7 @@ def test_a_child_that_wakes_up_in_time_lives_on() -> None:
     async def story() -> None:
         child = start(SLEEP)
         waiting = asyncio.ensure_future(wait_or_end_frozen(child, 0.8))
-        for _ in range(4):  # together it is stopped for longer than that, but never at one stretch
+        for _ in range(4):  # The child is stopped for longer than the limit in total, but never in one stretch.
             child.send_signal(signal.SIGSTOP)
             await asyncio.sleep(0.3)
             child.send_signal(signal.SIGCONT)

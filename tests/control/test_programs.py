@@ -1,4 +1,4 @@
-"""Programs of the user: their own end is waited for, not that of what they leave running."""
+"""Programs of the user: holdfast waits for their own end, not for the processes that they leave running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.control.programs import ProgramError, run_program
 
-#: leaves a process of another session behind, which keeps its stdin and stderr
+#: Leaves a process of another session behind, which keeps stdin and stderr open.
 LEAVES = "setsid sleep 60 & echo $! > {pid}; "
 
 
@@ -32,7 +32,7 @@ def run(script: Path, text: str, patience_s: float, data: bytes = b"") -> None:
 
 
 def end(left: Path) -> None:
-    """End what was left running; it runs still, so nobody has waited for it."""
+    """Kill the process that the program left; it must still run, which proves that the call did not wait for it."""
     os.kill(int(left.read_text()), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Jobs are found on this machine, dead ones are not, and nobody else can put one in."""
+"""The registry of jobs on this machine: it finds live jobs, drops dead ones, and rejects entries of other users."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "missing").exists()
     (tmp_path / "file").write_text("")
     assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path / "file")}) == private
-    # A test that runs as root can write everywhere: a file system that is mounted read-only says what access() says.
+    # A test that runs as root can write everywhere, so access() answers here as on a read-only file system.
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     assert registry_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == private

@@ -1,4 +1,4 @@
-"""The same bytes are read once, whatever reads them."""
+"""Decoding identical message bytes once for all receivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_large_messages_are_read_once_and_small_ones_as_they_come() -> None:
     assert shared.decode(encode(large)) == large
     assert shared.decode(encode(large)) is shared.decode(encode(large))
     assert shared.decode(encode(small)) == small
-    for number in range(100):  # (what was read long ago is read again)
+    for number in range(100):  # Decode enough other messages that the cache drops the first one.
         shared.decode(encode(Refused(why=f"{number} {'y' * 1000}", exit_code=1)))
     assert shared.decode(encode(large)) == large
 

@@ -1,4 +1,4 @@
-"""The node agent, with real worker processes and a coordinator that says what a test wants."""
+"""The node agent with real worker processes and a scripted coordinator."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_node_lives_through_a_job() -> None:
 
 
 def test_a_worker_that_attached_and_ended_at_once_has_attached(tmp_path: Path) -> None:
-    """Its end is heard before its socket is even accepted: the agent did not get to look in between."""
+    """The worker ends before the agent accepts its socket, because this test blocks the agent's loop."""
 
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         while not (tmp_path / "pid").exists():
@@ -86,7 +86,7 @@ def test_a_worker_that_attached_and_ended_at_once_has_attached(tmp_path: Path) -
 
 
 class StandingClock:
-    """Stands still until it is moved; counts how often it was looked at."""
+    """A clock that moves only when the test moves it, and counts how often it is read."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -107,7 +107,7 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
         await coordinator.have_said(worker, applied(worker, 1))
         heartbeats = len(coordinator.of(Heartbeat))
         looks = clock.looks
-        while clock.looks < looks + 5:  # as often it was time for one
+        while clock.looks < looks + 5:  # The agent checks five times whether a heartbeat is due.
             await asyncio.sleep(0)
         await coordinator.have_said(worker, applied(worker, 2))
         assert len(coordinator.of(Heartbeat)) == heartbeats
@@ -147,7 +147,7 @@ def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -
             await first.have_said(worker, applied(worker, 1))
         assert not running.done()
         slot = agent.workforce.places[0]
-        agent.on_worker_message(applied(worker, 2))  # as if the worker had said it now
+        agent.on_worker_message(applied(worker, 2))  # As if the worker had sent it now.
         async with fake_coordinator(term=2, port=int(first.url.rsplit(":", 1)[1])) as second:
             await second.until(lambda: second.hellos, "the agent to come back")
             (page,) = [kept for kept in second.hellos[0].kept if isinstance(kept, AppliedSteps)]
@@ -179,7 +179,7 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
     play(story)
     error = capfd.readouterr().err
     assert "RuntimeError: out of luck" in error
-    assert "worker_process.py" not in error  # the traceback begins with the user's script
+    assert "worker_process.py" not in error  # The traceback begins with the user's script.
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="a wrong batch", exit_code=2)
-        await coordinator.order(worker, "bad-input", b"a wrong batch")  # no other process follows
+        await coordinator.order(worker, "bad-input", b"a wrong batch")  # No other process is started.
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
         assert coordinator.of(WorkerDown) == [down]
         coordinator.drop()
@@ -243,7 +243,7 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
         assert len(coordinator.attached) == 1
 
     assert why(play(story)) == "global_batch is 7"
-    assert "global_batch is 7" not in capfd.readouterr().err  # whoever ends says it, not each worker
+    assert "global_batch is 7" not in capfd.readouterr().err  # The job prints this error once, the workers do not.
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -264,7 +264,7 @@ def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bo
 
 @pytest.mark.parametrize("grant", [0, 7])
 def test_an_agent_of_a_pool_does_not_say_that_its_pool_has_ended_it(tmp_path: Path, grant: int) -> None:
-    """Its pool does so whenever a job is over, however it has ended."""
+    """The pool interrupts its agent after every job, so the agent prints no message about it."""
     said: list[str] = []
 
     async def run() -> None:
@@ -329,7 +329,8 @@ def test_an_expelled_node_comes_back_as_a_new_one() -> None:
         assert hello.session != coordinator.hellos[0].session
         assert worker not in {message.worker for message in hello.kept if not isinstance(message, AppliedSteps)}
         assert not alive(old)
-        assert coordinator.of(WorkerDown) == []  # they were given up, nobody need hear of it
+        # The agent gave these workers up, so it must not report their end.
+        assert coordinator.of(WorkerDown) == []
 
     play(story)
 
@@ -354,7 +355,7 @@ def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
         await coordinator.say(EndNode(exit_code=0, why="done"))
         assert (
             await asyncio.wait_for(running, DEADLINE) == TAIL_FAILED
-        )  # exit code 4 is the script's own, not a SIGTERM
+        )  # Exit code 4 is the script's own, not a SIGTERM.
 
     play(story, "obedient.py", "4")
 
@@ -462,7 +463,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
 
 
 def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
-    """Found when agents started faster than their coordinator: they left before anybody could hear why."""
+    """An agent that starts before its coordinator must stay until the coordinator has received the reason."""
     script = tmp_path / "broken.py"
     script.write_text("import os\n\nos._exit(9)\n")
 
@@ -486,7 +487,7 @@ def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: P
 
 
 def test_parts_of_checkpoints_that_a_killed_agent_has_left_hold_up_nobody(tmp_path: Path) -> None:
-    """As if they were still on their way, no worker of that node saved anything any more."""
+    """Parts left by a killed agent do not count as pending, which would stop all later saves on this node."""
 
     async def run() -> None:
         settings = agent_settings("http://127.0.0.1:1", tmp_path, "obedient.py")

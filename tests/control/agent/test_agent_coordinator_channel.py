@@ -35,7 +35,7 @@ Handler = Callable[[ServerConnection], Awaitable[None]]
 
 
 class Client:
-    """What a channel's owner hears."""
+    """Records the messages that the owner of a channel receives."""
 
     def __init__(self) -> None:
         self.messages: list[CoordinatorMessage] = []
@@ -86,7 +86,7 @@ def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
 
 
 def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> None:
-    """Found with an outage of 30,000 steps: a replay larger than the limit made the agent end its own connection."""
+    """A replay of 30,000 steps exceeds the limit of unsent bytes; the agent must not end its own connection."""
     page = Leave(reason="page", detail="x" * 8192)
     count = 2 * MAX_UNSENT_BYTES // 8192
     made = 0
@@ -114,7 +114,7 @@ def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> 
         channel.send(Heartbeat())
         while made < 8 or not channel._paused:
             await asyncio.sleep(0)
-        assert made < count // 2, "it was not waited for room"
+        assert made < count // 2, "the replay did not wait for room"
         let_go.set()
         await channel.wait_closed()
 
@@ -129,7 +129,7 @@ def test_who_does_not_read_for_too_long_is_given_up() -> None:
     async def handler(connection: ServerConnection) -> None:
         connection.transport.pause_reading()
         await given_up.wait()
-        connection.transport.abort()  # who does not read does not hear of an end
+        connection.transport.abort()  # A peer that does not read cannot notice a close.
 
     async def story(url: str) -> None:
         channel = await open_channel(url, "t0ken", lambda message: None)
@@ -161,7 +161,7 @@ def test_sending_while_the_other_side_closes_is_no_error(caplog: pytest.LogCaptu
 
 
 def test_a_close_that_was_heard_but_not_finished_is_no_error() -> None:
-    """Found by a loaded machine: the protocol refuses to send once the other side has said that it closes."""
+    """The protocol refuses to send after the other side has announced its close."""
 
     async def handler(connection: ServerConnection) -> None:
         await connection.send(msgspec.msgpack.encode(WELCOME))

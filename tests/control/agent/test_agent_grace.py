@@ -1,4 +1,4 @@
-"""An agent that is told to end, with a real worker process: it stays until the others can go on without it."""
+"""An interrupted agent with a real worker process: it stays until the other nodes can continue without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux tells of memory, read from folders made like /proc and /sys/fs/cgroup."""
+"""Linux memory statistics, read from folders made like /proc and /sys/fs/cgroup."""
 
 from __future__ import annotations
 

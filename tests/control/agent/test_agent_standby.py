@@ -1,4 +1,4 @@
-"""The agent of a standby, with a real worker process: it says what it is, and passes on how its worker warmed up."""
+"""The agent of a standby with a real worker process: it reports its role and its worker's warm-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast agent` as a user starts it on another machine: with a token, over TLS, or with the wrong ones."""
+"""`holdfast agent` as a user starts it on another machine: with a token, over TLS, and with wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of real processes under a real agent: formed, ended and started anew as a whole."""
+"""Replica groups of real processes under a real agent: they form, end, and restart together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.protocol.names import index_of
 
 @dataclass(frozen=True)
 class Said:
-    """What a place has said of itself."""
+    """The report of one local rank about itself."""
 
     worker: str
     pid: int
@@ -34,13 +34,13 @@ class Said:
 
 
 class Scene:
-    """A node whose scripts form units, and what they have said so far."""
+    """A node with scripts that form replica groups, and their reports so far."""
 
     def __init__(self, coordinator: FakeCoordinator, agent: Agent, folder: Path) -> None:
         self.coordinator, self.agent, self.folder = coordinator, agent, folder
 
     def said(self) -> dict[int, Said]:
-        """By index: what the processes have said that fill the places now."""
+        """By worker index: the reports of the current processes."""
         found = [Said(**json.loads(path.read_text())) for path in self.folder.glob("*.json")]
         return {index_of(one.worker): one for one in found if one.worker in self.agent.machine.workers}
 
@@ -73,7 +73,7 @@ Plot = Callable[[Scene], Awaitable[None]]
 
 @pytest.fixture
 def stage(warm_torch: str, tmp_path: Path) -> Callable[..., None]:
-    """Plays a scene on a node of so many workers, forked by the zygote that tests share."""
+    """Run a scene on a node with this many workers, forked by the zygote that the tests share."""
 
     def run(plot: Plot, what: str, shard: int = 2, tensor: int = 1, workers: int = 2) -> None:
         async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
@@ -88,7 +88,7 @@ def stage(warm_torch: str, tmp_path: Path) -> Callable[..., None]:
 
 
 def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> None:
-    """Two units of shard 2 x tensor 2 would be eight processes: one of four, whose groups are all different."""
+    """Four processes form one replica group of shard 2 x tensor 2, in which all groups differ."""
 
     async def plot(scene: Scene) -> None:
         said = await scene.formed(4)
@@ -125,7 +125,7 @@ def test_where_one_place_is_killed_its_unit_is_started_anew_and_the_other_goes_o
 
 @pytest.mark.parametrize("what", ["meet", "keep"])
 def test_what_the_end_of_a_place_leads_to_in_others_is_nobodys_fault(what: str, stage: Callable[..., None]) -> None:
-    """They wait for it in a collective, which breaks: what they raise then is no exception of the script's."""
+    """The others wait for the ended process in a collective. Its error is not an exception of the script."""
 
     async def plot(scene: Scene) -> None:
         before = await scene.formed(2)
@@ -175,7 +175,7 @@ def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., Non
         assert (index_of(down.worker), down.kind) == (1, FailureKind.HANG)
         assert "place 1 of a unit (worker 1 of the node) did not come to holdfast.init()" in down.detail
         said = await scene.formed(2)
-        assert len(scene.downs) == 1  # (who had come waited for it)
+        assert len(scene.downs) == 1  # The workers that had come waited for the missing one.
         assert said[0].unit == said[1].unit
 
     stage(plot, "absent")
@@ -199,4 +199,4 @@ def test_layouts_that_cannot_be_are_bad_input(
 
     stage(plot, what, shard, 1, workers)
     printed = capfd.readouterr()
-    assert words not in printed.out + printed.err  # (whoever ends the job says it, once)
+    assert words not in printed.out + printed.err  # The agent that ends the job prints the reason, once.

@@ -1,4 +1,4 @@
-"""Threads that have no core: what is read of real ones, and of a /proc as it was recorded."""
+"""Threads that wait for a CPU core: measured on real threads, and on a recorded /proc."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 @contextmanager
 def running(*programs: str) -> Iterator[list[int]]:
-    """Run these until the end of the block, once they are up."""
+    """Run these programs until the end of the block, which begins once all have started."""
     children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for code in programs]
     try:
         for child in children:
@@ -72,7 +72,7 @@ def write(folder: Path, state: str, ran_ns: int, waited_ns: int) -> None:
 
 
 def test_a_wait_that_is_not_over_counts(tmp_path: Path) -> None:
-    """As recorded beside three busy processes: a main thread is ready for 0.34 s, and all counters stand."""
+    """Recorded next to three busy processes: a main thread is runnable for 0.34 s while no counter moves."""
     meter = CoreMeter(7, proc=tmp_path)
     write(tmp_path / "7", "R", 5_001_000_000, 2_021_000_000)
     looks = [meter.add_to(READING, at, closely=False).starved_s for at in (0.11, 0.23, 0.34)]

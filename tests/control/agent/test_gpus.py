@@ -25,7 +25,7 @@ FIRST = GpuFacts(
     ecc_errors=2,
     xids=(31, 79),
 )
-#: It is old: the driver knows of no throttling, ECC or Xid errors.
+#: This GPU is old: the driver has no throttling, ECC or Xid data for it.
 SECOND = GpuFacts(
     index=1, name="Fake GPU 101", memory_used=3_000_000_000, memory_total=80_000_000_000, temperature_c=41
 )
@@ -45,7 +45,7 @@ def test_the_facts_of_each_gpu() -> None:
     assert reader.read()[0].xids == ()
     assert reader.collect_xids()
     assert reader.read() == (FIRST, SECOND)
-    assert not reader.collect_xids(), "each error is collected once"
+    assert not reader.collect_xids(), "each error must be collected only once"
 
 
 def test_a_lost_gpu_is_a_problem_and_the_other_is_read() -> None:
@@ -56,7 +56,7 @@ def test_a_lost_gpu_is_a_problem_and_the_other_is_read() -> None:
 
 
 def test_the_xid_error_of_a_lost_gpu_is_reported() -> None:
-    """The driver no longer tells its index: Xid 79 says that it has fallen off the bus."""
+    """The driver no longer knows its index: Xid 79 reports that the GPU has fallen off the bus."""
     reader = GpuReader(fake_pynvml)
     fake_pynvml.LOST.add(100)
     fake_pynvml.XIDS[:] = [fake_pynvml.Event(device=100, eventData=79)]

@@ -1,4 +1,4 @@
-"""Whether a node is fit: what is looked at, how soon, and what is said of one that is not."""
+"""The preflight checks of a node: the checks themselves, their time limits, and the reported reasons."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Pa
     pid = int(number.read_text())
     until = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
-        time.sleep(0.01)  # (whoever has adopted it reaps it)
+        time.sleep(0.01)  # The process that adopted it reaps it.
     assert not Path(f"/proc/{pid}/exe").exists()
 
 
@@ -69,13 +69,13 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Pa
 def test_a_node_that_was_stopped_while_it_tried_its_network_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: int
 ) -> None:
-    """Its time was up when it went on, whatever the network does."""
+    """Its time limit had passed when it continued, whatever the state of the network."""
     echoed, tries = preflight._echoed, list[str]()
 
     async def stopped(host: str) -> bool:
         tries.append(host)
         if len(tries) <= hangs:
-            time.sleep(0.1)  # the whole process stands still
+            time.sleep(0.1)  # The whole process stops.
             monkeypatch.setattr(preflight, "NETWORK_S", 20.0 if hangs == 1 else 0.05)
             await asyncio.sleep(0)
         return await echoed(host)

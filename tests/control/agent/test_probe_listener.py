@@ -1,4 +1,4 @@
-"""Whether nodes reach each other: a listener that others try to connect to, and such a try."""
+"""Reachability between nodes: a listener for probes, and the probe itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_refused_connection_says_so_with_the_address() -> None:
 
 
 def test_a_connection_that_hangs_is_given_up() -> None:
-    """A full queue of connections answers no other."""
+    """A full accept queue answers no further connection."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
@@ -60,7 +60,7 @@ def test_a_name_that_is_not_known_is_reported_as_such() -> None:
 
 
 def test_a_coordinator_gets_no_answer_to_the_question_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both number their questions from 1: a failed probe of another node would count against a newcomer."""
+    """Both number their probes from 1, so a stale failure would count against a newly joined node."""
     asked: list[str] = []
     answers = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Parts of snapshots that agents give out, and fetch from each other."""
+"""Parts of snapshots that agents serve to each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(folder: Path, snapshot: SnapshotPart) -> None:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    """An agent's door to a folder with one part."""
+    """An agent's snapshot server for a folder with one part."""
     folder = tmp_path / "there"
     folder.mkdir()
     write(folder, part())
@@ -64,7 +64,7 @@ def test_others_learn_nothing(keeper: Keeper) -> None:
         RemotePart(keeper, b"x" * 32, part(), "job")
     with socket.create_connection((keeper.host, keeper.port), timeout=DEADLINE_S) as stranger:
         stranger.sendall(MAGIC + b"n" * 32)
-        assert len(stranger.recv(64, socket.MSG_WAITALL)) == 64, "a nonce and the keeper's proof"
+        assert len(stranger.recv(64, socket.MSG_WAITALL)) == 64, "the server sends only a nonce and its proof"
         stranger.sendall(b"\x04\x00what" + b"t" * 32)
         assert stranger.recv(1) == b""
     with socket.create_connection((keeper.host, keeper.port), timeout=DEADLINE_S) as stranger:
@@ -89,7 +89,7 @@ def test_a_damaged_one_is_not_believed(keeper: Keeper, tmp_path: Path) -> None:
 
 
 class Fetched:
-    """What has come here."""
+    """The outcome of a fetch."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -119,7 +119,7 @@ def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper
     stored = StoredPart(part_path(here.folder, part(step=20)), "job")
     assert body_of(stored) == BODY
     stored.close()
-    assert len(list(here.folder.iterdir())) == 3, "nothing is left of their coming"
+    assert len(list(here.folder.iterdir())) == 3, "an aborted transfer leaves no files"
 
 
 def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keeper: Keeper, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keepe
 def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody shows who it is, and then sends nothing any more."""
+    """A server proves its identity and then sends nothing more."""
     monkeypatch.setattr(link_wire, "SILENCE_S", 10 * DEADLINE_S)
     served = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:

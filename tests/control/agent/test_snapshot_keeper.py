@@ -1,4 +1,4 @@
-"""The folder of a node's snapshots: whose it is, what is found in it, and when it goes."""
+"""The folder of a node's snapshots: its owner, its contents, and its removal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_
         assert (found.host, found.parts) == ("127.0.0.1", ())
         write(folder)
         second = SnapshotKeeper(settings(tmp_path), lambda _: None)
-        assert second.open() is None, "the first one lives"
+        assert second.open() is None, "the owner of the first folder still runs"
         await second.close(remove=True)
         await first.close(remove=False)
         third = SnapshotKeeper(settings(tmp_path), lambda _: None)
@@ -64,7 +64,7 @@ def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_
 def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may do so between the making of the folder and the lock; the node kept no snapshots for its whole life."""
+    """The removal can happen between creation and lock; the node must not go without snapshots from then on."""
     folder = Path(snapshot_folder(settings(tmp_path)))
     folder.mkdir(mode=0o700)
     remover = lock_folder(str(folder))
@@ -89,7 +89,7 @@ def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned
 def test_an_agent_does_not_wait_until_a_large_folder_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gigabyte of shared memory takes longer to remove than an agent waits for the lock."""
+    """Removing a gigabyte of shared memory takes longer than an agent waits for the lock."""
     folder = Path(snapshot_folder(settings(tmp_path)))
     folder.mkdir(mode=0o700)
     write(folder)

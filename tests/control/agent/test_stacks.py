@@ -1,4 +1,4 @@
-"""Where a worker's threads stand in its program is found out without its help."""
+"""Stack dumps of a worker's threads, taken without the worker's help."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ evaluates_for_ever()
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[tuple[ProcessHandle, str]]:
-    """A process that computes without an end, and where it writes its stacks."""
+    """A process that computes forever, and the path of its stack dumps."""
     path = str(tmp_path / "worker.stacks")
     with subprocess.Popen([sys.executable, "-c", SCRIPT, path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -51,7 +51,7 @@ def test_a_process_that_never_stops_computing_says_where_it_is_each_time(busy: t
     async def story() -> None:
         for _ in range(2):
             found: dict[str, str] = {}
-            while not found:  # (on a busy machine it may have got no core in a tenth of a second)
+            while not found:  # On a busy machine, the process may get no core for a tenth of a second.
                 found = await ask(busy)
             assert found["a/0/0"].count("in evaluates_for_ever") == 1
             assert "0x" not in found["a/0/0"]

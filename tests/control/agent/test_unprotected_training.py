@@ -1,4 +1,5 @@
-"""Scripts under an agent that train without holdfast: each worker would train the whole model, so they are ended."""
+"""Scripts under an agent that train without holdfast: the agent ends them, since each worker would train the whole model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ model(torch.ones(1, 1)).sum().backward()
 optimizer.step()
 print("trained")
 """
-#: as the framework of this name is laid out
+#: Imports the trainer from the framework's real package layout.
 FIT = """
 from lightning.pytorch.trainer.trainer import Trainer
 print("trained", Trainer().fit("model", epochs=2))
@@ -40,7 +41,7 @@ RunScript = Callable[..., "CompletedProcess[str]"]
 
 @pytest.fixture
 def framework(tmp_path: Path) -> Path:
-    """A folder with a framework that has a loop of its own."""
+    """A folder with a framework that has its own training loop."""
     package = tmp_path
     for part in ("lightning", "pytorch", "trainer"):
         package /= part
@@ -111,7 +112,7 @@ def test_once_it_is_lifted_everything_is_as_it_was(framework: Path, monkeypatch:
     from lightning.pytorch.trainer import trainer  # pyright: ignore
 
     later = TrainingGuard()
-    later.install()  # (finds it there)
+    later.install()  # This guard finds the module already imported.
     with pytest.raises(BadInputError, match=r"lightning\.Trainer\.fit"):
         trainer.Trainer().fit("model", 1)
     guard.lift()

@@ -1,4 +1,4 @@
-"""The outermost frame of a worker process: what it makes of the ways in which a script ends."""
+"""The outermost frame of a worker process: how it reports each way in which a script ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.protocol.job_spec import JobSpec
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
-    """What a session that trains in this process is given to keep; on stderr it says that it knows of the end."""
+    """The crash reports that a session in this process receives; stderr shows when it learns of the end."""
     said: list[Crashed] = []
 
     def keep(crashed: Crashed) -> bool:
@@ -62,14 +62,14 @@ def test_whatever_a_script_raises_what_it_has_is_kept(
     assert crashed.error is not None
     assert crashed.error.traceback.endswith(f"{said}\n")
     error = capfd.readouterr().err
-    assert error.startswith("ending\n"), "said before a traceback is made, which takes its time"
+    assert error.startswith("ending\n"), "the report must precede the traceback, which takes time to format"
     assert error.endswith(f"{said}\n")
 
 
 def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """torch says so in words that tell nobody what to do."""
+    """torch's own error for this does not say how to fix the script."""
     script = tmp_path / "train.py"
     made = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
     script.write_text(
@@ -110,7 +110,7 @@ def test_what_another_process_of_its_has_raised_is_placed_where_that_was(kept: l
 def test_a_script_that_was_written_for_torchrun_ends_the_job_at_once(
     kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str
 ) -> None:
-    """Another process would raise the same; all workers do, so the job says it once, and none of them does."""
+    """Every worker fails in the same way, so the job prints the error once and no worker prints it."""
     script = tmp_path / "train.py"
     script.write_text(f"\nraise ValueError({words!r})\n")
     assert run_script(str(script)) == EXIT_BAD_INPUT

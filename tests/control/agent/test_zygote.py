@@ -1,4 +1,4 @@
-"""The zygote: forks workers that are as good as cold starts, and outlives none of its owners."""
+"""The zygote: it forks workers that behave like cold starts, and ends when its owners end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.control.processes import ChildProcess
 
 
 class Owner:
-    """One requester of a zygote."""
+    """A client that requests workers from a zygote."""
 
     def __init__(self) -> None:
         self.exits: dict[int, int] = {}
@@ -66,7 +66,7 @@ def play(folder: Path, story: Story, preload: tuple[str, ...] = ()) -> None:
 
 
 def script_of(folder: Path, code: str) -> Path:
-    """Write a script under a name of its own: an earlier worker may still be about to read another, or this one."""
+    """Write a script under a unique name, because an earlier worker may still read another one."""
     script = folder / f"script-{zlib.crc32(code.encode()):08x}.py"
     if not script.exists():
         script.write_text(code)
@@ -116,7 +116,7 @@ def test_a_zygote_whose_owner_is_killed_while_it_imports_is_gone_at_once(tmp_pat
         owner.wait()
         owner.stdout.close()
     while alive(pid):
-        assert time.monotonic() < deadline, "it imports on"
+        assert time.monotonic() < deadline, "the zygote must continue to import"
         time.sleep(0.01)
 
 
@@ -124,12 +124,14 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
     import json
 
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
-        first = await fork(client, folder, "import time; time.sleep(1000)")  # so that there is something to inherit
+        # This worker leaves descriptors that the next one could inherit.
+        first = await fork(client, folder, "import time; time.sleep(1000)")
         pid = await fork(client, folder, FACTS, "--flag", "a b", env={"VARIABLE": "value"})
         assert await owner.exit_of(pid) == 0
         facts = json.loads((folder / "output").read_text())
         descriptors = facts.pop("descriptors")
-        assert [number for number in descriptors if number > 2] in ([], [3])  # 3: the listing itself
+        # Descriptor 3 belongs to the listing itself.
+        assert [number for number in descriptors if number > 2] in ([], [3])
         assert facts == {
             "name": "__main__",
             "argv": [str(script_of(folder, FACTS)), "--flag", "a b"],
@@ -149,7 +151,7 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
 
 
 def test_workers_have_random_numbers_of_their_own(tmp_path: Path) -> None:
-    """As after cold starts: the generators that the zygote has preloaded are seeded anew in each child."""
+    """The generators of preloaded modules get a new seed in each child, as in a cold start."""
     code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
 
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
@@ -297,7 +299,7 @@ def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None
 
 
 def test_the_zygote_has_one_thread_and_workers_have_torch_and_compute(tmp_path: Path) -> None:
-    """One true preload: importing everything starts no thread, and a forked worker trains at once."""
+    """Importing everything starts no thread, and a forked worker can train immediately."""
     from holdfast.control.link.forking import PRELOAD
 
     code = """
@@ -328,7 +330,7 @@ def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monke
         real(path, ignore_errors=ignore_errors)
         times += 1
         if times < 3:
-            (folder / "store").mkdir(parents=True)  # as its last breath
+            (folder / "store").mkdir(parents=True)  # The ending process still writes into the folder.
 
     monkeypatch.setattr(shutil, "rmtree", while_another_process_ends)
     remove(folder)
@@ -338,7 +340,7 @@ def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monke
 
 @contextlib.contextmanager
 def speaking_through(stdout: Path, stderr: Path) -> Iterator[None]:
-    """Have this process's descriptors 1 and 2 lead to files."""
+    """Redirect descriptors 1 and 2 of this process to files."""
     with contextlib.ExitStack() as stack:
         for number, path in ((1, stdout), (2, stderr)):
             before = os.dup(number)
@@ -350,7 +352,7 @@ def speaking_through(stdout: Path, stderr: Path) -> Iterator[None]:
 
 
 def test_a_worker_speaks_through_its_requesters_streams(tmp_path: Path) -> None:
-    """Several jobs may share a zygote: what a worker says belongs into the output of its own job."""
+    """Several jobs may share a zygote, and a worker's output belongs to its own job."""
 
     async def story(_client: ZygoteClient, owner: Owner, _zygote: ChildProcess, folder: Path) -> None:
         stdout, stderr = folder / "stdout", folder / "stderr"

@@ -1,4 +1,4 @@
-"""Alerts reach a program or a URL; one that fails or hangs is logged, and nobody waits for it."""
+"""Alerts reach a program or a URL; a failed or hanging alert is logged and delays nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def request(number: int = 7) -> ActionRequested:
 
 
 def handed_on(alert: str, *events: ActionRequested, longest_s: float = 20.0, patience_s: float = 20.0) -> None:
-    """Tell all, then wait for what is left of it."""
+    """Send all events as alerts, then wait until they are delivered."""
 
     async def told() -> None:
         alerts = Alerts(alert, longest_s)
@@ -56,7 +56,7 @@ def test_a_program_gets_each_event_as_a_line_of_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "it is here").read_text().splitlines()]
     assert [line["about_seq"] for line in lines] == [1, 2]
     assert lines[0]["event"] == "action_requested"
-    assert lines[0]["why"] == request().why, "no shell has looked at it"
+    assert lines[0]["why"] == request().why, "the words must not pass through a shell"
 
 
 def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_one_that_fails_is_logged(alert: str, said: str, caplog: pytest.LogCaptu
         handed_on(alert, request(), request(8))
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("the alert about event 7 failed: ")
-    assert second.startswith("the alert about event 8 failed: "), "the next one is tried all the same"
+    assert second.startswith("the alert about event 8 failed: "), "the next alert must still be attempted"
     assert said in first
     assert "secret" not in first
 
@@ -100,7 +100,7 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(
     for pid in (tmp_path / "pids").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(int(pid))
-            assert select.select([descriptor], [], [], 20.0)[0], f"{pid} lives"
+            assert select.select([descriptor], [], [], 20.0)[0], f"process {pid} still runs"
             os.close(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Places for strangers, in one loop with a protocol that says what it likes."""
+"""Limits on unauthenticated connections, in one loop with a scripted protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger("holdfast.test_doorkeeper")
 
 
 class Greeter(asyncio.Protocol):
-    """Says hello, and nothing else."""
+    """A protocol that sends a greeting and nothing else."""
 
     def __init__(self, on_lost: Callable[[], object]) -> None:
         self._on_lost = on_lost
@@ -36,7 +36,7 @@ class Greeter(asyncio.Protocol):
 
 
 class Visitor:
-    """The other side of a connection."""
+    """The client side of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -60,7 +60,7 @@ class Visitor:
 
 
 class Door:
-    """A doorkeeper, and a way to come to it from any loopback address."""
+    """A connection limiter, and a way to connect to it from any loopback address."""
 
     def __init__(self, limits: Limits) -> None:
         self.listener = bind("127.0.0.1", 0)
@@ -141,7 +141,7 @@ def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_who_came_at_once_does_not_go_at_once() -> None:
-    """Else a crowd that comes again comes at once, for ever."""
+    """Clients that are dropped together would reconnect together, forever."""
 
     async def story(door: Door) -> None:
         began = time.monotonic()
@@ -160,7 +160,7 @@ def test_who_came_at_once_does_not_go_at_once() -> None:
 
 
 def test_nobody_is_dropped_before_it_could_speak() -> None:
-    """Those who come meanwhile wait in the kernel."""
+    """Later connections wait in the kernel meanwhile."""
 
     async def story(door: Door) -> None:
         first = [await door.come() for _ in range(4)]

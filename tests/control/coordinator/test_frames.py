@@ -1,4 +1,4 @@
-"""Short frames that are read at once, and where frames end."""
+"""Short WebSocket frames that are parsed at once, and the detection of frame ends."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: 
 def test_a_short_message_is_read_as_it_was_sent(message: bytes) -> None:
     frame = Frame(Opcode.BINARY, message).serialize(mask=True)
     assert short_message(frame) == message
-    assert short_message(frame + b"\0") is None, "more has come than that"
+    assert short_message(frame + b"\0") is None, "the data is longer than this frame"
     assert short_message(frame[:-1]) is None
-    for wrong in (0x02, 0x81, 0x80, 0x88, 0x89, 0xC2):  # a first part, text, a further part, an end, a ping, compressed
+    # A first part, text, a further part, an end, a ping, and a compressed frame.
+    for wrong in (0x02, 0x81, 0x80, 0x88, 0x89, 0xC2):
         assert short_message(bytes([wrong]) + frame[1:]) is None
 
 
@@ -60,4 +61,4 @@ def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[in
         assert reads <= 2 + size // LARGE_BYTES
         buffer.room[0] = 7
         assert buffer.take(1) == b"\7"
-        assert len(buffer.room) == SMALL_BYTES, "as long as little comes, little is kept for it"
+        assert len(buffer.room) == SMALL_BYTES, "a connection with little data must keep a small buffer"

@@ -77,7 +77,7 @@ def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProc
             say(agent, hello("n0"))
             hear(agent)
         assert followed.wait(PATIENCE_S)
-        # The end of the job ends the follower too.
+        # The end of the job also ends the follower.
         client.shutdown(0, "enough")
         follower.join(PATIENCE_S)
         assert not follower.is_alive()

@@ -1,4 +1,4 @@
-"""Searches in a process of their own: what they find comes back, and what becomes of one that dies or never ends."""
+"""Placement searches in their own process: their results, and processes that die or never finish."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def children() -> set[int]:
 
 
 def play(story: Callable[[Searcher, asyncio.Queue[Planned]], Awaitable[None]]) -> None:
-    """Run a story with a searcher; afterwards no process of it is left."""
+    """Run a story with a searcher, and check that no search process is left."""
 
     async def run() -> None:
         before, answers = children(), asyncio.Queue[Planned]()
@@ -98,7 +98,7 @@ def test_one_that_dies_has_found_nothing_and_is_logged(caplog: pytest.LogCapture
 
 
 def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Until the next generation nobody would have looked for a better placement."""
+    """Without its end, the job would not search for a better placement until the next generation."""
 
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()

@@ -1,4 +1,4 @@
-"""Agents against a real coordinator process: who is let in, what is refused, what is seen at once."""
+"""Agents against a real coordinator process: admission, refusals, and immediate detection of failures."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from places import CONTROL_SCRIPTS
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One coordinator for all tests that must not harm it: each ends by seeing that it goes on.
+    """One coordinator for all tests that must not harm it; each test ends with a check that it still serves.
 
-    However often its only node is lost: what is made up may be a member that comes and goes, again and again.
+    Made-up messages may be those of a member that repeatedly joins and leaves, so it tolerates many losses of its only
+    node.
     """
     patient = RecoverySpec(max_restarts=1_000)
     with CoordinatorProcess(tmp_path_factory.mktemp("shared"), recovery=patient) as coordinator:
@@ -51,7 +52,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 
 
 def _lives(coordinator: CoordinatorProcess) -> bool:
-    """A new agent is welcome, and the HTTP side answers."""
+    """Return whether the coordinator welcomes a new agent and answers HTTP requests."""
     with coordinator.agent() as agent:
         say(agent, hello(f"probe-{os.urandom(4).hex()}"))
         welcome = hear(agent)
@@ -158,7 +159,7 @@ def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> No
         beat = Frame(Opcode.BINARY, msgspec.msgpack.encode(Heartbeat())).serialize(mask=True)
         for part in (greeting[:1], greeting[1:9], greeting[9:] + beat[:3], beat[3:], beat, beat + beat):
             agent.socket.sendall(part)
-            time.sleep(0.05)  # (so that each is read by itself)
+            time.sleep(0.05)  # Makes the coordinator read each chunk separately.
         assert isinstance(hear(agent), Welcome)
         say(agent, hello(name))
         assert _closed_for(agent)[1] == "a second Hello"
@@ -168,7 +169,7 @@ def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> No
         agent.socket.sendall(Frame(Opcode.BINARY, beat[6:7], fin=False).serialize(mask=True))
         time.sleep(0.05)
         agent.socket.sendall(beat)
-        assert _closed_for(agent)[0] == 1002, "a message may not begin within another"
+        assert _closed_for(agent)[0] == 1002, "a message may not begin inside another"
     assert _lives(shared)
 
 
@@ -190,7 +191,7 @@ def test_a_refused_agent_hears_why_before_it_is_closed(shared: CoordinatorProces
 
 
 def test_a_stop_is_sent_without_waiting_for_an_acknowledgement(shared: CoordinatorProcess) -> None:
-    """TCP_NODELAY is set on accepted connections: ask the kernel, through the coordinator's descriptors."""
+    """Accepted connections have TCP_NODELAY set, as the kernel reports through the coordinator's descriptors."""
     code = (
         "import os, socket, sys\n"
         "from holdfast.control.coordinator.server import bind\n"
@@ -220,7 +221,7 @@ _valid = [
 
 @st.composite
 def _mutated(draw: st.DrawFn) -> bytes:
-    """A valid message with some bytes changed, cut, or put in."""
+    """Change, cut, or insert some bytes in a valid message."""
     data = bytearray(draw(st.sampled_from(_valid)))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
@@ -265,7 +266,7 @@ def test_it_still_lives_after_all_that(shared: CoordinatorProcess) -> None:
 
 @contextlib.contextmanager
 def _generation_of(coordinator: CoordinatorProcess, names: list[str]) -> Iterator[list[ClientConnection]]:
-    """Bring a raw node `raw` and nodes `names` to the point where each was told to begin."""
+    """Start a generation with the raw node `raw` and the nodes `names`."""
     with contextlib.ExitStack() as stack:
         agents: list[ClientConnection] = []
         for name in names:
@@ -287,7 +288,7 @@ def _next_stop(agent: ClientConnection) -> Stop:
 
 @pytest.mark.parametrize("how", ["fin", "reset"])
 def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> None:
-    # The lease is far longer than the test's patience: only the end of the connection can tell.
+    # The lease is far longer than the test's timeout, so only the end of the connection can reveal the loss.
     with CoordinatorProcess(tmp_path, nodes=3, config={"lease_s": 1000.0}) as coordinator:
         with coordinator.raw_agent() as raw:
             raw.sendall(frame(hello("a")) + frame(attach("a")))
@@ -339,7 +340,7 @@ def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) 
 
 
 class FakeSocket:
-    """Takes `room` frames and then none."""
+    """A socket that accepts `room` frames and then none."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -370,12 +371,12 @@ class FakeSocket:
         self.user.ended(1006)
 
     async def close(self, code: int, reason: str) -> None:
-        """The WebSocket's, as starlette has it."""
+        """Close with starlette's signature."""
         self.closed.append((code, reason))
 
 
 class FakeShell:
-    """Records what reaches the machine; what comes while its gate is shut is under way until it opens."""
+    """Records the inputs of the machine; inputs that arrive while its gate is shut wait until it opens."""
 
     def __init__(self) -> None:
         self.story: list[Any] = []
@@ -438,7 +439,7 @@ def test_what_is_said_to_many_is_made_a_frame_of_once() -> None:
 
 
 def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_too() -> None:
-    """All of its parts are queued before the first can go: an agent that reads as fast as it can was given up."""
+    """All parts are queued before the first is sent; a fast reader must not be dropped for it."""
 
     async def main() -> None:
         socket = FakeSocket(room=0)

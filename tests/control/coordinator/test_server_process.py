@@ -1,4 +1,4 @@
-"""Coordinators as processes: what is refused untouched, how they end, who follows whom."""
+"""Coordinators as processes: refusals without side effects, endings, and successors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def _refused(tmp_path: Path, **settings: Any) -> str:
-    """Start a coordinator that must refuse with one line, exit code 2, and touch nothing; return the line."""
+    """Start a coordinator that must refuse with one line and exit code 2 and change no file; return the line."""
     place = tmp_path / "place"
     before = _contents(place) if place.is_dir() else None
     logs = tmp_path / "logs"
@@ -62,7 +62,7 @@ def _refused(tmp_path: Path, **settings: Any) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder in which nothing may change."""
+    """A folder in which no file may change."""
     (tmp_path / "place").mkdir()
     return tmp_path / "place"
 
@@ -142,7 +142,7 @@ def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, j
     with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
         coordinator.process.kill()
         coordinator.wait()
-    store = open_store(f"sqlite:{place}/s.db")  # its log is folded in: nothing else changes it
+    store = open_store(f"sqlite:{place}/s.db")  # This merges the write-ahead log, so that later opens change nothing.
     store.close()
     event = made("job_started", seq=1, job=job, term=term)
     (place / "e.jsonl").write_bytes(msgspec.json.encode(event) + b"\n")
@@ -169,7 +169,7 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     with CoordinatorProcess(tmp_path, **settings) as second, second.client() as client:
         events = [(event["seq"], event["event"]) for event in map(msgspec.json.decode, path.read_bytes().splitlines())]
         assert client.status()["events"] == events[-1][0]
-    # (What the record's own transition said, `nodes_joined`, is in the record.)
+    # The record contains `nodes_joined`, the event of its own transition.
     first_event = "journal_repaired" if damage == "removed" else "job_started"
     assert events == [(1, first_event), (2, "nodes_joined"), (3, "coordinator_restarted")]
 
@@ -187,7 +187,7 @@ def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_p
     path = tmp_path / "e.jsonl"
     for _ in range(3):
         with CoordinatorProcess(tmp_path, store="memory:", events=path) as coordinator:
-            httpx.get(coordinator.entry.url, timeout=PATIENCE_S)  # Signals are handled once it answers.
+            httpx.get(coordinator.entry.url, timeout=PATIENCE_S)  # The coordinator handles signals once it answers.
             coordinator.process.send_signal(signal.SIGTERM)
             assert coordinator.wait() == 75
     events = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
@@ -203,7 +203,7 @@ def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_p
 
 
 def test_a_store_that_is_older_than_its_events_is_refused_and_left_alone(tmp_path: Path, place: Path) -> None:
-    """Nobody knows whether the workers of the job live: a person says which store is the newest."""
+    """It is unknown whether the job's workers still run, so a person must name the newest store."""
     settings: dict[str, Any] = {"store": f"sqlite:{place}/s.db", "events": place / "e.jsonl", "token": "t"}
     with CoordinatorProcess(tmp_path, **settings) as coordinator, coordinator.agent() as agent:
         backup = _contents(place)
@@ -217,7 +217,7 @@ def test_a_store_that_is_older_than_its_events_is_refused_and_left_alone(tmp_pat
     for name, data in backup.items():
         if not name.startswith("e.jsonl"):
             (place / name).write_bytes(data)
-    open_store(f"sqlite:{place}/s.db").close()  # (its log is folded in: nothing else changes it)
+    open_store(f"sqlite:{place}/s.db").close()  # This merges the write-ahead log, so that later opens change nothing.
     line = _refused(tmp_path, **settings)
     assert f"the store sqlite:{place}/s.db is older than the job: it ends with event 1" in line
     assert "Nothing was stopped" in line
@@ -274,7 +274,7 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, 
 
 
 def _training(agent: ClientConnection) -> None:
-    """A node whose worker saves checkpoints has entered the job's first generation."""
+    """Bring a node with a checkpointing worker into the job's first generation."""
     say(agent, hello("n0"))
     assert isinstance(hear(agent), Welcome)
     saving = msgspec.structs.replace(attach("n0"), saves=True)
@@ -312,7 +312,7 @@ def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
 
 
 def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
-    """A job may be over before its launcher has asked for the first event."""
+    """A job may be over before its launcher requests the first event."""
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
         coordinator.until_log("its last events are read")
@@ -343,13 +343,15 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
                 events = [(event.seq, name_of(event), event.term) for event in client.events()]
                 metrics = httpx.get(f"{second.entry.url}/metrics", trust_env=False, timeout=PATIENCE_S).text
     assert events == [(1, "job_started", 1), (2, "nodes_joined", 1), (3, "coordinator_restarted", 2)]
-    assert 'holdfast_nodes{job_name="j",state="waiting"} 1.0' in metrics, "it goes on from what the first one knew"
+    assert 'holdfast_nodes{job_name="j",state="waiting"} 1.0' in metrics, (
+        "the second coordinator must continue from the first one's state"
+    )
     lines = (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
 
 def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_them(tmp_path: Path) -> None:
-    """The outcome is written, and an agent has not heard of it: it comes back, and its workers are let go."""
+    """The outcome is recorded but an agent has not received it; when it reconnects, its workers are released."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
     worker = attach("n0").worker
     entered, finished = Entered(worker=worker, generation=1, applied=0), Finished(worker=worker, generation=1, step=0)
@@ -383,7 +385,7 @@ def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
 
 
 def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
-    """It ends in good order, yet the job is not over: another one goes on with the events."""
+    """The coordinator shuts down cleanly but the job is not over: the next coordinator continues the events."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with (
         CoordinatorProcess(tmp_path, launched=True, **settings) as first,
@@ -400,13 +402,13 @@ def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
             say(agent, attach("n0"))
             assert first.wait() == 1
         with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
-            assert isinstance(heard.result(PATIENCE_S), NodesJoined)  # which the first one had recorded
+            assert isinstance(heard.result(PATIENCE_S), NodesJoined)  # The first coordinator had recorded this event.
             assert isinstance(next(following), CoordinatorRestarted)
 
 
 @pytest.mark.parametrize("token", ["t", None], ids=["the same token", "a token of its own"])
 def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Path, token: str | None) -> None:
-    """It took over; the agents did not know its address, so the job had no nodes and failed."""
+    """A takeover would lose the agents, which do not know the second address, and the job would fail without nodes."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": token, "nodes": 9}
     settings["registry"] = tmp_path / "registry"
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
@@ -425,7 +427,7 @@ def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Pa
 
 
 def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
-    """Another has taken over meanwhile: the old one changes neither store nor journal, says nothing, and ends."""
+    """Another coordinator has taken over: the old one changes neither store nor journal, sends nothing, and ends."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
         say(agent, hello("n0"))
@@ -434,7 +436,7 @@ def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
         with CoordinatorProcess(tmp_path, **settings) as new:
             with new.client() as client:
                 before = client.status()["events"]
-                # What the old one finds when it wakes up makes it want to announce a node.
+                # When the old coordinator wakes up, this message makes it try to announce a node.
                 say(agent, attach("n0"))
                 old.process.send_signal(signal.SIGCONT)
                 assert old.wait() == 1
@@ -451,7 +453,7 @@ def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:
-    """Hundreds of connections come and go without leaving a descriptor behind."""
+    """Many connections open and close without leaking a descriptor."""
     with CoordinatorProcess(tmp_path) as coordinator:
         folder = f"/proc/{coordinator.process.pid}/fd"
 

@@ -1,4 +1,4 @@
-"""The shell carries out instructions in order, and stops for good when it must."""
+"""The server shell executes instructions in order, and stops permanently when it must."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _record(term: int) -> Record:
 
 
 class FakeMachine:
-    """Answers every input with what it was told to."""
+    """A machine that answers every input with prepared instructions."""
 
     def __init__(self) -> None:
         self.answers: list[list[Instruction] | Exception] = []
@@ -72,14 +72,14 @@ class FakeConnection:
 
 
 class GatedStore(MemoryStore):
-    """Writes once its gate is open."""
+    """A store that writes once its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
-        self.tries = 0  # that have failed
+        self.tries = 0  # The failed attempts.
         self.writes = 0
         self.fails_after = math.inf
         self.outboxes: list[tuple[AnyEvent, ...]] = []
@@ -98,7 +98,7 @@ class GatedStore(MemoryStore):
 
 
 class Bench:
-    """A shell with a fake machine, and all that can be seen of it."""
+    """A server shell with a fake machine, and all of its visible effects."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self.store = GatedStore()
@@ -270,7 +270,7 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
         for _ in range(10):
             await asyncio.sleep(0)
         assert (connection.said, bench.journal.last_seq, bench.stored_term()) == ([1], 1, 0)
-        assert len(bench.machine.seen) == seen + 1, "the machine is not fed while it is being written"
+        assert len(bench.machine.seen) == seen + 1, "the machine must get no input while its record is being written"
         assert not looked.done()
         bench.store.gate.set()
         await asyncio.gather(first, *others)
@@ -298,7 +298,7 @@ def test_those_that_wait_for_a_write_are_written_down_at_once_and_told_after_it(
         bench.store.gate.set()
         await asyncio.gather(*adding)
         writes.append(bench.store.writes - before)
-        assert writes == [3], "one alone, as many as a turn has, and the one that is left"
+        assert writes == [3], "one input alone, one full transaction, and the remaining input"
 
     bench.run(main())
     assert {number: one.said for number, one in coming.items()} == {number: [number] for number in coming}
@@ -546,7 +546,7 @@ def test_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
         await asyncio.sleep(0)
         tasks[1].cancel()
         turns.give()
-        tasks[0].cancel()  # it was its turn already
+        tasks[0].cancel()  # Its turn had already begun.
         assert not turns.take()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert turns.take()

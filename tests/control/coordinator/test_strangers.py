@@ -1,4 +1,4 @@
-"""Whoever has not shown the token: however many, slow or strange they are, agents get in and the log stays short."""
+"""Connections without the token: whatever their number and speed, agents still join and the log stays short."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Connect = Callable[[CoordinatorProcess], socket.socket]
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Open connections that are closed at the end of the test."""
+    """Open connections that close at the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def open_one(coordinator: CoordinatorProcess) -> socket.socket:
@@ -44,9 +44,9 @@ def connect() -> Iterator[Connect]:
 
 
 def answer(connection: socket.socket, words: bytes) -> bytes:
-    """Say something, and return what comes until the other side ends the connection."""
+    """Send words, and return the received bytes until the other side closes the connection."""
     heard = b""
-    with contextlib.suppress(ConnectionError):  # it may be closed with our words unread
+    with contextlib.suppress(ConnectionError):  # The other side may close before it has read all words.
         connection.sendall(words)
         while data := connection.recv(65536):
             heard += data
@@ -54,13 +54,13 @@ def answer(connection: socket.socket, words: bytes) -> bytes:
 
 
 def check_few_lines(coordinator: CoordinatorProcess, most: int, began: float) -> None:
-    """So many lines were logged, and as many again for each interval in which it was held back."""
+    """Check that at most this many lines were logged per rate-limit interval."""
     intervals = 1 + int((time.monotonic() - began) / INTERVAL_S)
     assert len(coordinator.log.splitlines()) <= most * intervals, coordinator.log
 
 
 def welcomed(coordinator: CoordinatorProcess, node: str) -> float:
-    """Have an agent of another node join; return how long that took."""
+    """Join as the agent of another node, and return how long it took."""
     began = time.monotonic()
     with coordinator.agent() as agent:
         say(agent, hello(node))
@@ -70,7 +70,7 @@ def welcomed(coordinator: CoordinatorProcess, node: str) -> float:
 
 @pytest.mark.parametrize("words", [b"", b"GET /status HTTP/1.1\r\nX-a: "], ids=["idle", "slow"])
 def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: bytes) -> None:
-    """More than there may be open files, and more come as fast as others are dropped."""
+    """More connections than the limit of open files, renewed as fast as the coordinator drops them."""
     began = time.monotonic()
     with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as first:
         say(first, hello("n0"))
@@ -184,14 +184,14 @@ def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> 
 
 
 def test_those_who_wait_for_events_are_so_many(tmp_path: Path, connect: Connect) -> None:
-    """A token in the wrong loop: hundreds follow, and the rest of the coordinator's work goes on."""
+    """Hundreds of followers with a valid token must not delay the coordinator's other work."""
     with CoordinatorProcess(tmp_path) as coordinator:
         head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {coordinator.entry.token}\r\n\r\n".encode()
         for number in range(MAX_WAITING):
             path = b"GET /events?after=99&wait=60&stream=1" if number % 2 else b"GET /events?after=99&wait=60"
             connect(coordinator).sendall(path + head)
         with coordinator.client() as client:
-            client.status()  # the others were heard before
+            client.status()  # The coordinator answers this after the earlier requests.
             with pytest.raises(RefusedError, match="requests wait already"):
                 list(client.events(after=99, follow=True))
             assert [event.seq for event in client.events()] == [1]

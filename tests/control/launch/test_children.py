@@ -1,4 +1,4 @@
-"""Processes that carry out an order: what they say where they cannot."""
+"""Processes that execute an order: their errors when they cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(children.main())
     [("KeyboardInterrupt", EXIT_INTERRUPTED, ""), ("ValueError('odd')", EXIT_OUR_FAULT, "ValueError: odd\n")],
 )
 def test_one_that_is_told_to_end_while_it_begins_says_nothing(error: str, code: int, words: str) -> None:
-    """A pool's node may be taken back at once; what is our fault is told in full."""
+    """A pool may take its node back immediately, but an error of holdfast is reported in full."""
     spec = JobSpec(name="a", script="/train.py")
     settings = AgentSettings(spec=spec, coordinator="http://127.0.0.1:9", token="", node="n", folder="/", digest="")
     order = msgspec.json.encode(AgentOrder(settings=settings, log="warning"))
@@ -51,6 +51,8 @@ def test_one_that_is_told_to_end_while_it_imports_shows_no_traceback(
     time.sleep(after_s)
     child.send_signal(signal.SIGINT)
     code = child.reap()
-    # CPython ends with the signal, silently, if KeyboardInterrupt came within exec() of a text, as dataclasses use it.
-    assert code in (EXIT_INTERRUPTED, EXIT_BAD_INPUT, -signal.SIGINT), "interrupted, or there is no such script"
+    # CPython ends silently with the signal if KeyboardInterrupt occurs inside exec() of a text, as in dataclasses.
+    assert code in (EXIT_INTERRUPTED, EXIT_BAD_INPUT, -signal.SIGINT), (
+        "the child was interrupted, or found no such script"
+    )
     assert "Traceback" not in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Following a coordinator from an event loop."""
+"""Following a coordinator's events from an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = AsyncIterator[bytes] | int
 
 
 class _Coordinator(httpx.AsyncBaseTransport):
-    """Answers one request after the other with what a test has written down; notes what was asked."""
+    """Answers requests in order with prepared responses, and records the requests."""
 
     def __init__(self, *answers: Answer) -> None:
         self.asked: list[str] = []
@@ -101,9 +101,9 @@ def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> No
     with CoordinatorProcess(tmp_path, nodes=9, launched=True) as coordinator:
         seen = asyncio.run(asyncio.wait_for(follow(coordinator), PATIENCE_S))
         assert coordinator.wait() == 0
-    # (its end may be told before it is gone)
+    # The job's end may be reported before the node has left.
     assert [name for name in seen if name != "job_finished"] == ["job_started", "failure_detected", "node_left"]
-    assert asked == ["/events", "/shutdown", "/events"]  # the last one is told that none will follow
+    assert asked == ["/events", "/shutdown", "/events"]  # The last request is told that no event will follow.
 
 
 def _come_and_go(coordinator: CoordinatorProcess) -> None:

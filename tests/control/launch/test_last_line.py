@@ -1,4 +1,4 @@
-"""What an interrupted job says last is what its checkpoint directory holds then, whatever was told before."""
+"""The last line of an interrupted job states the current content of its checkpoint directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save(folder: Path, step: int) -> None:
 
 
 def stands(steps: int, saved: int = 0) -> Standing:
-    """So many steps were done; one was told to be saved."""
+    """Return the standing after this many steps, with one reported checkpoint."""
     known = KnownCheckpoint(step=saved, name=name_of(saved).folder, term=1, generation=1)
     standing = Standing([known] if saved else [])
     event = StepCommitted(
@@ -62,7 +62,7 @@ def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
 
 
 def test_it_knows_whether_the_job_has_ended() -> None:
-    """An agent that ends with its failed job, and was a standby, was said to have ended before it joined."""
+    """An agent that ends with its failed job, after being a standby, must not be reported as ended before it joined."""
     standing = Standing([])
     told: list[bool] = []
     for kind in ("job_started", "job_failed", "coordinator_restarted", "step_committed", "job_finished"):

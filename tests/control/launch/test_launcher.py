@@ -1,4 +1,4 @@
-"""`holdfast run` as a process, with workers that train without torch; afterwards nothing may be left."""
+"""`holdfast run` as a process, with workers that train without torch; no file or process may remain afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE = 60.0
 def descendants(marker: str, folder: Path) -> dict[int, str]:
     """Return the processes that carry the marker in their environment, with their command lines.
 
-    One that was forked has its environment from elsewhere: those that run in the folder count, too.
+    A forked process has another process's environment, so processes that run in the folder count as well.
     """
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -59,12 +59,12 @@ def descendants(marker: str, folder: Path) -> dict[int, str]:
 def wait_until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.01)
 
 
 class World:
-    """One test's job, and the folders in which it may leave traces."""
+    """One test's job, and the folders in which it may leave files."""
 
     def __init__(self, folder: Path, commands: str) -> None:
         self.commands = commands
@@ -92,7 +92,7 @@ class World:
         folder: str = "job",
         warm: bool = False,
     ) -> Iterator[LocalJob]:
-        """Run a job; `warm`: its own processes are forked, for tests that are about none of them."""
+        """Run a job; with `warm`, its launcher is forked, for tests of other processes."""
         (self.folder / folder).mkdir()
         every = ("--preload", "", *options)
         kind = partial(WarmJob, self.commands, cwd=self.folder) if warm else LocalJob
@@ -103,7 +103,7 @@ class World:
         return descendants(self.marker, self.folder)
 
     def process(self, words: str) -> int:
-        """Return the pid of the one process whose command line has these words."""
+        """Return the pid of the only process with these words in its command line."""
         (pid,) = [pid for pid, command in self.processes().items() if words in command]
         return pid
 
@@ -115,7 +115,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, warm_commands: str) -> Iterator[World]:
-    # Sockets have short names: /tmp/pytest-of-somebody/pytest-123/a-long-test-name is near the limit already.
+    # Socket paths must be short, and /tmp/pytest-of-USER/pytest-123/a-long-test-name is almost too long.
     world = World(tmp_path, warm_commands)
     yield world
     for pid in world.processes():
@@ -136,7 +136,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
 
 
 def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> None:
-    """Its nodes are fresh, and one has a name that the job never knew."""
+    """Its nodes are new, and one of them has a name that the job never knew."""
     store = ("--store", f"sqlite:{world.folder}/store.sqlite")
     with world.job("--steps", "3", options=(*store, "--nodes", "1"), warm=True) as job:
         assert job.wait_exit() == 0
@@ -238,20 +238,20 @@ def test_the_snapshots_of_a_killed_run_go_with_it(world: World, tmp_path: Path) 
 
 
 def test_what_a_killed_run_has_left_goes_with_the_next_one(world: World, tmp_path: Path) -> None:
-    """If the zygote is killed, too, nothing of the run is left that could remove its folders."""
+    """If the zygote is killed as well, no process of the run is left to remove its folders."""
     memory = tmp_path / "memory"
     options = ("--nodes", "1", "--snapshot-every", "5", "--snapshot-dir", str(memory))
     with world.job("--steps", "1000000", options=options) as job:
         job.wait(StepCommitted, step=3)
         assert job.process is not None
         for pid, command in world.processes().items():
-            if "control.agent.zygote" in command:  # and what it has forked
+            if "control.agent.zygote" in command:  # This also matches the processes that it forked.
                 os.kill(pid, signal.SIGSTOP)
         job.process.kill()
         for pid in world.processes():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not world.processes(), "all processes to end")
-    # The folder of the run's sockets lies elsewhere if the path of the temporary folder is too long for a socket.
+    # The run's socket folder is elsewhere if the path of the temporary folder is too long for a socket.
     left = (*memory.iterdir(), *world.temporary.iterdir())
     assert len(list(memory.iterdir())) == 1, left
     with world.job("--steps", "3", options=options, folder="next", warm=True) as job:
@@ -314,7 +314,7 @@ def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -
         job.wait(GenerationStarted, lambda e: sorted(e.members) == ["node-0", "node-2"])
         if fault == "freeze":
             since = len(job.events)
-            os.kill(agent, signal.SIGCONT)  # it learns that it was expelled, and comes back with new workers
+            os.kill(agent, signal.SIGCONT)  # The agent learns that it was expelled, and comes back with new workers.
             job.wait(NodesJoined, lambda e: "node-1" in e.names, since=since)
 
 
@@ -383,7 +383,7 @@ def test_a_script_that_fails_fails_the_job(world: World) -> None:
         assert job.wait_exit() == 1
     output = job.output_file.read_text()
     assert "RuntimeError: out of luck" in output
-    # However soon one node has spent its budget: the other is heard, too, and then it is the work that is at fault.
+    # Even if one node spends its restart budget first, the job waits for the other and blames the work, not a node.
     assert re.search("on nodes node-., node-.", output)
     world.check_nothing_is_left()
 
@@ -405,5 +405,5 @@ def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
 
 
 def cli(world: World, *words: str) -> tuple[int, str, str]:
-    """Run a command beside the job; return exit code, stdout, stderr."""
+    """Run a command for this job; return exit code, stdout and stderr."""
     return spoken_here(Command(words, {**os.environ, **world.environment}, world.folder))

@@ -1,4 +1,4 @@
-"""`-m NAME` is the file that Python itself would run, found without importing anything."""
+"""`-m NAME` resolves to the same file as in Python, without importing anything."""
 
 from __future__ import annotations
 

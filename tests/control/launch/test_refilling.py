@@ -1,4 +1,4 @@
-"""A launched job has as many standbys as it was given: where one takes a place or dies, another is started."""
+"""A launched job keeps its number of standbys: when one takes over a rank or dies, another is started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def warm(name: str) -> StandbyReady:
 
 
 def beside(*standbys: str) -> Refilling:
-    """Three nodes that train, and these."""
+    """Return the state with three training nodes and these standbys."""
     refilling = Refilling(standbys, 3)
     refilling.take(joined("node-0", "node-1", "node-2"))
     for name in standbys:
@@ -32,7 +32,7 @@ def beside(*standbys: str) -> Refilling:
 def test_where_one_has_taken_a_place_another_is_started_once() -> None:
     refilling = beside("standby-0")
     refilling.ended("node-1", KILLED)
-    assert refilling.missing(3) == 0, "it waits still"
+    assert refilling.missing(3) == 0, "the standby still waits"
     refilling.take(joined("standby-0"))
     assert refilling.missing(3) == 1
     refilling.started("standby-1")
@@ -48,7 +48,7 @@ def test_where_one_dies_another_is_started() -> None:
 def test_a_node_that_gives_its_place_away_and_waits_is_a_standby() -> None:
     refilling = beside("standby-0")
     refilling.take(joined("standby-0"))
-    assert refilling.missing(4) == 0, "node-1 runs, and is about to wait"
+    assert refilling.missing(4) == 0, "node-1 runs and is about to wait"
     refilling.take(warm("node-1"))
     refilling.ended("node-1", KILLED)
     assert refilling.missing(3) == 1

@@ -1,4 +1,4 @@
-"""The director of a replay: who is started and killed, and never before its time."""
+"""The director of a replay starts and kills nodes, and never too early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP = made("step_committed", 50.0)
 
 
 class FakeLauncher:
-    """Notes what it is asked for, and when."""
+    """Records each request with its time."""
 
     def __init__(self, director: TraceRun) -> None:
         self.director = director
@@ -47,7 +47,7 @@ class FakeLauncher:
 def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
     async def run() -> None:
         director = TraceRun(window_of(parse_trace(TRACE), end=500), SPEED)
-        assert director.patient, "more nodes come"
+        assert director.patient, "more nodes will come"
         launcher = FakeLauncher(director)
         directing = asyncio.create_task(director.direct(cast(Launcher, launcher)))
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
         await directing
         assert [what for _, what in launcher.asked] == ["-b", "-a", "+a", "+c", "-c", "the trace is over"]
         assert all(at >= due for (at, _), due in zip(launcher.asked, (100, 100, 200, 200, 400, 500), strict=True))
-        # Nobody has to come any more, but somebody should be there: then a job without nodes has failed.
+        # After the last node of the trace, a job without nodes has failed.
         assert launcher.patient == [True, True, True, False, False, False]
         assert director.over
 
@@ -66,7 +66,7 @@ def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
 
 
 def test_events_of_an_earlier_run_are_not_this_replays() -> None:
-    """A journal that is taken up tells them again: their processes are gone, and their numbers may be another's."""
+    """A resumed journal repeats old events: their processes are gone, and their pids may belong to others."""
 
     async def run() -> None:
         director = TraceRun(window_of(parse_trace(TRACE)), SPEED, since=100.0)
@@ -92,9 +92,9 @@ def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
         open_before = len(os.listdir("/proc/self/fd"))
         await director.direct(cast(Launcher, FakeLauncher(director)))
         assert workers[1].wait(30) == -9
-        assert workers[0].poll() is None, "a process that is none of the node's any more is let alone"
+        assert workers[0].poll() is None, "a process that no longer belongs to the node must not be killed"
         workers[0].kill()
         workers[0].wait()
-        assert len(os.listdir("/proc/self/fd")) < open_before, "no descriptor is kept"
+        assert len(os.listdir("/proc/self/fd")) < open_before, "no descriptor may leak"
 
     asyncio.run(run())

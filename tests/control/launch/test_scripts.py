@@ -1,4 +1,4 @@
-"""Which scripts are refused before a job starts."""
+"""Scripts that are refused before a job starts."""
 
 from __future__ import annotations
 

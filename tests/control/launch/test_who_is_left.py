@@ -1,4 +1,4 @@
-"""A job that was started here goes on while any node is in it, whoever has added that one."""
+"""A locally started job continues while it has any node, including nodes that were added by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save that was requested does not wait for one that is still being written."""
+"""A requested save does not wait for a save that is still being written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name_of(step: int) -> CheckpointName:
 
 
 class Lanes:
-    """Two lanes, and a part of step 1 that is written as slowly as the test wants."""
+    """Two write lanes, and a part of step 1 that is written as slowly as the test wants."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Lanes:
         return AcceptCheckpoint(term=1, generation=1, step=step, name=name_of(step).folder, files=files)
 
     def left(self) -> list[str]:
-        """Return all files that are there, half written ones included."""
+        """Return all existing files, including partly written ones."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
 
     def _slowly(self) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_report
     lanes.next(CheckpointKept)
     lanes.lanes.obey(lanes.order(2))
     lanes.release.set()
-    assert lanes.done.wait(DEADLINE_S), "its files are removed from memory"
+    assert lanes.done.wait(DEADLINE_S), "the files of the part must be removed from memory"
     lanes.lanes.close()
     assert lanes.said.empty()
     assert not [path for path in lanes.left() if path.startswith(name_of(1).folder)]
@@ -89,7 +89,7 @@ def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_report
 
 
 def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> None:
-    """Two workers of a node write to it. No seal removes it, because it is of the same generation."""
+    """Two workers of a node write to it. No seal removes it, because it belongs to the same generation."""
     lanes = Lanes(tmp_path)
     lanes.lanes.write(PartToWrite(name=name_of(1), worker="n0/1/bb", files={"b": lambda: [b"x"], "c": lambda: [b"x"]}))
     (tmp_path / name_of(1).folder / "whole").write_bytes(b"the part of another node")

@@ -1,4 +1,4 @@
-"""A worker hands its part of a checkpoint to its agent by files: they outlive it, and say whether more may come."""
+"""A worker hands its checkpoint part to its agent in files that outlive it and say whether more will come."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKER = "n0/1/aa"
 
 
 class Heard:
-    """What was told."""
+    """The callbacks' records."""
 
     def __init__(self) -> None:
         self.said: queue.Queue[Any] = queue.Queue()
@@ -49,7 +49,7 @@ def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path)
     spool.close()
     assert not spool.free
     taken = part_of(handed, folder)
-    assert not PartSpool(folder, "n0/1/bb", heard.said.put).free, "whoever follows it sees that as well"
+    assert not PartSpool(folder, "n0/1/bb", heard.said.put).free, "a follower must see this as well"
     assert PartSpool(folder, "n0/0/cc", heard.said.put).free
     storage = LocalStorage(tmp_path / "kept")
     store = CheckpointStore(storage, heard.said.put, worker="n0/0/0")
@@ -77,7 +77,7 @@ def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
     spool.write(part())
     handed = heard.next(PartHanded)
     spool.close()
-    assert PartSpool(tmp_path, "n0/1/bb", heard.said.put).free, "its worker was killed before it could tell"
+    assert PartSpool(tmp_path, "n0/1/bb", heard.said.put).free, "the worker was killed before it could report"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
         part_of(handed, tmp_path)

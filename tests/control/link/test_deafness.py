@@ -1,4 +1,4 @@
-"""A process whose network is silent: in a process of its own, since all of its sockets are meant."""
+"""A process with a silent network; it runs separately, because all of its sockets are affected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from holdfast.control.link.deafness import block_incoming_tcp
 
 _context = multiprocessing.get_context("fork")
-#: for what must come
+#: Timeout for data that must arrive.
 DEADLINE_S = 30.0
 
 
@@ -40,13 +40,15 @@ def test_nothing_comes_in_and_nobody_is_told() -> None:
             assert here.poll(DEADLINE_S)
             address, sockets = here.recv()
             assert sockets >= 2
-            connection.sendall(b"more")  # (in this machine's memory it is there when this returns)
+            connection.sendall(b"more")  # On the loopback interface, the data has arrived when this call returns.
             with pytest.raises(TimeoutError):
                 socket.create_connection(address, timeout=0.2)
             here.send("look")
             assert here.poll(DEADLINE_S)
             assert here.recv() is True
-            assert select.select([connection], [], [], 0.0)[0] == [], "no end is seen here either"
+            assert select.select([connection], [], [], 0.0)[0] == [], (
+                "the end of the connection must not be visible either"
+            )
             here.send("end")
             process.join()
     assert process.exitcode == 0

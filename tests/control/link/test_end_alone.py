@@ -1,4 +1,4 @@
-"""A script that trains alone ends as it would under an agent: with the exit code of what is wrong."""
+"""A script that trains alone ends as under an agent: with the exit code of its error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_python_ends_with_the_errors_own_code(error: str, code: int) -> None:
 
 
 def test_a_script_s_own_error_is_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Printed once, by whoever printed it before; a second job's hook takes the first one's place."""
+    """The previous hook prints it once, and a second job's hook replaces the first one's."""
     printed: list[BaseException] = []
     saved: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: printed.append(error))

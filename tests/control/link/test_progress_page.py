@@ -1,4 +1,4 @@
-"""The page on which workers keep where they stand: what is read of it, and what makes no sense reads as nothing."""
+"""The page on which workers record their progress: how it is read, and that nonsense reads as None."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page() -> Iterator[ProgressPage]:
 
 @contextmanager
 def memory_of(page: ProgressPage) -> Iterator[mmap.mmap]:
-    """What anybody may do who has opened the page."""
+    """Map the page writable, as any process that has opened it can."""
     opened = os.open(page.path, os.O_RDWR)
     try:
         with mmap.mmap(opened, 3 * SLOT_BYTES) as memory:
@@ -103,7 +103,7 @@ def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
 
 
 def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: ProgressPage) -> None:
-    """For a moment of each store there were zeros: who looked then read that it had not looked for ages."""
+    """A store must not show zeros for a moment, which would read as a very old check."""
     code = (
         "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
         "writer = ProgressWriter(sys.argv[1], 2); writer.wait('vote', 4, 8); print('up', flush=True)\n"
@@ -120,7 +120,7 @@ def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: Progr
 
 
 def test_without_a_dev_shm_it_is_as_good() -> None:
-    """In a mount namespace of its own /dev/shm takes nothing, as in a container that lacks one."""
+    """In this mount namespace /dev/shm is read-only, as in a container that lacks it."""
     code = (
         "import os; from holdfast.control.link.progress_page import ProgressPage, ProgressWriter\n"
         "from holdfast.protocol.messages.progress import Activity\n"
@@ -231,7 +231,7 @@ def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
     other.close()
     with pytest.raises(OSError, match="No such file"):
         ProgressWriter(path, 0)
-    writer.at(Activity.COMPUTE)  # who has opened its own keeps it
+    writer.at(Activity.COMPUTE)  # A process that has opened its own page keeps it.
 
 
 def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: ProgressPage) -> None:
@@ -241,7 +241,7 @@ def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: Pro
     assert page.moved(1, ME) == (120, 7)
     assert page.moved(1, ME + 1) == page.moved(0, ME) == (0, 0)
     ProgressWriter(page.path, 1)
-    assert page.moved(1, ME) == (0, 0), "the next process has moved nothing yet"
+    assert page.moved(1, ME) == (0, 0), "the next process has not moved yet"
 
 
 def test_more_than_can_be_moved_is_nothing(page: ProgressPage) -> None:
@@ -257,7 +257,7 @@ def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: Prog
         return reading.collected_s
 
     writer = ProgressWriter(page.path, 0)
-    writer.on_collection("stop", {"generation": 2})  # it began before there was a page
+    writer.on_collection("stop", {"generation": 2})  # The collection began before the page existed.
     writer.on_collection("start", {"generation": 1})
     time.sleep(0.01)
     assert collected_s() == 0.0

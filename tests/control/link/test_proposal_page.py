@@ -1,4 +1,4 @@
-"""The page of a unit's proposals between real processes, which are really killed."""
+"""The page of a replica group's proposals between real processes that are really killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Body = Callable[[Proposals, Path], None]
 
 @contextmanager
 def unit(bodies: list[Body], folder: Path) -> Iterator[list[BaseProcess]]:
-    """Run a process per place, each with a file of its own; none is left afterwards."""
+    """Run one process per local rank, each with its own file; none is left afterwards."""
     page, places = ProposalPage(len(bodies)), len(bodies)
     path = page.path
 
@@ -46,14 +46,14 @@ def unit(bodies: list[Body], folder: Path) -> Iterator[list[BaseProcess]]:
 def wait_for(file: Path, what: str = "") -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not file.exists() or what not in file.read_text():
-        assert time.monotonic() < deadline, f"{file} does not say {what!r}"
+        assert time.monotonic() < deadline, f"{file} does not contain {what!r}"
         time.sleep(0.001)
 
 
 def fickle(place: int, places: int, seed: int, last: int, proposals: Proposals, file: Path) -> None:
-    """Propose one step after the other; some of them one place, drawn by all alike, wants no more soon.
+    """Propose one step after the other; at some steps one randomly drawn local rank withdraws soon.
 
-    Who is left alone leaves, too. For `last`, all that live wait for ever.
+    The ranks draw alike. A rank that is left alone withdraws as well. At step `last`, all live ranks wait forever.
     """
     rng = random.Random(seed)
     with file.open("w", buffering=1) as log:
@@ -66,7 +66,7 @@ def fickle(place: int, places: int, seed: int, last: int, proposals: Proposals, 
 
 
 def logged(folder: Path, places: int) -> list[dict[str, str]]:
-    """What each place has said of its steps."""
+    """Return each local rank's log of its steps."""
     lines = ((folder / f"place-{place}").read_text().splitlines() for place in range(places))
     return [dict(line.split() for line in place if line[-4:] in ("went", "left")) for place in lines]
 
@@ -77,7 +77,7 @@ def went(log: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("places", [2, 4])
 def test_all_go_or_none_in_real_processes(places: int, tmp_path: Path) -> None:
-    """They drift apart and meet again: who is left alone leaves, too, and comes to what the others are at."""
+    """The processes drift apart and meet again: a rank left alone withdraws, and reaches the others' step."""
     with unit([partial(fickle, place, places, 1, STEPS - 1) for place in range(places)], tmp_path) as processes:
         for process in processes:
             process.join(DEADLINE_S)
@@ -104,7 +104,8 @@ def test_a_place_that_is_killed_anywhere_holds_nobody_up(seed: int, tmp_path: Pa
     one, other = (log for place, log in enumerate(logs) if place != victim)
     assert one == other
     assert set(went(logs[victim])) <= set(went(one))
-    assert len(set(went(one)) - set(went(logs[victim]))) <= 1  # (which it had agreed to and could not say)
+    # The victim may have agreed to one step without logging it.
+    assert len(set(went(one)) - set(went(logs[victim]))) <= 1
 
 
 def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a unit's places agree, in every order in which their loads and stores can come, with deaths in between."""
+"""Agreement in a replica group, in every order of loads and stores, with deaths in between."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Outcomes = tuple[tuple[bool, ...], ...]
 
 
 class _Next(Exception):
-    """What a place does next: what it is run for again, once it is known what comes of that."""
+    """Interrupts a run at its next operation, until the operation's result is known."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """What has come of what a place has done so far; that is all that it can know."""
+    """The results of a rank's operations so far, which are all that it can know."""
 
     results: tuple[Value, ...] = ()
     alive: bool = True
@@ -33,13 +33,13 @@ class Life:
 class World:
     memory: tuple[int, ...]
     lives: tuple[Life, ...]
-    #: who holds the lock
+    #: The local rank that holds the lock.
     holder: int | None = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation that others can come before or after."""
+    """One operation that other ranks can come before or after."""
 
     what: str
     at: int = 0
@@ -47,7 +47,7 @@ class Step:
 
 
 class Run:
-    """Runs a place from its beginning, as far as its results reach."""
+    """Runs a rank from its beginning, as far as its results reach."""
 
     def __init__(self, world: World, place: int, script: Sequence[Proposal]) -> None:
         self._results = iter(world.lives[place].results)
@@ -86,12 +86,12 @@ class Run:
 
 
 class Explorer:
-    """All worlds that a unit can come to.
+    """Explores all reachable states of a replica group.
 
     Args:
-        scripts: what each place proposes, one after the other.
-        wants: what `still_wanted` may say.
-        deaths: how many places may be killed, anywhere.
+    scripts: the proposals of each local rank, in order.
+    wants: the values that `still_wanted` may return.
+    deaths: how many ranks may be killed, at any point.
     """
 
     def __init__(self, scripts: Sequence[Sequence[Proposal]], wants: Sequence[bool], deaths: int = 0) -> None:
@@ -124,7 +124,7 @@ class Explorer:
             yield from self.done(world, place, life, run.next)
 
     def done(self, world: World, place: int, life: Life, step: Step) -> Iterator[World]:
-        """Yield what comes of a place's next operation."""
+        """Yield each state that a rank's next operation can lead to."""
 
         def result(value: Value, world: World = world) -> World:
             return self.put(world, place, replace(life, results=shortened((*life.results, value))))
@@ -152,7 +152,10 @@ class Explorer:
         return replace(world, lives=(*world.lives[:place], life, *world.lives[place + 1 :]))
 
     def check(self, world: World, runs: list[Run]) -> None:
-        """All go or none: what one has agreed on, each other has, or is about to learn; and each has proposed it."""
+        """All ranks agree or none does.
+
+        What one rank has agreed on, each live rank has agreed on or is about to learn, and every rank has proposed it.
+        """
         agreed = [
             [one for one, went in zip(script, run.outcomes, strict=False) if went]
             for script, run in zip(self.scripts, runs, strict=True)
@@ -166,18 +169,18 @@ class Explorer:
             assert all(one in self.scripts[place] for one in longest)
 
     def check_end(self, world: World, runs: list[Run]) -> None:
-        """Nobody is stuck, whoever has died."""
+        """No live rank is stuck, whichever ranks have died."""
         assert not [run for life, run in zip(world.lives, runs, strict=True) if life.alive and run.next], world
 
     def outcomes(self) -> set[Outcomes]:
-        """How it may end."""
+        """The possible outcomes."""
         return {
             tuple(tuple(Run(world, place, script).outcomes) for place, script in enumerate(self.scripts))
             for world in self.ends
         }
 
     def always_ends(self) -> bool:
-        """Tell whether from everywhere there is a way to an end."""
+        """Return whether every state can reach an end."""
         seen, queue = set(self.ends), deque(self.ends)
         while queue:
             for world in self.before[queue.popleft()]:
@@ -188,7 +191,7 @@ class Explorer:
 
 
 def shortened(results: tuple[Value, ...]) -> tuple[Value, ...]:
-    """A look at the page that came to nothing leaves a place as it was: wanted, slept, loaded the same as before."""
+    """A check of the page without a result leaves a rank unchanged, so drop the repetition."""
     if len(results) > 4 and results[-3:-1] == (True, "asleep") and results[-1] == results[-4]:
         return results[:-3]
     return results
@@ -218,7 +221,7 @@ def test_what_was_withdrawn_can_be_proposed_again() -> None:
 
 
 def test_a_place_that_is_ahead_goes_on_waiting_and_the_one_behind_leaves() -> None:
-    """Place 0 redoes a micro-batch in generation 2 while place 1 still waits for it in generation 1."""
+    """Local rank 0 repeats a micro-batch in generation 2 while rank 1 still waits for it in generation 1."""
     assert ends([[C], [A, C]], wants=[True, False]) >= {((True,), (False, True)), ((False,), (False, False))}
     assert not [end for end in ends([[C], [A, C]], wants=[True, False]) if end[1][0]]
 
@@ -240,7 +243,7 @@ def test_wherever_a_place_is_killed_no_other_is_stuck_and_all_or_none_still_hold
 
 
 def test_the_explorer_finds_a_withdrawal_that_is_not_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test can fail: looked at outside the lock, the last proposal may come in between."""
+    """This proves that the test can fail: a check outside the lock may miss the last proposal."""
 
     def withdraw(table: ProposalTable) -> bool:
         if table.agreed():

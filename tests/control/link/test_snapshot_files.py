@@ -1,4 +1,4 @@
-"""Parts of snapshots as files: read as they were written, and refused where anything in them is another."""
+"""Parts of snapshots as files: they read back as written, and altered files are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, body[:size])
     assert read(path) == body[:size]
     assert find_parts(tmp_path, "job", lambda *_: pytest.fail("it is whole")) == [PART]
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "nothing is left of its writing"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "the failed write must leave no files"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)

@@ -43,7 +43,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 class Heard:
-    """What a link's callbacks got."""
+    """Records the calls of a link's callbacks."""
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
@@ -90,7 +90,8 @@ def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
     peer, _ = listener.accept()
     peer.close()
     assert lost.wait(DEADLINE)
-    link.send(Finished(worker=WORKER, generation=1, step=1))  # to nobody: no error, it was told already
+    # The link is closed; sending is not an error, because the owner already knows.
+    link.send(Finished(worker=WORKER, generation=1, step=1))
     link.close()
     assert losses == [1]
 

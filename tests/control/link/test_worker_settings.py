@@ -1,4 +1,4 @@
-"""A worker's settings travel in one variable."""
+"""A worker's settings travel in one environment variable."""
 
 from __future__ import annotations
 

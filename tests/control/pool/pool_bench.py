@@ -1,4 +1,4 @@
-"""A pool's server in a process of its own, and nodes and clients that say what a test wants."""
+"""A pool's server in its own process, and scripted nodes and clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.protocol.messages.pool import FromNode, NodeGrant, PoolHello, Pool
 from places import CONTROL_SCRIPTS
 from warm_start import WarmProcess
 
-#: For conditions that a loaded machine may take long to bring about; nothing is measured by it.
+#: Timeout for conditions that may take long on a loaded machine; no measurement depends on it.
 PATIENCE_S = 60.0
 
 _SCRIPT = CONTROL_SCRIPTS / "pool.py"
@@ -33,10 +33,10 @@ _decoder = msgspec.msgpack.Decoder(NodeGrant | PoolRefusal)
 
 
 class PoolProcess:
-    """Runs one pool's server; use as a context manager, which leaves nothing behind.
+    """Runs one pool's server, as a context manager that leaves no process behind.
 
     Attributes:
-        entry: how to reach it.
+    entry: the address and token of the pool.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -71,15 +71,15 @@ class PoolProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The log output so far."""
         return self.log_path.read_text()
 
     def client(self) -> PoolClient:
-        """Return a client of its HTTP interface."""
+        """Return a client of the HTTP interface."""
         return PoolClient(self.entry, timeout_s=PATIENCE_S)
 
     def ask(self, method: str, path: str, body: object = None, *, token: str | None = None) -> httpx.Response:
-        """Make a request as nobody's client would."""
+        """Make a raw HTTP request, which may be invalid."""
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         shown = self.entry.token if token is None else token
         headers = {"Authorization": f"Bearer {shown}"} if shown else {}
@@ -87,12 +87,12 @@ class PoolProcess:
             return client.request(method, path, content=data, headers=headers)
 
     def token_of(self, job: str) -> str:
-        """Return what a job's nodes show its coordinator."""
+        """Return the token that a job's nodes show its coordinator."""
         return self.ask("GET", f"/jobs/{job}/launch").json()["token"]
 
     @contextlib.contextmanager
     def node(self, *, path: str = "/agent", token: str | None = None) -> Generator[ClientConnection]:
-        """Open a node's connection; nothing is said on it yet."""
+        """Open a node's connection without sending a message."""
         with connect(
             self.entry.url.replace("http", "ws", 1) + path,
             additional_headers={"Authorization": f"Bearer {self.entry.token if token is None else token}"},
@@ -105,12 +105,12 @@ class PoolProcess:
             yield connection
 
     def connection(self) -> socket.socket:
-        """Open a connection on which nothing is said yet."""
+        """Open a connection without sending anything."""
         host, port = self.entry.url.split("//")[1].split(":")
         return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
     def check_serves(self) -> None:
-        """It is there, and takes nodes and jobs as before."""
+        """Check that the server runs, and accepts nodes and jobs as before."""
         assert self.process.poll() is None, self.log
         name = f"well-{time.monotonic_ns()}"
         with self.node() as node, self.client() as client:
@@ -123,7 +123,7 @@ class PoolProcess:
 
 
 def a_job(name: str, **keys: object) -> Mapping[str, object]:
-    """Return what is handed in of a job."""
+    """Return the specification of a job as submitted."""
     return {"name": name, "script": "/nowhere/train.py", "min_nodes": 1, "max_nodes": 1, **keys}
 
 

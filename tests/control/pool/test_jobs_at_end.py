@@ -1,4 +1,4 @@
-"""What becomes of jobs whose pool is ended, whatever else happens meanwhile."""
+"""Jobs at the end of their pool, with other events at the same time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast.errors import RefusedError, UnreachableError
 
 
 class FakePool(contextlib.nullcontext[Any]):
-    """A pool that has room for one job at a time, and whose jobs are saved at once."""
+    """A pool with room for one job at a time, which saves jobs immediately."""
 
     def __init__(self, **states: str) -> None:
         super().__init__()
         self.states = states
         self.saves = dict.fromkeys(states, True)
-        #: called before each question, with its words
+        #: Called before each request, with its words.
         self.before: Callable[[str], None] = lambda words: None
 
     def __enter__(self) -> Self:
@@ -71,7 +71,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ended(pool: FakePool) -> list[str]:
-    """End the jobs, and queue those again that were; return what was said."""
+    """End the jobs and queue the interrupted ones again; return the printed lines."""
     said: list[str] = []
     jobs = JobsAtEnd(lambda: pool, lambda: False, said.append)
     jobs.end()
@@ -94,7 +94,7 @@ def test_one_that_begins_just_then_waits_again_although_it_keeps_no_checkpoints(
 
     def ends(words: str) -> None:
         if words == "suspend b" and pool.states["a"] == "admitted":
-            pool.states.update(a="stopped", b="admitted")  # (a has ended by itself)
+            pool.states.update(a="stopped", b="admitted")  # Job a has ended on its own.
 
     pool.before = ends
     ended(pool)
@@ -121,7 +121,7 @@ def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> Non
 
     def stopped(words: str) -> None:
         if words == "resume b":
-            pool.states["b"] = "stopped"  # (by a person, just before)
+            pool.states["b"] = "stopped"  # A person stopped it just before.
 
     pool.before = stopped
     said = ended(pool)

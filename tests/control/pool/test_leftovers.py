@@ -1,4 +1,4 @@
-"""What jobs leave in the store is removed once the pool knows them no more, and nothing else is."""
+"""The records of jobs are removed from the store once the pool no longer knows them, and no other records are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bench:
         self.leftovers = Leftovers(self.store, known=lambda: self.known, used=lambda: self.used)
 
     def sweep(self) -> set[str]:
-        """Return whose records are there after a sweep."""
+        """Return the owners of the records that remain after a sweep."""
         asyncio.run(self.leftovers.sweep())
         there = set(self.store.list("").entries)
         assert there >= set(OTHERS)
@@ -77,7 +77,7 @@ def test_what_a_store_that_is_away_keeps_is_removed_later(monkeypatch: pytest.Mo
 
 
 def test_a_pool_removes_what_its_earlier_jobs_have_left(tmp_path: Path) -> None:
-    """Of a name that is used again only the newest is kept: `holdfast jobs` shows no other either."""
+    """Of a reused name only the newest job is kept, the only one that `holdfast jobs` shows."""
     store = SqliteStore(tmp_path / "pool.db")
     store.compare_and_swap(job_key("gone", 7), b"x", 0)
     store.compare_and_swap(record_key("apart"), b"x", 0)

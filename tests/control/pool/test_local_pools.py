@@ -1,4 +1,4 @@
-"""A pool on one machine, without its nodes: its server is started again, whatever it has died of once it has served."""
+"""A pool on one machine, without nodes: a server that has served once is restarted after any failure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def start(folder: Path, store: str) -> subprocess.Popen[bytes]:
 
 
 def until(holds: Callable[[], object], folder: Path) -> None:
-    """Wait until something holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, (folder / "log").read_text()
@@ -67,7 +67,7 @@ def until(holds: Callable[[], object], folder: Path) -> None:
 
 
 def serves(pool: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Tell whether a pool answers its commands, which find it while its server is away, too."""
+    """Return whether a pool answers its commands, which find it even while its server is away."""
     entry = find_pool(folder / "registry", None, None)
     if entry is None:
         return False
@@ -80,7 +80,7 @@ def serves(pool: subprocess.Popen[bytes], folder: Path) -> bool:
 
 
 def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp_path: Path) -> None:
-    """Else two of them on one store would take it from each other for ever."""
+    """Two pools on one store would otherwise take it from each other forever."""
     tmp_path.chmod(0o700)
     store = f"sqlite:{tmp_path}/pool.db"
     pool = start(tmp_path, store)
@@ -95,7 +95,7 @@ def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp
             with PoolClient(entry) as client, pytest.raises(HoldfastError):
                 client.submit(
                     msgspec.convert(a_job("one"), JobSpec)
-                )  # (it learns of that once it has something to write)
+                )  # The pool notices the takeover at its next write.
             assert pool.wait(PATIENCE_S) == EXIT_FAILED
             assert "another server has taken over this pool" in (tmp_path / "log").read_text()
             other.check_serves()
@@ -116,7 +116,7 @@ def test_a_server_that_dies_while_its_store_is_away_is_there_again_once_that_is(
         (server,) = Path(f"/proc/{pool.pid}/task/{pool.pid}/children").read_text().split()
         os.kill(int(server), signal.SIGKILL)
         until(lambda: (tmp_path / "log").read_text().count("etcd does not answer") >= 2, tmp_path)
-        assert pool.poll() is None, "its jobs train on"
+        assert pool.poll() is None, "the job must continue to train"
         assert not serves(pool, tmp_path)
         etcd.start()
         until(lambda: serves(pool, tmp_path), tmp_path)
@@ -134,7 +134,7 @@ def test_one_whose_store_is_not_there_at_all_does_not_begin(tmp_path: Path) -> N
     assert "etcd does not answer: http://127.0.0.1:9" in (tmp_path / "log").read_text()
 
 
-#: a pool whose node is killed at once, as its script is told to leave a process behind, and then waits
+#: A pool with a node that is killed at once. The script leaves a process behind, and then waits.
 _LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
@@ -219,7 +219,7 @@ sys.exit(local_pool.run_local_pool(settings, 0, {}, lambda line: print(line, flu
 def test_a_server_that_finds_out_late_that_it_cannot_serve_is_not_started_again(
     tmp_path: Path, codes: tuple[int, ...], code: int
 ) -> None:
-    """One that has served (0) is; 4: another has followed it."""
+    """A server that has served (0) is restarted; 4 means that another has taken over."""
     tmp_path.chmod(0o700)
     pool = [sys.executable, "-c", _FAILS, str(tmp_path), *map(str, codes)]
     done = subprocess.run(pool, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

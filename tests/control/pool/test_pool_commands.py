@@ -1,4 +1,4 @@
-"""What a pool's users are told who ask for what cannot be: what is wrong, with which value, and what to do."""
+"""Errors for impossible requests to a pool: the problem, the value, and the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = Callable[..., tuple[int, str]]
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
@@ -32,7 +32,7 @@ def until(holds: Callable[[], object]) -> None:
 
 @contextmanager
 def nodes(pool: PoolProcess, *names: str) -> Generator[None]:
-    """Have nodes that are there, and start nothing."""
+    """Connect nodes that stay alive but start nothing."""
     over = threading.Event()
 
     def live(name: str) -> None:
@@ -64,7 +64,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcess]:
 def call(
     pool: PoolProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    """Run a command here; return its exit code and all that it prints."""
+    """Run a command here; return its exit code and all of its output."""
     monkeypatch.setenv("HOLDFAST_ADDRESS", pool.entry.url)
     monkeypatch.setenv("HOLDFAST_TOKEN", pool.entry.token)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -171,7 +171,7 @@ def test_what_is_done_to_a_job_that_is_there_and_to_one_that_is_over(call: Call)
 def agent_says(
     pool: PoolProcess, job: str, node: str, grant: int, digest: str, unfit: str = ""
 ) -> Refused | Welcome | None:
-    """Come to a job's coordinator as its agent on a node; return its answer, None where it closes without a word."""
+    """Send a Hello to a job's coordinator as a node's agent; return the reply, or None if the connection closes."""
     said = Hello(
         protocol=PROTOCOL,
         job=job,
@@ -206,9 +206,9 @@ def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_
         return len(grants) == 2 and pool.ask("GET", "/jobs/pair/job/status").status_code == 200
 
     until(granted)
-    assert agent_says(pool, "pair", "n0", grants["n0"] - 1, "one") is None, "an old grant"
-    assert agent_says(pool, "pair", "n1", grants["n0"], "one") is None, "another node's"
-    assert agent_says(pool, "pair", "n0", 0, "one") is None, "none"
+    assert agent_says(pool, "pair", "n0", grants["n0"] - 1, "one") is None, "an old grant must be refused"
+    assert agent_says(pool, "pair", "n1", grants["n0"], "one") is None, "the grant of another node must be refused"
+    assert agent_says(pool, "pair", "n0", 0, "one") is None, "a missing grant must be refused"
     assert isinstance(agent_says(pool, "pair", "n0", grants["n0"], "one"), Welcome)
     refused = agent_says(pool, "pair", "n1", grants["n1"], "another")
     assert isinstance(refused, Refused)
@@ -228,7 +228,9 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     grants = {node["node"]: node["grant"] for node in pool.ask("GET", "/pool").json()["nodes"]}
     assert isinstance(agent_says(pool, "some", "n1", grants["n1"], "", "its disk is full"), Refused)
     until(lambda: pool.ask("GET", "/jobs/some").json()["refuses"] == {"n1": "its disk is full"})
-    assert pool.ask("GET", "/jobs/some").json()["nodes"] == ["n0"], "it was given back, and is not offered again"
+    assert pool.ask("GET", "/jobs/some").json()["nodes"] == ["n0"], (
+        "the node was given back and must not be offered again"
+    )
     code, told = call("explain", "-j", "some")
     assert code == 0
     assert "n1 cannot be used: its disk is full" in told
@@ -256,7 +258,7 @@ def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: C
         assert isinstance(refused, Refused)
         assert why in refused.why
         tried.append(node)
-    assert sorted(tried) == ["n0", "n1"], "the other one is tried"
+    assert sorted(tried) == ["n0", "n1"], "the other node must be tried"
     until(lambda: pool.ask("GET", "/jobs/lost").json()["state"] == "failed")
     code, told = call("explain", "-j", "lost")
     assert code == 0
@@ -332,7 +334,7 @@ def test_a_pool_that_cannot_be_is_not_served(call: Call, words: tuple[str, ...],
 
 @pytest.fixture(scope="module")
 def weighing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcess]:
-    """A pool that shares its two nodes out by what jobs achieve."""
+    """A pool that distributes its two nodes by weighted achieved FLOP/s."""
     with PoolProcess(tmp_path_factory.mktemp("waf"), policy="waf") as pool, nodes(pool, "n0", "n1"):
         yield pool
 

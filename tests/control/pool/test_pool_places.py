@@ -1,4 +1,4 @@
-"""What a job has the pool's server read and write: nothing that is there already and is not that job's is touched."""
+"""Paths that a job makes the pool's server read and write: existing files of others stay untouched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.protocol.messages.pool import NodeAlive
 
 
 def ends(pool: PoolProcess, name: str, **keys: object) -> str:
-    """Hand in a job that a node is there for, and return why it has failed."""
+    """Submit a job that a node is free for, and return the reason of its failure."""
     with pool.node() as node:
         say(node, hello("n0"))
         hear(node)
@@ -56,7 +56,7 @@ def test_a_journal_is_made_where_nothing_is(tmp_path: Path, kind: str) -> None:
             assert place.read_bytes() == before
         pool.check_serves()
     if kind == "the pool's journal":
-        assert place.read_bytes().startswith(before), "it has only grown, by its own"
+        assert place.read_bytes().startswith(before), "the file may only grow, by the job's own events"
     if kind in ("the pool's journal", "the store"):
         with PoolProcess(tmp_path) as again:
             assert again.ask("GET", "/jobs/greedy").json()["state"] == "failed"
@@ -80,7 +80,7 @@ def test_classes_of_failures_that_cannot_be_read_fail_the_job_and_tell_nothing_o
 
 
 def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_begin(tmp_path: Path) -> None:
-    """A folder of checkpoints that is no folder, over and over, beside one that is well."""
+    """A job that cannot open its checkpoint folder must not delay a healthy job next to it."""
     (tmp_path / "file").write_text("")
     with PoolProcess(tmp_path) as pool:
         for number, place in enumerate((tmp_path / "file", tmp_path / "file" / "below", "nothing://x/y")):
@@ -95,7 +95,7 @@ def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_b
 def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_end(tmp_path: Path) -> None:
     folder = tmp_path / "saved" / CheckpointName(step=1, term=1, generation=1).folder
     folder.mkdir(parents=True)
-    size = 1 << 42  # (a hole)
+    size = 1 << 42  # A sparse file.
     with (folder / "state").open("wb") as file:
         file.truncate(size)
     listed = {"state": {"bytes": size, "sha256": "0" * 64}}
@@ -114,7 +114,7 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
                 say(node, NodeAlive())
             time.sleep(0.05)
         assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
-        # Nobody has begun it: whoever wants it to end does not wait for that either, and its name can be used again.
+        # The job has not started, so stopping it does not wait either, and its name can be used again.
         for body in ({"why": "enough"}, {"why": "enough", "now": True}):
             assert pool.ask("POST", "/jobs/large/stop", body).status_code == 200
             while (job := pool.ask("GET", "/jobs/large").json())["state"] != "stopped":
@@ -161,5 +161,5 @@ def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp
         assert pool.ask("POST", "/jobs/one/stop").status_code == 200
         deadline = time.monotonic() + PATIENCE_S
         while pool.ask("GET", "/jobs/one").json()["state"] != "failed":
-            assert time.monotonic() < deadline, "it can be ended all the same"
+            assert time.monotonic() < deadline, "the job must still be stoppable"
             time.sleep(0.05)

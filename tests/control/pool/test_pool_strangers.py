@@ -1,4 +1,4 @@
-"""A pool's server and those who mean it no good: with a wrong token, a job's, or the pool's own."""
+"""A pool's server against hostile clients: with a wrong token, a job's token, or the pool's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.protocol.names import MAX_MESSAGE_BYTES, PROTOCOL
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcess]:
-    """One server for all: whatever was said to it, it serves on."""
+    """One server for all tests: it keeps serving, whatever it receives."""
     with PoolProcess(tmp_path_factory.mktemp("pool")) as pool:
         yield pool
 
@@ -34,7 +34,7 @@ def serves_on(pool: PoolProcess) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(pool: PoolProcess, name: str) -> Generator[str]:
-    """Have a job that has a node, and so a coordinator; yield its nodes' token."""
+    """Run a job that has a node, and so a coordinator; yield the token of its nodes."""
     with pool.node() as node:
         say(node, hello(f"of-{name}"))
         assert isinstance(hear(node), NodeGrant)
@@ -46,7 +46,7 @@ def running(pool: PoolProcess, name: str) -> Generator[str]:
 
 
 def until_answered(pool: PoolProcess, name: str, code: int, *, token: str | None = None) -> None:
-    """Wait until a job's coordinator is answered for so."""
+    """Wait until requests to a job's coordinator get this status code."""
     deadline = time.monotonic() + 30
     while (answer := pool.ask("GET", f"/jobs/{name}/job/status", token=token)).status_code != code:
         assert time.monotonic() < deadline, answer
@@ -54,7 +54,7 @@ def until_answered(pool: PoolProcess, name: str, code: int, *, token: str | None
 
 
 def until_grant(node: ClientConnection, job: str) -> NodeGrant:
-    """Wait until the node is a job's."""
+    """Wait until the node is granted to the job."""
     while True:
         told = hear(node)
         assert isinstance(told, NodeGrant)
@@ -63,7 +63,7 @@ def until_grant(node: ClientConnection, job: str) -> NodeGrant:
 
 
 def refused(node: ClientConnection) -> str:
-    """Return why a node is not taken; it is told nothing after that."""
+    """Return the reason why a node is refused; it receives no message after that."""
     told = hear(node)
     assert isinstance(told, PoolRefusal)
     with pytest.raises(ConnectionClosed):
@@ -71,7 +71,7 @@ def refused(node: ClientConnection) -> str:
     return told.why
 
 
-# ---- who has no token, or another's ----
+# ---- no token, or another's ----
 
 PATHS = (
     "/pool",
@@ -112,7 +112,7 @@ def test_a_jobs_token_opens_that_jobs_coordinator_and_nothing_else(pool: PoolPro
         )
         for path in closed:
             assert pool.ask("GET", path, token=mine).status_code == 403, path
-        # (however the path is written: what it opens is below its own job)
+        # However the path is written, it opens only resources of its own job.
         for path in ("/jobs/one/job/..%2f..%2ftwo%2fjob%2fstatus", "/jobs/one/job/..%2f..%2f..%2fpool"):
             assert pool.ask("GET", path, token=mine).status_code == 404, path
         for path in ("/jobs", "/jobs/one/stop", "/jobs/one/suspend", "/jobs/one/resume", "/jobs/two/stop"):
@@ -120,11 +120,11 @@ def test_a_jobs_token_opens_that_jobs_coordinator_and_nothing_else(pool: PoolPro
         for path in ("/agent", "/jobs/two/job/agent", "/jobs/none/job/agent"):
             with pytest.raises(InvalidStatus, match="403"), pool.node(path=path, token=mine):
                 pass
-    until_answered(pool, "one", 401, token=mine)  # (it ends with its job)
+    until_answered(pool, "one", 401, token=mine)  # The token ends with its job.
 
 
 def test_a_job_whose_coordinator_is_not_there_yet_refuses_no_token(pool: PoolProcess) -> None:
-    """An agent that is told so takes it for wrong, and ends: its node would have been given to the job in vain."""
+    """An agent would give up after a refused token, and its node would be granted in vain."""
     with pytest.raises(InvalidStatus, match="404"), pool.node(path="/jobs/none/job/agent"):
         pass
 
@@ -137,7 +137,7 @@ def test_a_later_job_of_a_name_has_another_token(pool: PoolProcess) -> None:
         assert pool.ask("GET", "/jobs/again/job/status", token=first).status_code == 401
 
 
-# ---- what is said ----
+# ---- messages ----
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_nobody_takes_the_name_of_a_node_that_is_here(pool: PoolProcess) -> None
 
 
 def test_a_hello_that_is_played_again_gives_nobody_more_than_the_record_says(pool: PoolProcess) -> None:
-    """It is the same node for all that can be known: the newer connection counts, and both may come again."""
+    """A replayed hello is indistinguishable from the same node: the newest connection wins, and both may return."""
     with pool.node() as first, pool.node() as again:
         old = hello("seen")
         say(first, old)
@@ -235,7 +235,7 @@ def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
         assert time.monotonic() - began < 10.0
 
 
-# ---- what is handed in ----
+# ---- submissions ----
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,8 @@ def test_what_cannot_be_a_job_is_refused(pool: PoolProcess, keys: dict[str, obje
 
 
 def test_ten_megabytes_are_not_read(pool: PoolProcess) -> None:
-    with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):  # (it may be closed first)
+    # The server may close the connection first.
+    with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
         assert pool.ask("POST", "/jobs", b"x" * 10_000_000).status_code == 400
 
 
@@ -301,7 +302,7 @@ def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str,
 
 
 def test_who_dawdles_over_a_request_is_let_go(tmp_path: Path, pool: PoolProcess) -> None:
-    """Others are served meanwhile."""
+    """Other clients are served meanwhile."""
     with pool.connection() as slow:
         slow.sendall(
             f"POST /jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {pool.entry.token}\r\n"

@@ -1,4 +1,4 @@
-"""Whatever comes of a grant is below the node's agent, and nothing of it is left once it is reaped."""
+"""All processes of a grant descend from the node's agent, and none is left once the grant is reaped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-#: starts `TREE`, waits until each of its processes has said its pid, ends all as the end of a grant does
+#: Starts `TREE`, waits until each of its processes has reported its pid, and ends all as at the end of a grant.
 _NODE = """
 import subprocess, sys, time
 from holdfast.control.pool_node.descendants import adopt_orphans, descendants, kill_all, reap_orphans
@@ -41,7 +41,7 @@ os.write(1, b"%d\\n" % os.getpid())
 os.kill(os.getpid(), signal.SIGSTOP)
 """
 
-#: the grandchild is in a session of its own, and both above it have ended
+#: The grandchild has its own session, and both of its ancestors have ended.
 _FORKED_TWICE = """
 import os, time
 if os.fork() == 0:
@@ -53,7 +53,7 @@ if os.fork() == 0:
 os.wait()
 """
 
-#: each has a child that stays
+#: Each process has a child that stays.
 _DEEP = """
 import os, time
 for _ in range(3):

@@ -1,4 +1,4 @@
-"""A node and a pool that means it no good, or is none: nothing is started that was not whole, and little is kept."""
+"""A node and a hostile or broken pool: the node starts only complete requests and keeps little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.protocol.names import MAX_MESSAGE_BYTES
 from holdfast.protocol.pool.launch import PooledLaunch
 
 DEADLINE_S = 60.0
-#: bytes that a node may come to hold beyond what it began with, whatever it is told
+#: The most bytes by which a node may grow, whatever it receives.
 MOST_GROWTH = 60 << 20
 
 _NODE = """
@@ -40,7 +40,7 @@ _decoder = msgspec.msgpack.Decoder(FromNode)
 
 
 class FakePool:
-    """Takes nodes, says what the test wants, and answers what belongs to a grant with `launch`."""
+    """Accepts nodes, sends scripted messages, and answers launch requests with `launch`."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -54,7 +54,7 @@ class FakePool:
         self._changed = asyncio.Condition()
 
     async def node(self) -> ServerConnection:
-        """Return the next connection of the node, once it has said Hello."""
+        """Return the next connection of the node, after its Hello."""
         return await asyncio.wait_for(self._nodes.get(), DEADLINE_S)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
@@ -99,7 +99,7 @@ async def pool_and_node(folder: Path) -> AsyncGenerator[tuple[FakePool, subproce
         port = next(iter(server.sockets)).getsockname()[1]
         pool.url = f"http://127.0.0.1:{port}"
         settings = {"pool": pool.url, "token": "t", "node": "n0", "folder": str(folder), "shows": False}
-        settings |= {"preload": ()}  # (no job is begun here)
+        settings |= {"preload": ()}  # No job starts here.
         with (folder / "node.log").open("wb") as log:
             node = subprocess.Popen([sys.executable, "-c", _NODE, json.dumps(settings)], stderr=log)
         try:
@@ -137,13 +137,13 @@ def in_use(node: subprocess.Popen[bytes]) -> int:
 
 
 def children(node: subprocess.Popen[bytes]) -> list[str]:
-    """Return what the node's processes were started with, but for the zygote of its next grant."""
+    """Return the command lines of the node's children, except the zygote of its next grant."""
     found: list[str] = []
     for pid in Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split():
-        with suppress(FileNotFoundError, ProcessLookupError):  # (it has just ended)
+        with suppress(FileNotFoundError, ProcessLookupError):  # The process has just ended.
             deadline = time.monotonic() + 2.0
             while not (words := Path(f"/proc/{pid}/cmdline").read_text()) and time.monotonic() < deadline:
-                time.sleep(0.01)  # (it is just being started)
+                time.sleep(0.01)  # The process is just starting.
             found.append(words.replace("\0", " "))
     return [words for words in found if "holdfast.control.agent.zygote" not in words]
 
@@ -194,7 +194,7 @@ def test_a_pool_that_does_not_speak_our_language_is_none(tmp_path: Path, data: b
 def test_what_does_not_belong_to_the_grant_is_not_started(
     tmp_path: Path, answer: bytes, headers: dict[str, str]
 ) -> None:
-    """It is asked for again, until the grant is over; then nothing of it was ever here."""
+    """The node asks again until the grant ends, and keeps nothing of it."""
 
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         pool.launch, pool.headers = answer, headers
@@ -220,7 +220,7 @@ def test_grants_that_come_by_the_thousand_leave_one_and_then_none(tmp_path: Path
         for number in range(1, 3001):
             await say(connection, grant(number))
         await say(connection, grant(0, version=3001))
-        # what is older than was heard counts no more
+        # Messages older than the newest one are ignored.
         await say(connection, grant(4000, version=1))
         await say(connection, grant(3002, version=3002))
         await pool.until(lambda: pool.stands and pool.stands[-1].runs == 3002, "the newest grant")
@@ -245,7 +245,7 @@ def test_a_node_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
 
 
 def test_a_node_whose_token_is_refused_says_where_to_give_it_and_ends(tmp_path: Path) -> None:
-    """But not where it was welcome before: that pool comes back."""
+    """A node that was welcome before stays instead: that pool will come back."""
 
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         pool.status = HTTPStatus.UNAUTHORIZED

@@ -1,4 +1,4 @@
-"""A node's zygotes: what they import is imported once, and each belongs to one grant, and is gone before the next."""
+"""A node's zygotes: each imports modules once, serves one grant, and is gone before the next grant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-#: a node: each of its stories is played in a process of its own, which is the parent of whatever loses its own
+#: A node: each story runs in its own process, which becomes the parent of orphaned processes.
 _NODE = """
 import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path

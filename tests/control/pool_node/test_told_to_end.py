@@ -1,4 +1,4 @@
-"""A pool's node that is told to end: for how long it stays for its job."""
+"""A pool node that must end: how long it stays for its job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.protocol.pool.launch import PooledLaunch
 
 
 class Child:
-    """The job's agent: what it is told."""
+    """The job's agent, which records its orders."""
 
     pid = 1
 

@@ -1,4 +1,4 @@
-"""A script that was to run on a node: that it has changed is told once."""
+"""A change of a script that waits to run on a node is reported once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_each_change_is_told_once_whether_it_has_come_changed_or_gone(tmp_path: 
         assert scripts.changed()
     script.write_text("1")
     scripts.looked_at(str(script))
-    assert not scripts.changed(), "it is as it was when it was looked at last"
+    assert not scripts.changed(), "the script is unchanged since the last check"
 
 
 def test_no_more_are_watched_than_anybody_looks_at(tmp_path: Path) -> None:
@@ -24,6 +24,6 @@ def test_no_more_are_watched_than_anybody_looks_at(tmp_path: Path) -> None:
     for number in range(300):
         scripts.looked_at(str(tmp_path / f"{number}.py"))
     (tmp_path / "0.py").write_text("")
-    assert not scripts.changed(), "forgotten"
+    assert not scripts.changed(), "the script must be forgotten"
     (tmp_path / "299.py").write_text("")
     assert scripts.changed()

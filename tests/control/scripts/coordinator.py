@@ -1,4 +1,4 @@
-"""A coordinator whose settings are the argument; it prints how to reach it."""
+"""A coordinator with its settings as the argument; it prints its address."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A worker without torch: the real phase machine, and collectives made of files.
 
-Every rank leaves a file for the step and goes on once all others have: a step is a barrier, so the members are never
-more than one step apart, as with real collectives, and it needs no coordinator.
+Every rank creates a file for the step and continues once all others have. A step is a barrier, so members are never
+more than one step apart, as with real collectives. It needs no coordinator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Training:
         self.machine = WorkerMachine(settings.worker, samples=SAMPLES)
         self.link = WorkerLink(settings.socket)
         self.changed = threading.Condition()
-        # Agents that share a script share this folder: it lies beside their sockets.
+        # Agents that share a script share this folder, which is next to their sockets.
         self.meeting = Path(settings.socket).parent / "meeting"
         self.poisoned = False
 
@@ -109,7 +109,7 @@ class Training:
                 raise RuntimeError(f"there is nothing to load or to move: {task}")
 
     def meet(self, plan: GenerationPlan, key: str) -> bool:
-        """Wait until all members have come here; False where a Stop came first."""
+        """Wait until all members have reached this point; return False if a Stop comes first."""
         folder = self.meeting / f"{plan.generation}-{key}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / str(self.machine.generations.rank)).touch()
@@ -123,11 +123,11 @@ class Training:
         assert plan is not None
         self.changed.wait_for(lambda: machine.frozen or machine.generation != plan.generation, self.step_s)
         if machine.generation != plan.generation:
-            return  # a Stop and the Begin after it came within one wait: this step is not the one at hand any more
+            return  # A Stop and a Begin came during one wait, so this step is no longer current.
         for micro_batch in task.micro_batches:
             if not machine.begin_micro_batch(micro_batch):
                 return
-        # No joins here: the barrier carries no values, so the swap flag is never raised.
+        # There are no joins here: the barrier carries no values, so the swap flag is never raised.
         commit = Commit(
             grad_square=1.0,
             loss_sum=GLOBAL_BATCH / task.step,

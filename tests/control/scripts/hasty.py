@@ -1,4 +1,4 @@
-"""A worker that attaches and ends at once, as soon as a file is there."""
+"""A worker that attaches and ends immediately, as soon as a file exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that does what its orders' keys say: for tests of whoever stands between it and the coordinator."""
+"""A worker that does as the keys of its orders say, for tests of the processes between it and the coordinator."""
 
 from __future__ import annotations
 

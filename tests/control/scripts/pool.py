@@ -1,4 +1,4 @@
-"""A pool's server whose settings are the argument; it prints how to reach it."""
+"""A pool's server with its settings as the argument; it prints its address."""
 
 from __future__ import annotations
 

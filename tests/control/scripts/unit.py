@@ -1,9 +1,12 @@
-"""A script that forms its unit, says what it has of it in a file, and does what its second argument says.
+"""A script that forms its replica group, writes the result to a file, and acts as its second argument says.
 
-Its file is named after its worker. `wait`: it waits to be killed. `meet`: place 0 does, and all others wait for it in a
-collective; what becomes of that they raise. `keep`: the same, but they say that they have raised, as a session does
-that keeps what it has. `raise`: place 0 raises, when it is told to. `linger`: the same, but its process does not end,
-only its groups do. `absent`: worker 1 does not come, the first time.
+The file is named after the worker. The actions:
+`wait`: wait to be killed.
+`meet`: local rank 0 waits to be killed. The others wait for it in a collective, and raise the error of that.
+`keep`: like `meet`, but the others report the error first, as a session does that keeps its state.
+`raise`: local rank 0 raises an error on request.
+`linger`: like `raise`, but only its groups end, not its process.
+`absent`: worker 1 does not come the first time.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def gathered(group: Communicator, value: float) -> torch.Tensor:
 
 
 def linger(groups: list[Communicator]) -> None:
-    """Let go of the groups, once what is raised has been said, and stay."""
+    """Retire the groups once the error has been reported, and stay."""
     threading.main_thread().join()
     for group in groups:
         group.retire()

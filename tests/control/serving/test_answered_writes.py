@@ -1,4 +1,4 @@
-"""Whoever waits for a write waits as long as the store answers, also behind many others' writes."""
+"""A caller waits for its write as long as the store answers, even behind many other writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_S = 0.001
 
 
 def test_what_waits_behind_others_writes_is_waited_for() -> None:
-    """A thousand nodes came at once, and who handed a job in was told that the store did not answer."""
+    """A job submission behind a thousand joining nodes must not fail with "the store did not answer"."""
 
     async def wait() -> bool:
         work = asyncio.get_running_loop().create_future()
@@ -20,7 +20,7 @@ def test_what_waits_behind_others_writes_is_waited_for() -> None:
         def unanswered_s() -> float:
             nonlocal asked
             asked += 1
-            if asked == 20:  # (long after the limit; each write before was answered in half of it)
+            if asked == 20:  # This is long after the limit, and each earlier write was answered within half of it.
                 work.set_result(None)
             return LIMIT_S / 2
 

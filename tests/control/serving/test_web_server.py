@@ -1,4 +1,4 @@
-"""The web server at its end."""
+"""The shutdown of the web server."""
 
 from __future__ import annotations
 
