@@ -46,7 +46,7 @@ class CoordinatorProcess:
     """Runs one coordinator, as a context manager that leaves no process behind.
 
     Attributes:
-    entry: the address and token of the coordinator.
+        entry: the address and token of the coordinator.
     """
 
     def __init__(

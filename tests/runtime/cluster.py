@@ -1,4 +1,4 @@
-"""A job of real worker processes, with the coordinator's machine in a thread here in place of server and agents."""
+"""A job of real worker processes; a thread with the coordinator's machine replaces the server and the agents."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _context.set_forkserver_preload([*PRELOAD, "holdfast.coordination.job.coordinato
 
 @contextmanager
 def misled(job: Any, how: str) -> Generator[None]:
-    """Let the micro-batches of one attempt be other ones: of the next rank (swapped), of the step before (stale)."""
+    """Give one attempt wrong micro-batches: the next rank's, the same one twice, or those of the step before."""
     workload = job._session.workload
     load = workload.load_micro_batch
     if how == "swapped":
         workload.load_micro_batch = lambda number: load((number + 1) % workload.micro_batches)
     elif how == "doubled":
-        # what was fetched before is fetched again, once
+        # Fetch the first micro-batch again, once.
         workload.load_micro_batch = lambda number: load(
             workload.sums.micro_batches[0] if workload.sums.micro_batches else number
         )
@@ -62,9 +62,9 @@ def misled(job: Any, how: str) -> Generator[None]:
 
 @contextmanager
 def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Path) -> Generator[None]:
-    """Let a node's reductions of a step seem to return only once it is stopped: it is not READY, as all others are.
+    """Delay one node's reduction of a step until the node is stopped, so that all other nodes are READY and it is not.
 
-    Each of those leaves a file once it votes.
+    Each other node creates a file when it votes.
     """
     session = job._session
     reduce, begin_vote = session.workload.reduce, session._machine.begin_vote
@@ -80,7 +80,7 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
         return begin_vote()
 
     if due.get(node) == step:
-        del due[node]  # (the first attempt only)
+        del due[node]  # Only the first attempt is delayed.
         session.workload.reduce = late
     elif step in due.values():
         session._machine.begin_vote = seen
@@ -89,14 +89,14 @@ def lingering(job: Any, due: dict[str, int], node: str, step: int, directory: Pa
 
 
 def is_open(job: Any, gate: int, due: Path) -> bool:
-    """Tell whether a gate is open, and what is `due` (a fault's phase, or no such file) has come to this worker."""
+    """Return whether a gate is open and the fault phase in the file `due`, if any, has reached this worker."""
     if not due.with_name(f"go{gate}").exists():
         return False
     return not due.exists() or job._session._faults.is_due(due.read_text(), gate)
 
 
 def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:
-    """Write down what a shadow step looks like to its script."""
+    """Record a shadow step as its script sees it."""
     if step.shadow:
         told = [step.number, applied, math.isnan(step.loss), step.metrics, job.world_size]
         with path.open("a") as file:
@@ -104,7 +104,7 @@ def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker runs that `options` gives no other: a small regression, one line of JSON per applied step."""
+    """The default script of every worker: a small regression that writes one line of JSON per applied step."""
     import torch
 
     import holdfast
@@ -115,7 +115,8 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
     dtype = torch.float64 if options.get("float64") else torch.float32
     width = options.get("width", 16)
     norms: list[torch.nn.Module] = []
-    if "batch_norm" in options:  # (before anything that is trained: in which order gradients are added does not show)
+    # This precedes all trained layers, so the summation order of gradients does not matter.
+    if "batch_norm" in options:
         frozen = torch.nn.Linear(8, 8).requires_grad_(False)
         norms = [torch.nn.BatchNorm1d(8, affine=False), frozen, torch.nn.BatchNorm1d(8, momentum=None)]
     model = torch.nn.Sequential(
@@ -154,11 +155,11 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
                 time.sleep(0.005)
             how, due = wrong.get(node, ("", 0))
             if step.number == due:
-                del wrong[node]  # (the first attempt only)
+                del wrong[node]  # Only the first attempt is wrong.
             with misled(job, how) if step.number == due else nullcontext():
                 for inputs, targets in step.micro_batches():
                     outputs = model(inputs)
-                    if half:  # gradients that overflow as they would in float16
+                    if half:  # Make gradients overflow as they would in float16.
                         outputs.register_hook(lambda gradient: gradient.half().to(dtype))
                     loss = torch.nn.functional.mse_loss(outputs, targets)
                     step.backward(loss)
@@ -183,7 +184,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
 
 
 class Streams:
-    """Data that are gone through: four rows at a time, those of each micro-batch in a stream of their own."""
+    """A data set of streams: four rows at a time, with one stream per micro-batch."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -193,7 +194,7 @@ class Streams:
 
 
 class OnePass:
-    """One pass through a stream, of whole micro-batches; no two passes are alike."""
+    """One pass through a stream of whole micro-batches; no two passes are alike."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -216,7 +217,7 @@ class OnePass:
 
 
 def evaluation(job: Any, model: Any, directory: Path, node: str, dies: dict[str, int]) -> Callable[[Any], Any]:
-    """Return a function that writes down which shards it is given; the node's process dies in its n-th one."""
+    """Return an evaluation function that records its shards; the node's process dies in its n-th one."""
     import torch
 
     begun = 0
@@ -242,7 +243,7 @@ def _child(settings: WorkerSettings, node: str, directory: str, options: dict[st
 
 
 def _wait_stopped(pid: int) -> None:
-    """Wait until every thread of a process stands still: the signal alone is not enough."""
+    """Wait until every thread of a process has stopped: SIGSTOP takes effect later than kill() returns."""
     deadline = time.monotonic() + DEADLINE_S
     while any(
         stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
@@ -252,7 +253,7 @@ def _wait_stopped(pid: int) -> None:
 
 
 class _Node:
-    """One agent's stand-in: a listening socket, the worker behind it, the connection once it is there."""
+    """A replacement for one agent: a listening socket, the worker process, and the connection once it exists."""
 
     def __init__(self, name: str, number: int, directory: Path) -> None:
         self.name = name
@@ -271,7 +272,7 @@ class _Node:
 
 
 class Cluster:
-    """Starts workers, lets the machine coordinate them, and remembers what happened."""
+    """Starts workers, lets the machine coordinate them, and records all events and messages."""
 
     def __init__(
         self,
@@ -286,8 +287,8 @@ class Cluster:
         """Start the nodes' workers.
 
         Args:
-            zygote: the socket of the one that forks their loader workers, if they are to have any.
-            experts: where these live, and how often a search is made; whatever is found is adopted.
+            zygote: the socket of the zygote that forks loader workers, or "" without loader workers.
+            experts: placement and search interval of the experts; every placement found is adopted.
         """
         self.directory = directory
         self._zygote = zygote
@@ -332,7 +333,7 @@ class Cluster:
         self._thread.join()
         for node in self._nodes.values():
             if node.process.is_alive():
-                node.process.kill()  # also where it is stopped
+                node.process.kill()  # This also works on a stopped process.
             node.process.join()
             node.listener.close()
             if node.connection is not None:
@@ -343,10 +344,10 @@ class Cluster:
         if self._failure is not None and kind is None:
             raise self._failure
 
-    # ---- what tests do ----
+    # ---- actions of tests ----
 
     def add(self, *, warm: str = "") -> str:
-        """Start one more node, whose worker is told to warm up; `before`, or `while`, others hear of it; "": not."""
+        """Start one more node; its worker warms up "before" or "while" the others learn of it, or not at all ("")."""
         with self._changed:
             number = len(self._nodes) + 1
             node = _Node(f"n{number}", number, self.directory)
@@ -370,19 +371,19 @@ class Cluster:
         return node.name
 
     def fail(self, name: str, *, how: str = "kill", step: int | None = None, phase: str = "") -> None:
-        """Inject a fault into a node's only worker; its agent's stand-in dies with it."""
+        """Inject a fault into a node's only worker; the simulated agent dies with it."""
         with self._changed:
             self._do(
                 self.machine.handle(InjectFault(fault=how, node=name, worker=0, step=step, phase=phase), time.time())
             )
 
     def kill(self, name: str) -> None:
-        """SIGKILL a node's worker, now."""
+        """SIGKILL a node's worker immediately."""
         node = next(node for node in self._nodes.values() if node.name == name)
         os.kill(node.process.pid, signal.SIGKILL)
 
     def go(self, *steps: int) -> None:
-        """Open the gates before these steps, all of `options["gates"]` if none is named."""
+        """Open the gates before these steps, or all of `options["gates"]` if no step is named."""
         for step in steps or self.options["gates"]:
             (self.directory / f"go{step}").touch()
 
@@ -398,7 +399,7 @@ class Cluster:
             self._do(self.machine.handle(Disconnected(node.number), time.time()))
 
     def resume(self, name: str) -> int | None:
-        """SIGCONT a node's worker, and return how it ended."""
+        """SIGCONT a node's worker, and return its exit code."""
         node = next(node for node in self._nodes.values() if node.name == name)
         assert node.process.exitcode is None, f"{name} did not stay stopped: it ended with {node.process.exitcode}"
         os.kill(node.process.pid, signal.SIGCONT)
@@ -411,10 +412,10 @@ class Cluster:
             done = self._changed.wait_for(lambda: condition() or self._failure is not None, timeout=DEADLINE_S)
             if self._failure is not None:
                 raise self._failure
-            assert done, f"{what} did not come to pass; events: {self.events[-12:]}"
+            assert done, f"{what} did not happen; events: {self.events[-12:]}"
 
     def wait_done(self) -> None:
-        """Wait for the job's end and the workers' own."""
+        """Wait until the job and its worker processes have ended."""
         self.wait("the job's end", lambda: self.over is not None)
         for node in self._nodes.values():
             node.process.join(DEADLINE_S)
@@ -428,11 +429,11 @@ class Cluster:
         return [message for message in self.messages if isinstance(message, kind)]
 
     def exit_codes(self) -> dict[str, int | None]:
-        """Return how the workers ended."""
+        """Return the exit codes of the workers."""
         return {node.name: node.process.exitcode for node in self._nodes.values()}
 
     def steps(self) -> dict[int, float]:
-        """Return the committed losses; each step must be there once."""
+        """Return the committed losses; each step must occur once."""
         committed = self.of(ev.StepCommitted)
         numbers = [event.step for event in committed]
         assert len(numbers) == len(set(numbers)), f"a step is committed twice: {numbers}"
@@ -440,7 +441,7 @@ class Cluster:
         return {event.step: event.loss for event in committed}
 
     def assert_replicas_equal(self) -> None:
-        """All workers' hashes of all state are the same after every step."""
+        """Check that all workers have the same hash of their whole state after every step."""
         hashes: dict[int, set[str]] = {}
         for applied in self.told(msg.Applied):
             hashes.setdefault(applied.step, set()).add(applied.state_hash)
@@ -537,7 +538,7 @@ class Cluster:
                     self._tell(number, instruction.message)
 
     def _tell(self, number: int, message: msg.CoordinatorMessage) -> None:
-        """Do what an agent does with what concerns a generation."""
+        """Handle messages about a generation as an agent does."""
         known, node = self._nodes[number].plans, self.machine.members.on(number)
         if isinstance(message, msg.Welcome):
             known.told_anew(message.members)
@@ -552,4 +553,4 @@ class Cluster:
             if connection is not None:
                 connection.sendall(encode_frame(order))
         except OSError:
-            return  # it died; its Disconnected follows
+            return  # The worker died; its Disconnected follows.

@@ -1,4 +1,4 @@
-"""Numbers that scripts give, of whatever type."""
+"""Numeric options of scripts, of any numeric type."""
 
 from __future__ import annotations
 

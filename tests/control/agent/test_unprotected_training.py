@@ -1,5 +1,4 @@
-"""Scripts under an agent that train without holdfast: the agent ends them, since each worker would train the whole model.
-"""
+"""Scripts under an agent that train without holdfast: each worker would train the whole model, so they are ended."""
 
 from __future__ import annotations
 

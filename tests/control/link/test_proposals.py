@@ -89,9 +89,9 @@ class Explorer:
     """Explores all reachable states of a replica group.
 
     Args:
-    scripts: the proposals of each local rank, in order.
-    wants: the values that `still_wanted` may return.
-    deaths: how many ranks may be killed, at any point.
+        scripts: the proposals of each local rank, in order.
+        wants: the values that `still_wanted` may return.
+        deaths: how many ranks may be killed, at any point.
     """
 
     def __init__(self, scripts: Sequence[Sequence[Proposal]], wants: Sequence[bool], deaths: int = 0) -> None:

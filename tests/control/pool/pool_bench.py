@@ -36,7 +36,7 @@ class PoolProcess:
     """Runs one pool's server, as a context manager that leaves no process behind.
 
     Attributes:
-    entry: the address and token of the pool.
+        entry: the address and token of the pool.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The best states stay, by their files alone, whatever becomes of the checkpoints that they were made of."""
+"""The best states keep their own files, even after their checkpoints are removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.storage import LocalStorage
 
 
 def written(directory: Path, step: int) -> Path:
-    """Write what looks like a checkpoint."""
+    """Write files that look like a checkpoint."""
     storage, name = LocalStorage(directory), CheckpointName(term=1, generation=1, step=step, nonce="ab")
     file = checkpoint_dir.write_file(storage, name.folder, "data", [f"state {step}".encode()])
     checkpoint_dir.seal(storage, name, [file])
@@ -39,7 +39,7 @@ def rated(
 
 
 def kept(directory: Path) -> dict[int, str]:
-    """Return the step of each state that is kept, with what its files hold."""
+    """Return the step of each kept state, with the content of its files."""
     found = {path: (path / "data").read_text() for path in sorted(directory.glob("best-*")) if path.is_dir()}
     said = [json.loads(path.read_text())["step"] for path in sorted(directory.glob("best-*.json"))]
     steps = [int(path.name.rsplit("-", 1)[1]) for path in found]
@@ -53,7 +53,7 @@ def test_the_best_stay_and_others_go(tmp_path: Path, mode: Any, best_two: list[i
     for step, value in enumerate((9.0, 1.0, 5.0, 8.0, 2.0), start=1):
         path = written(tmp_path, step)
         rated(best, step, value, mode)
-        shutil.rmtree(path)  # (as pruned)
+        shutil.rmtree(path)  # Remove the checkpoint as pruning does.
     assert kept(tmp_path) == {step: f"state {step}" for step in best_two}
     for step in best_two:
         assert checkpoint_dir.verify(LocalStorage(tmp_path), f"best-eval-{step:08d}") == step
@@ -66,7 +66,9 @@ def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     best.keep_rated(3)
     assert kept(tmp_path) == {3: "state 3"}
-    assert os.stat(path / "data").st_ino == os.stat(tmp_path / "best-eval-00000003" / "data").st_ino, "takes no room"
+    assert os.stat(path / "data").st_ino == os.stat(tmp_path / "best-eval-00000003" / "data").st_ino, (
+        "a kept state must share its files with the checkpoint"
+    )
 
 
 def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(

@@ -51,7 +51,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class Told:
-    """A coordinator that hears and says nothing by itself."""
+    """A passive coordinator that only records messages."""
 
     def __init__(self) -> None:
         self.messages: queue.Queue[Any] = queue.Queue()
@@ -93,7 +93,7 @@ def save(directory: Path, state: TrainingState, step: int, share: PartShare = OR
 
 
 def settled(written: CheckpointWritten) -> AcceptCheckpoint:
-    """It counts."""
+    """Return the order that accepts a written checkpoint."""
     return AcceptCheckpoint(term=written.term, generation=written.generation, step=written.step, name=written.name)
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_counts_even_if_the_best_states_cannot_be_kept(
 
 
 class HeldStorage(LocalStorage):
-    """Writes nothing before it is let go."""
+    """A storage that writes nothing before it is released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -139,7 +139,7 @@ class HeldStorage(LocalStorage):
 
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    """The files are written later, while training changes the tensors in place: none of that may get in."""
+    """The files are written later, while training changes the tensors in place; no such change may be saved."""
     source, target, told = make(3), make(0), Told()
     before, storage = state_hash(source.capture()), HeldStorage(tmp_path)
     saver = saver_of(storage, told)
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wakes_first", [True, False])
 def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_first: bool) -> None:
-    """Reproducer fence.py: AcceptCheckpoint of the abandoned lineage lay in its socket."""
+    """The order to accept a checkpoint of the abandoned lineage was already in its socket."""
     told, decided, target = Told(), make(3), make(0)
     old = saver_of(LocalStorage(tmp_path), told)
     assert old.save_if_due(make(1), 3, PartShare(term=1, generation=1, seal="cd"))
@@ -209,7 +209,7 @@ def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
-    """A coordinator that took over does not know what the one before it has heard."""
+    """A new coordinator does not know which messages its predecessor received."""
     told = Told()
     saver = saver_of(LocalStorage(tmp_path), told)
     assert saver.save_if_due(make(1), 1, ORIGIN)
@@ -246,7 +246,7 @@ def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
 
 
 def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None:
-    """It was loaded here without trouble, and the others have its step from here: nothing else holds it."""
+    """This worker loaded it without errors and the others got its step from here, so no other copy exists."""
     name = save(tmp_path, make(1), 1)
     saver = saver_of(LocalStorage(tmp_path), Told())
     saver.on_loaded(name)
@@ -257,7 +257,7 @@ def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None
     assert not saver.has_saved(1, again)
     assert saver.saved_step == 0
     saver.close()
-    assert (tmp_path / name).is_dir(), "what is wrong with it is for a person to see"
+    assert (tmp_path / name).is_dir(), "the damaged checkpoint must stay for a person to inspect"
 
 
 def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     unwritten = told.next(CheckpointUnwritten)
     assert "has not answered for 0.05 s" in unwritten.why
     assert saver.is_still_saving(2)
-    assert not saver.save_if_due(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "left out, not queued"
+    assert not saver.save_if_due(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "the save must be left out, not queued"
     saver.close()
     storage.release.set()
 
@@ -279,7 +279,7 @@ def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> Non
     saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=told.messages.put)
     assert saver.save(make(1), 1, ORIGIN)
     assert told.next(CheckpointUnwritten).step == 1
-    assert saver.save(make(1), 2, ORIGIN), "a job's last one, for which all workers wait"
+    assert saver.save(make(1), 2, ORIGIN), "the last save of a job, which all workers wait for, must be queued"
     assert told.next(CheckpointUnwritten).step == 2
     through = threading.Event()
     store.later(through.set)
@@ -287,7 +287,9 @@ def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> Non
     assert through.wait(DEADLINE_S)
     saver.close()
     assert told.messages.empty()
-    assert [name.partition("-t")[0] for name in storage.entries()] == ["step-00000001"], "nobody wants the other"
+    assert [name.partition("-t")[0] for name in storage.entries()] == ["step-00000001"], (
+        "the second checkpoint is not needed and must not be kept"
+    )
 
 
 def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path: Path) -> None:
@@ -323,7 +325,7 @@ def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path
 
 
 class SlowStorage(LocalStorage):
-    """A disk that is read slowly, piece by piece."""
+    """A disk that is slow to read, chunk by chunk."""
 
     pause_s = 0.0
 
@@ -397,7 +399,7 @@ def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_values_that_are_no_numbers_is_damaged(tmp_path: Path) -> None:
-    """As a snapshot with some is: it is whole, and of no use; an older one is gone back to."""
+    """A snapshot with such values is rejected in the same way; the job returns to an older one."""
     state = make(3)
     with torch.no_grad():
         state.model.get_parameter("weight")[3, 3] = float("nan")
@@ -426,7 +428,7 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
     assert not saver.save_if_due(state, 4, ORIGIN, (Wish.STILL_SAVING,))
     assert not saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE_IF_FREE, Wish.STILL_SAVING))
     assert not saver.is_idle
-    assert saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save is not left out"
+    assert saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save must not be left out"
     storage.release.set()
     assert [told.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
     assert not saver.is_still_saving(6)
@@ -458,7 +460,7 @@ def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCapt
 
 
 class FullStorage(LocalStorage):
-    """A disk that has room for the first so many files."""
+    """A disk with room for only the first N files."""
 
     room = 0
 
@@ -494,7 +496,7 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
     assert unwritten.why.endswith("No space left on device")
     assert told.messages.empty()
     assert checkpoint_dir.find_checkpoints(storage) == []
-    saver.on_order(PruneCheckpoints(term=1, names=(unwritten.name,)))  # (as the coordinator answers)
+    saver.on_order(PruneCheckpoints(term=1, names=(unwritten.name,)))  # The coordinator answers with this order.
     saver.close()
     assert saver.is_idle
     assert list(tmp_path.iterdir()) == []

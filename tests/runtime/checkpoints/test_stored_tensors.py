@@ -1,4 +1,4 @@
-"""What lies in a checkpoint directory is read, never run, by any world; and by torch's own reader."""
+"""Checkpoint files are read but never executed, at any world size, and torch's own reader can read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int6
 
 
 class Kept:
-    """Something with state of all kinds."""
+    """Objects with state of all kinds."""
 
     def __init__(self) -> None:
         self.state: dict[str, object] = {str(kind): torch.arange(21).reshape(7, 3).to(kind) for kind in KINDS}
@@ -91,7 +91,7 @@ def test_torchs_own_reader_reads_the_parts_as_one_state(tmp_path: Path) -> None:
     wanted = {
         name: torch.empty_like(tensor)
         for name, tensor in zip(stored_names(state.manifest), state.tensors, strict=True)
-        if not tensor.is_complex()  # (a type that safetensors has no name for)
+        if not tensor.is_complex()  # This is a type that safetensors has no name for.
     }
     load(wanted, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
     assert {"weight", "bias", "optimizer:state.0.exp_avg"} <= set(wanted)
@@ -120,7 +120,7 @@ def test_names_that_are_there_twice_are_told_apart() -> None:
 
 
 def spoil(checkpoint: Path, change: str) -> None:
-    """Let the header of the first part say something else of the tensor `weight`."""
+    """Change the entry of the tensor `weight` in the header of the first part."""
     path = checkpoint / part_name(0, 3)
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")

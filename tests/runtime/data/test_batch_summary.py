@@ -1,4 +1,4 @@
-"""The summary by which nodes compare their data: equal for equal data, and without side effects."""
+"""The summary that nodes compare their data with: equal for equal data, and free of side effects."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ STEP = 3  # micro-batches
 
 
 class Noisy:
-    """Draws from all generators; says which process it is asked in."""
+    """Draws from all generators, and returns the id of the process that loads it."""
 
     def __len__(self) -> int:
         return 40
@@ -38,7 +38,7 @@ class Noisy:
 
 
 class Harmed:
-    """Does something to the process that fetches sample 5."""
+    """Harms the process that fetches sample 5."""
 
     def __init__(self, harm: Callable[[], object]) -> None:
         self.harm = harm
@@ -53,7 +53,7 @@ class Harmed:
 
 
 class Once:
-    """Dies the first time."""
+    """Kills its process the first time."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -65,7 +65,7 @@ class Once:
 
 
 class AwkwardError(Exception):
-    """Pickled it cannot be made again."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -129,7 +129,9 @@ def alive(pid: int) -> bool:
 def test_batches_are_the_same_bits_with_and_without(make: Callable[..., MicroBatchLoader]) -> None:
     plain, pooled = make(Noisy(), 0), make(Noisy(), 2)
     pooled.expect(coming())
-    assert set(pooled.load(1, 0)[1].tolist()) == {os.getpid()}, "nobody had asked for it before it was wanted"
+    assert set(pooled.load(1, 0)[1].tolist()) == {os.getpid()}, (
+        "the loader workers have not been asked for the first micro-batch"
+    )
     pids: set[int] = set()
     for step in range(1, 9):
         for part in range(STEP):
@@ -140,7 +142,7 @@ def test_batches_are_the_same_bits_with_and_without(make: Callable[..., MicroBat
 
 
 class Walks:
-    """A stream per micro-batch, of the batches' numbers and of who has made them."""
+    """One stream per micro-batch, of batch numbers and the ids of the processes that made them."""
 
     def open(self, micro_batch: int, micro_batches: int) -> Walk:
         return Walk(micro_batch)
@@ -172,7 +174,7 @@ def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., 
     by: set[tuple[int, int]] = set()
     for step in range(1, 9):
         loader.expect(coming(step))
-        for _ in range(1 + (step == 4)):  # (again, as after a failure)
+        for _ in range(1 + (step == 4)):  # Step 4 is loaded twice, as after a failure.
             notes: list[bytes] = []
             for part in range(STEP):
                 number, at, pid = loader.load(step, part)
@@ -186,7 +188,7 @@ def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., 
 
 
 class Numbers:
-    """A stream by numbers."""
+    """A stream of numbers."""
 
     def batch(self, step: int, micro_batch: int) -> tuple[int, int]:
         return step, micro_batch
@@ -216,11 +218,11 @@ def test_a_change_of_plan_is_followed_and_leaves_nothing(make: Callable[..., Mic
     plain, loader = make(Noisy(), 0), make(Noisy(), 2, prefetch_factor=3)
     before = len(os.listdir("/proc/self/fd"))
     loader.expect(coming())
-    wanted = [(2, 1), (2, 0), (7, 2), (7, 1), (2, 0)]  # (the last one again, as after a failure)
+    wanted = [(2, 1), (2, 0), (7, 2), (7, 1), (2, 0)]  # The last one is repeated, as after a failure.
     for step, part in wanted:
         loader.expect(iter([(1, 0), (step, part)]))
         assert torch.equal(loader.load(step, part)[0], plain.load(step, part)[0])
-        assert torch.equal(loader.load(1, 2)[0], plain.load(1, 2)[0])  # (one that was not expected)
+        assert torch.equal(loader.load(1, 2)[0], plain.load(1, 2)[0])  # This micro-batch was not expected.
     loader.expect(iter(()))
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, loader)
 
@@ -240,7 +242,7 @@ def test_it_has_no_descriptor_of_the_worker_and_ends_with_it(make: Callable[...,
 def test_what_is_raised_in_it_is_raised_here_with_its_traceback(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Harmed(divide))
     causes: list[tuple[int, BaseException | None]] = []
-    for part in range(STEP):  # one of the three has sample 5
+    for part in range(STEP):  # One of the three contains sample 5.
         try:
             loader.load(1, part)
         except ZeroDivisionError as error:
@@ -285,7 +287,7 @@ def test_of_a_step_that_is_done_again_the_worker_fetches_nothing_itself(make: Ca
     loader = make(Noisy(), 1, prefetch_factor=1)
     loader.expect(iter([(3, 0)]))
     assert set(loader.load(3, 0)[1].tolist()) == {os.getpid()}
-    loader.expect(iter([(3, 2), (3, 1)]))  # (what was another's)
+    loader.expect(iter([(3, 2), (3, 1)]))  # These were another worker's micro-batches.
     assert os.getpid() not in {*loader.load(3, 2)[1].tolist(), *loader.load(3, 1)[1].tolist()}
     loader.expect(iter([(4, 1)]))
     assert set(loader.load(4, 1)[1].tolist()) == {os.getpid()}
@@ -311,7 +313,7 @@ def test_what_cannot_be_sent_to_it_is_refused_at_once(make: Callable[..., MicroB
 
 
 class Hidden:
-    """Can be pickled, but is nothing that another process could find."""
+    """Can be pickled, but another process cannot import it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _only_here, (os.getpid(),)

@@ -1,4 +1,4 @@
-"""A script alone, without any zygote: its loader workers come from one of its own, and nothing outlives it."""
+"""A script alone, without an agent's zygote: its loader workers come from its own zygote, and all processes end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A temporary folder whose path is short enough for sockets below it, which pytest's are not."""
+    """A temporary folder with a path short enough for sockets, unlike pytest's paths."""
     with tempfile.TemporaryDirectory(prefix="hf-") as folder:
         yield Path(folder)
 
 
 def test_a_killed_script_leaves_no_process_and_no_folder(temporary: Path) -> None:
-    """A true cold start: the only one that has loader workers without a zygote to ask."""
+    """This is the only cold start with loader workers and without a zygote to ask."""
     command = [sys.executable, str(SCRIPT)]
     environment = {"TMPDIR": str(temporary), "PYTHONPATH": ":".join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as script:

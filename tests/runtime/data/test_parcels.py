@@ -1,4 +1,4 @@
-"""Parcels: what goes to another process comes out equal, in every bit and with the same strides."""
+"""Parcels: data sent to another process arrives equal in every bit and with the same strides."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_samples_that_are_drawn_are_the_same_whenever_they_are_fetched() -> None
     loader.load(1, 0)
     assert torch.equal(loader.load(2, 1), first)
     seed_micro_batch(3, 2, 1)
-    assert not torch.equal(torch.rand(3), after)  # another stream
+    assert not torch.equal(torch.rand(3), after)  # This uses another random stream.
 
 
 def test_streams_are_distinct() -> None:

@@ -1,4 +1,4 @@
-"""Streams: whoever computes a micro-batch, and whatever was computed before, it is the next one of its stream."""
+"""Streams: each micro-batch is the next one of its stream, on any worker and after any earlier work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ITSELF.append(ITSELF)
 
 
 class Sharded(IterableDataset[int]):
-    """Of the same interface as an IterableDataset of Hugging Face's `datasets`; `length` samples in six shards."""
+    """Has the interface of an IterableDataset of Hugging Face's `datasets`; `length` samples in six shards."""
 
     def __init__(self, length: int = 21, shards: tuple[int, ...] = tuple(range(6))) -> None:
         self.length, self.shards = length, shards
@@ -64,7 +64,7 @@ class Sharded(IterableDataset[int]):
 
 
 class Counting:
-    """A stream of its own kind: an iterator per micro-batch, whose state has a tuple and a number of 128 bits."""
+    """A custom stream: one iterator per micro-batch, with a tuple and a 128-bit number in its state."""
 
     def __init__(self, wide: int = 1 << 127) -> None:
         self.wide = wide
@@ -93,7 +93,7 @@ class Counting:
 
 
 class Forgetful:
-    """Has no state: is gone through again from its beginning."""
+    """Has no state, so it restarts from its beginning."""
 
     def open(self, micro_batch: int, micro_batches: int) -> Any:
         return iter(range(micro_batch, 50, micro_batches))
@@ -111,13 +111,13 @@ def fresh(data: Any) -> StreamedData:
 
 
 def fetched(worker: StreamedData, step: int, micro_batch: int) -> Any:
-    """As in a loader worker: what is wanted and what is fetched are pickled on their way."""
+    """Fetch as a loader worker does: both the request and the result are pickled."""
     wanted = pickle.loads(pickle.dumps(worker.fetch_argument(step, micro_batch)))
     return worker.on_fetched(step, micro_batch, worker.fetch(step, micro_batch, wanted))
 
 
 def calm(data: Any, steps: int) -> list[list[Any]]:
-    """Return the micro-batches of these steps as one worker goes through them that nothing happens to."""
+    """Return the micro-batches of these steps as one undisturbed worker goes through them."""
     worker, batches = fresh(data), list[list[Any]]()
     for step in range(1, steps + 1):
         batches.append([])
@@ -131,7 +131,7 @@ def calm(data: Any, steps: int) -> list[list[Any]]:
 
 
 def passed_on(state: dict[str, Any]) -> dict[str, Any]:
-    """As a joiner gets it."""
+    """Return the state as a joining worker receives it."""
     node = tree.pack(state, lambda tensor: 0, "streams")
     return tree.unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(node), type=tree.Node), [])
 
@@ -140,7 +140,7 @@ def passed_on(state: dict[str, Any]) -> dict[str, Any]:
 @settings(max_examples=30, deadline=None)
 @given(story=st.randoms(use_true_random=False))
 def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: random.Random) -> None:
-    """Workers come, go, share differently, fetch ahead, do steps again, go back to a state: the same micro-batches."""
+    """Workers join, leave, prefetch, repeat steps and restore states; the micro-batches stay the same."""
     expected = calm(make(), 12)
     workers = [fresh(make()) for _ in range(3)]
     saved = (0, passed_on(workers[0].state_dict()))
@@ -162,9 +162,9 @@ def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: rand
         notes: list[bytes] = []
         for part in range(M):
             worker = story.choice(workers)
-            if story.random() < 0.3 and step < len(expected):  # ahead, and perhaps for nothing
+            if story.random() < 0.3 and step < len(expected):  # Prefetch, perhaps in vain.
                 assert worker.fetch(step + 1, part, worker.fetch_argument(step + 1, part)).batch == expected[step][part]
-            for _ in range(story.choice([1, 1, 2])):  # (the second time as after a failure)
+            for _ in range(story.choice([1, 1, 2])):  # The second time is as after a failure.
                 assert fetched(worker, step, part) == expected[step - 1][part]
             notes.append(worker.make_note())
         for worker in workers:
@@ -183,7 +183,7 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
         own = sorted(number for shard in range(part, 6, M) for number in range(shard, 21, 6))
         whole = [samples[start : start + len(own)] for start in range(0, len(samples) - len(own), len(own))]
         assert [sorted(one) for one in whole] == [own] * len(whole)
-        assert len({tuple(one) for one in whole}) > 1  # set_epoch is heard
+        assert len({tuple(one) for one in whole}) > 1  # set_epoch() changes the order.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A DataLoader that is given as data: what of it is used, what is said, and what is refused."""
+"""A DataLoader passed as data: the parts that are used, the messages, and the refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
 
 
 def test_nobody_fetches_ahead_without_loader_workers() -> None:
-    """torch's DataLoader says so as well."""
+    """torch's DataLoader refuses this as well."""
     with pytest.raises(BadInputError, match=r"prefetch_factor is 4 and num_workers is 0: .* give num_workers above 0"):
         unwrap_loader(DATA, DataOptions(prefetch_factor=4), 3)
     loader: Any = DataLoader(DATA, batch_size=3, num_workers=1)
@@ -61,7 +61,7 @@ def test_nobody_fetches_ahead_without_loader_workers() -> None:
 
 
 def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> None:
-    """As torchdata's StatefulDataLoader, which is no subclass of torch's, and brings samplers of its own."""
+    """For example torchdata's StatefulDataLoader, which is not a subclass of torch's and has its own samplers."""
     sampler = SequentialSampler(DATA)
     parts = {"dataset": DATA, "batch_size": 3, "collate_fn": collate, "num_workers": 2, "sampler": sampler}
     foreign = SimpleNamespace(**parts, batch_sampler=BatchSampler(sampler, 3, drop_last=False))
@@ -78,7 +78,7 @@ def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> N
 
 
 def as_torchdata(name: str, **said: Any) -> Any:
-    """Return a sampler of a class that only has the name of torch's, as torchdata's have."""
+    """Return a sampler of a class that only has the name of torch's class, as in torchdata."""
     return type(name, (), {"__module__": "torchdata.stateful_dataloader.sampler", **said})()
 
 

@@ -1,4 +1,4 @@
-"""One evaluation: shards that are each sample once, and means that weigh them by their samples."""
+"""One evaluation: shards that contain each sample once, and means that weigh shards by their samples."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_where_memory_has_run_out_the_training_thread_says_so() -> None:
 
 def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
     faults = Faults(none)
-    faults.slow_down(time.monotonic() - 10.0)  # (not yet)
+    faults.slow_down(time.monotonic() - 10.0)  # The slowdown is not due yet.
     faults.on_inject(Inject(fault="slow", times=4.0))
     faults.strike_at("compute", 1)
     for _ in range(2):

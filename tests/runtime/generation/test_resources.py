@@ -1,4 +1,4 @@
-"""What a worker tells of a failed collective."""
+"""A worker's report of a failed collective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ME, PEER = "a/0/a", "b/0/b"
 
 
 def told_of(error: Exception | str, port: int) -> msg.Complaint:
-    """Return what a worker tells whose only peer receives state at a port."""
+    """Return the report of a worker with one peer that receives state at this port."""
     told: list[WorkerInstruction] = []
     machine = WorkerMachine(ME, samples=StepSamples(seed=0, micro_batches=2, micro_batch=1))
     members = tuple(Member(worker=worker, host="127.0.0.1", state_port=port) for worker in (ME, PEER))

@@ -1,4 +1,4 @@
-"""A script that changes what it trains, and how, in the middle: for one process, for several, and for a plain loop."""
+"""A script that changes its parameters and options in mid-training: for one process, several, and a plain loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MICRO_BATCHES = 6
 
 
 class Changing:
-    """Layers, some of which no optimizer has at first, and experts if there are to be any."""
+    """Layers, some initially without an optimizer, and optionally experts."""
 
     def __init__(self, experts: int = 0) -> None:
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ class Changing:
         self.optimizer.add_param_group({"params": list(self.model[name].parameters()), **options})
 
     def change(self, step: int) -> None:
-        """Change something before a step."""
+        """Make the changes that are due before a step."""
         first, last = self.optimizer.param_groups[:2]
         if step == 1:
             self.add("b", lr=0.005)
@@ -61,14 +61,14 @@ class Changing:
 
     @property
     def numbers(self) -> list[float]:
-        """The weights outside of the experts, and the options that change."""
+        """The weights outside the experts, and the options that change."""
         kept = [p for name in ("a", "b", "c", "last") for p in self.model[name].parameters()]
         rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         return [*torch.cat([p.detach().flatten() for p in kept]).tolist(), *rates]
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker runs; the last line has what training has come to."""
+    """Train as every worker; the last line holds the result."""
     torch.set_num_threads(1)
     job, script = holdfast.init(), Changing(options.get("experts", 0))
     in_loop = options["in_loop"]
@@ -98,7 +98,7 @@ def train(directory: str, node: str, options: dict[str, Any]) -> None:
 
 
 def train_plainly(steps: int, *, experts: int = 0, first: int = 1) -> tuple[dict[int, float], list[float]]:
-    """Train as a plain loop does, on the samples that holdfast gives out; changes begin with the step `first`."""
+    """Train as a plain loop does, on holdfast's samples; changes begin with the step `first`."""
     script, data = Changing(experts), Job(None)
     model = torch.nn.Linear(1, 1)
     data.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), DATA, global_batch=24, micro_batch=4)

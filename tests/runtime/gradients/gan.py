@@ -27,9 +27,9 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Followers:
-    """What follows the steps of a GAN: averages of its generator, a target of its critic, a rate that waits for both.
+    """State that follows the steps of a GAN: averages of the generator, a target critic, and a plateau schedule.
 
-    For a script's after_apply, and all of it state.
+    It belongs into a script's after_apply, and all of it is state.
     """
 
     def __init__(self, gan: Gan) -> None:
@@ -43,11 +43,11 @@ class Followers:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is to be protected."""
+        """The objects to protect."""
         return {"moving": self.moving, "mean": self.mean, "target": self.target, "plateau": self.plateau}
 
     def follow(self, update: str, number: int, loss: float) -> None:
-        """A step is applied."""
+        """Update the followers after an applied step."""
         if update == "generator":
             self.moving.update_parameters(self.gan.model["generator"])
             if number > 6:
@@ -79,31 +79,31 @@ class Gan:
         }
 
     def round_gradients(self) -> None:
-        """Let every micro-batch's gradients be multiples of 2**-24, whose sums are exact in whatever order."""
+        """Round every gradient to multiples of 2**-24, which sum exactly in any order."""
         for parameter in self.model.parameters():
             parameter.register_hook(rounded)
 
     def loss(self, update: str, real: torch.Tensor) -> torch.Tensor:
-        """Return what an update makes smaller, over a micro-batch."""
+        """Return the loss of an update over one micro-batch."""
         made = self.model["generator"](torch.randn(len(real), 2, dtype=real.dtype))
         if update == "generator":
-            return -self.model["critic"](made).mean()  # (gradients of the critic's parameters come with it)
+            return -self.model["critic"](made).mean()  # The critic's parameters get gradients as well.
         return self.model["critic"](made.detach()).mean() - self.model["critic"](real).mean()
 
     def protect(self, job: holdfast.Job, **options: Any) -> None:
-        """Protect all of it."""
+        """Protect all parts."""
         arguments: dict[str, Any] = {"updates": UPDATES, "extra": self.schedules, "seed": 3, **options}
         job.protect(self.model, self.optimizers, TensorDataset(X), global_batch=24, micro_batch=4, **arguments)
 
     def compute(self, step: Step) -> None:
-        """Go through a step's micro-batches."""
+        """Compute a step's micro-batches."""
         for (real,) in step.micro_batches():
             loss = self.loss(step.update, real)
             step.backward(loss + (rounded(loss) - loss).detach())
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker of a job runs; one line of JSON per applied step."""
+    """Train as every worker of a job; write one line of JSON per applied step."""
     torch.set_num_threads(1)
     job, gan = holdfast.init(), Gan()
     followers = Followers(gan)

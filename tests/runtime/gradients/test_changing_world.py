@@ -1,4 +1,4 @@
-"""What a script changes at a step happens on all workers or on none: losses and weights are those of a plain loop."""
+"""A script's changes at a step happen on all workers or on none: losses and weights equal those of a plain loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 10
 
 
 def losses(cluster: Cluster) -> dict[int, float]:
-    """Return the losses; of a step that was done again the newest counts."""
+    """Return the losses; for a repeated step, the newest."""
     return {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
 
 
@@ -27,7 +27,7 @@ def near(values: Any) -> Any:
 
 
 def check(cluster: Cluster, nodes: tuple[str, ...], *, experts: int = 0, first: int = 1) -> None:
-    """The workers of these nodes have ended with what a plain loop comes to."""
+    """Check that the workers of these nodes ended with the results of a plain loop."""
     calm, numbers = train_plainly(STEPS, experts=experts, first=first)
     assert losses(cluster) == near(calm)
     for node in nodes:
@@ -37,7 +37,7 @@ def check(cluster: Cluster, nodes: tuple[str, ...], *, experts: int = 0, first: 
 
 @pytest.mark.parametrize(("joins", "in_loop"), [(False, False), (True, False), (True, True)])
 def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joins: bool, in_loop: bool) -> None:
-    """Survivors had a group, with state and options, that the checkpoint has not."""
+    """The survivors had a parameter group with state and options that the checkpoint lacks."""
     options = {"script": train, "steps": STEPS, "experts": 6, "in_loop": in_loop, "gates": (9,)}
     placing = ExpertSpec(slots=2 if joins else 3)
     with Cluster(tmp_path, nodes=3 if joins else 4, options=options, checkpoint_every=5, experts=placing) as cluster:
@@ -50,12 +50,12 @@ def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joi
         cluster.add()
         cluster.wait_done()
         assert cluster.of(ev.RolledBack)[0].to_step == 5
-        first = 1 if in_loop else 2  # after_apply is first called behind step 1
+        first = 1 if in_loop else 2  # The first call of after_apply follows step 1.
         check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=first)
 
 
 def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> None:
-    """Workers die in each step before which the script changes something, and a warm standby joins after that."""
+    """Workers die in each step that the script changes something before, and a warm standby joins after that."""
     options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2, 6)}
     with Cluster(tmp_path, nodes=3, options=options) as cluster:
         cluster.wait("step 1", lambda: 1 in losses(cluster))
@@ -74,7 +74,7 @@ def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> 
 
 
 def test_a_step_that_goes_forward_keeps_what_the_loop_has_changed_for_it(tmp_path: Path) -> None:
-    """Its attempt is not done again: the reduced gradients are applied with the options that they were made for."""
+    """The attempt is not repeated: the reduced gradients are applied with the options that they were made for."""
     options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2,)}
     with Cluster(tmp_path, nodes=4, options=options) as cluster:
         cluster.wait("step 1", lambda: 1 in losses(cluster))

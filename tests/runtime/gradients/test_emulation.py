@@ -1,4 +1,4 @@
-"""An emulated accelerator for whole micro-batches, and for which models there is which."""
+"""An emulated accelerator for whole micro-batches, and the models that it applies to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
 class Time:
-    """A clock that moves on by what is slept and worked."""
+    """A clock that advances with sleep and work."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -33,7 +33,7 @@ def test_a_micro_batch_takes_its_time_and_what_it_really_takes_is_part_of_it() -
         micro_batch.start()
         time.at += work
         micro_batch.sleep_remaining()
-        time.at += 10.0  # (what is between two is no part of either)
+        time.at += 10.0  # The time between two micro-batches belongs to neither.
     assert time.slept == [1.5, 2.0]
 
 

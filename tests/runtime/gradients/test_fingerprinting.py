@@ -1,4 +1,4 @@
-"""What of a worker's settings and state is compared: equal on equal workers, and other after any change of them."""
+"""Fingerprints of a worker's settings and state: equal on equal workers, and different after any change."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_learning_rate_in_a_tensor_is_read_in_every_step() -> None:
 
 
 def test_options_that_were_sent_are_equal_to_those_that_were_not() -> None:
-    """They come in another order, and without types of numpy."""
+    """They come in another order, and without numpy types."""
     (state, optimizer), (other, theirs) = trained(), trained()
     optimizer.param_groups[0]["lr"] = np.float64(0.1)
     optimizer.param_groups[0]["scale"] = np.float32(0.5)

@@ -1,4 +1,4 @@
-"""FLOP that are counted while a micro-batch is computed: the right number or none, and no bit is another for it."""
+"""FLOP counted during a micro-batch: the exact number or none, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_attention_on_this_machine_is_what_its_products_take() -> None:
     count = FlopCounter()
     computed(*MODELS["attention"], count.start)
     tokens, score = 4 * 24, 2 * 4 * 4 * 24 * 24 * 8
-    # (the projection's input needs no gradient: two products of three; attention: two forward, five backward)
+    # The projection's input needs no gradient, so two of three products remain. Attention takes two forward and five
+    # backward.
     assert count.stop() == 2 * (2 * tokens * 32 * 96) + 3 * (2 * tokens * 32 * 32) + 7 * score
 
 
@@ -90,8 +91,8 @@ def test_experts_are_what_each_tokens_experts_take() -> None:
     computed(*MODELS["experts"], count.start)
     tokens, router = 16, 2 * 16 * 32 * 4
     matrix = 2 * (2 * tokens) * 32 * 64
-    # (the layer's input needs no gradient: the router takes two products; that of the experts' rows is made; last the
-    # gradient of the weights by which each token's experts count)
+    # The layer's input needs no gradient, so the router takes two products, but the experts compute the gradient of
+    # their rows. The last term is the gradient of the weights that combine a token's experts.
     assert count.stop() == 3 * 2 * matrix + 2 * router + 2 * (2 * tokens) * 32
 
 
@@ -160,7 +161,7 @@ def test_a_mode_of_the_scripts_own_is_left_where_it_is() -> None:
     count.start()
     ours = _get_current_dispatch_mode()
     with own:
-        assert count.stop() is None, "it cannot be taken from below the other"
+        assert count.stop() is None, "a mode below another one cannot be removed"
         assert _get_current_dispatch_mode() is own
     assert _get_current_dispatch_mode() is ours
     assert ours is not None
@@ -168,7 +169,7 @@ def test_a_mode_of_the_scripts_own_is_left_where_it_is() -> None:
 
 
 def counted_in(first: FirstRoundCounter) -> list[bool]:
-    """Go through two rounds; tell in which of them FLOP were counted."""
+    """Compute two rounds; return in which of them FLOP were counted."""
     found: list[bool] = []
     for _ in range(2):
         first.start_round()

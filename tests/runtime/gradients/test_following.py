@@ -1,4 +1,4 @@
-"""State that follows the steps: averages, target networks, rates that follow a metric, as plain PyTorch has them."""
+"""State that follows the steps, as in plain PyTorch: averages, target networks, and rates that follow a metric."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_they_resume_with_the_step(tmp_path: Path) -> None:
 
 
 def test_weights_are_averaged_with_a_rate_of_their_own() -> None:
-    """SWA as torch describes it: a schedule that ends in SWALR, a mean from there on, and update_bn at the end."""
+    """SWA as in torch's documentation: a schedule that ends in SWALR, a mean from then on, and update_bn at the end."""
 
     def made() -> tuple[torch.nn.Module, torch.optim.Optimizer, SequentialLR, AveragedModel]:
         torch.manual_seed(0)
@@ -144,7 +144,7 @@ def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["its own optimizer's step", "another's"])
 def test_a_schedule_that_the_script_steps_as_well_is_refused(at: int) -> None:
-    """Told that an extra changes in after_apply alone, one would step it there: it would go twice as fast."""
+    """A user who steps the schedule in after_apply, as other extras are changed there, would double its speed."""
     gan, job = Gan(), Job(None)
     schedule = gan.schedules["generator schedule"]
     gan.protect(job, updates=None, after_apply=lambda step: schedule.step() if step.number == at else None)
@@ -159,7 +159,7 @@ def test_a_schedule_that_the_script_steps_as_well_is_refused(at: int) -> None:
 
 
 def chained(optimizer: torch.optim.Optimizer) -> ChainedScheduler:
-    """One that torch gives no `last_epoch`, with schedulers inside schedulers."""
+    """A scheduler without `last_epoch`, with schedulers inside schedulers."""
     parts = [ConstantLR(optimizer, 0.5, 2), ExponentialLR(optimizer, 0.9)]
     return ChainedScheduler([SequentialLR(optimizer, parts, [3]), ExponentialLR(optimizer, 0.8)])
 

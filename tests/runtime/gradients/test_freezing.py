@@ -1,4 +1,4 @@
-"""Scripts that freeze, unfreeze and add parameter groups in the middle of training: as plain PyTorch does it."""
+"""Scripts that freeze, unfreeze and add parameter groups in mid-training, with the results of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGE_AT = 3
 
 
 class Script:
-    """A model of two layers, of which the optimizer has the second one, or both."""
+    """A model of two layers; the optimizer has the second one, or both."""
 
     def __init__(self, *, both: bool = True, frozen: bool = False) -> None:
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class Script:
         return job
 
     def train_plainly(self, steps: int, change: Callable[[], None]) -> None:
-        """Train as a plain loop does, on the samples that holdfast gives out."""
+        """Train as a plain loop does, on holdfast's samples."""
         job = Job(None)
         job.protect(self.model, self.optimizer, TensorDataset(X, Y), global_batch=8, micro_batch=4)
         session = job._session
@@ -119,7 +119,7 @@ def test_a_resumed_job_trains_what_the_job_before_trained(case: str, tmp_path: P
     whole, begun, resumed = make(), make(), make()
     whole.train(9, lambda: change(whole))
     begun.train(6, lambda: change(begun), directory=tmp_path)
-    resumed.train(9, lambda: None, directory=tmp_path)  # step 3 is over: the checkpoint alone can tell
+    resumed.train(9, lambda: None, directory=tmp_path)  # Step 3 is over, so only the checkpoint contains the change.
     assert values(resumed) == values(whole)
     assert [p.requires_grad for p in resumed.model.parameters()] == [p.requires_grad for p in whole.model.parameters()]
     assert len(resumed.optimizer.param_groups) == len(whole.optimizer.param_groups)
@@ -134,7 +134,7 @@ def adopt(target: TrainingState, source: TrainingState) -> None:
 
 
 def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> None:
-    """With what the optimizer keeps of its parameters: that memory serves what is received."""
+    """The optimizer's state of its parameters goes too: its memory is reused for the received state."""
     before, after = Script(both=False, frozen=True), Script(both=False, frozen=True)
     older, newer = (script.train(1, lambda: None)._session for script in (before, after))
     assert older is not None
@@ -166,7 +166,7 @@ def test_a_group_added_to_an_optimizer_of_named_parameters_goes_over() -> None:
 
 
 def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
-    """Each with its own: a group that the first optimizer lacks shifts none of the second's."""
+    """Each optimizer is compared with itself: a group that the first one lacks does not shift the second one's."""
     script = Script(both=False)
     first = torch.optim.SGD([script.first.weight], lr=0.1)
     optimizers = Optimizers({"first": first, "last": script.optimizer})
@@ -177,7 +177,7 @@ def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
 
 
 def test_the_manifest_says_what_is_frozen() -> None:
-    """The state's hash covers the manifest, so replicas that train other parameters never pass for equal."""
+    """The state's hash covers the manifest, so replicas that train different parameters never compare equal."""
     script = Script()
     session = script.train(1, lambda: None)._session
     assert session is not None
@@ -188,7 +188,7 @@ def test_the_manifest_says_what_is_frozen() -> None:
 
 
 def test_a_loop_that_is_left_in_the_middle_of_a_step_saves_nothing_of_that_step(tmp_path: Path) -> None:
-    """Else the job that resumes, whose loop comes to the step again, would change the learning rate twice."""
+    """The resumed loop runs this step again, and would otherwise change the learning rate twice."""
     script, job = Script(), Job(None, checkpoint_dir=str(tmp_path), checkpoint_every=100)
     job.protect(script.model, script.optimizer, TensorDataset(X, Y), global_batch=8, micro_batch=4)
     for step in job.steps(8):

@@ -1,4 +1,4 @@
-"""An optimizer whose parameters are all frozen does nothing until one trains again, as in plain PyTorch."""
+"""An optimizer with only frozen parameters does nothing until one of them trains again, as in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_trains_as_plain_pytorch_does(experts: int, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_it_does_so_in_a_job_that_loses_a_worker_meanwhile(tmp_path: Path, experts: int) -> None:
-    """Also more workers than micro-batches of a step are fed by, and notes beside the gradients."""
+    """Also with more workers than a step has micro-batches, and with notes next to the gradients."""
     options = {"script": train, "steps": STEPS, "experts": experts}
     with Cluster(tmp_path, nodes=3, options=options) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
@@ -51,7 +51,7 @@ def test_it_does_so_in_a_job_that_loses_a_worker_meanwhile(tmp_path: Path, exper
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_experts_alone_can_be_trained(experts: int) -> None:
-    """Or the layers beside them, which are then all that the optimizer trains."""
+    """Alternatively only the layers next to them train."""
     script, job = Turns(experts or 4), Job(None)
     trained = {name for name, _ in script.model.named_parameters() if ("experts" in name) == bool(experts)}
     for name, parameter in script.model.named_parameters():

@@ -1,4 +1,4 @@
-"""What is logged of a step: one number a name, made of the notes in order; what is no number or too much is refused."""
+"""Logged values of a step: one number per name, reduced in the order of the notes; other values are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.gradients.logged_values import LoggedValues
 
 
 def note(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
-    """Return the note of a micro-batch in which this was logged."""
+    """Return the note of a micro-batch that logged these values."""
     logged = LoggedValues()
     logged.on_micro_batch_start(1, 0)
     logged.log(values, reduce)
@@ -24,7 +24,7 @@ def note(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
 
 
 def own(values: Mapping[str, Any], reduce: str = "mean") -> bytes:
-    """Return what a rank leaves that has logged this outside of the loop."""
+    """Return the note of a rank that logged these values outside the loop."""
     logged = LoggedValues()
     logged.log(values, reduce)
     return logged.make_rank_note()
@@ -43,7 +43,7 @@ def test_values_of_micro_batches_are_reduced_over_those_that_log_them(reduce: st
 
 
 def test_what_is_the_same_everywhere_stays_what_it_is() -> None:
-    """Three tenths are not 0.1 three times."""
+    """0.1 + 0.1 + 0.1 divided by 3 is not 0.1."""
     value = 0.1
     assert sum([value] * 3) / 3 != value
     assert taken([note({"rate": value})] * 3, [own({"other": value})] * 3) == {"other": value, "rate": value}

@@ -1,4 +1,4 @@
-"""The loss scale of a world of one: torch's own dynamics, exact arithmetic, and state that is kept."""
+"""The loss scale in a world of one: torch's own dynamics, exact arithmetic, and persistent state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_scale_explains_a_skipped_step_only_while_it_can_be_lowered_and_the_lo
 
 
 class Trained:
-    """A small job with a loss scale, and what it did; gradients pass through float16."""
+    """A small job with a loss scale, and its record; gradients pass through float16."""
 
     def __init__(self, directory: Path | str = "") -> None:
         torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_a_disabled_scaler_is_none() -> None:
 
 
 def test_it_trains_as_plain_pytorch_with_a_scaler_does() -> None:
-    """Which divides each micro-batch's loss by their number before it is scaled: the same steps overflow."""
+    """Plain PyTorch divides each micro-batch's loss by their number before scaling, so the same steps overflow."""
     ours = Trained().run(12)
     assert ours.skipped
     assert len(ours.skipped) < 12
@@ -139,7 +139,7 @@ def test_a_checkpoint_brings_the_scale_back(tmp_path: Path) -> None:
     whole = Trained().run(9)
     Trained(tmp_path).run(5)
     second = Trained(tmp_path).run(9)
-    assert min(second.losses) == 6  # the end of a loop is saved, whatever is due
+    assert min(second.losses) == 6  # The end of a loop is always saved.
     for of in ("losses", "scales"):
         assert getattr(second, of) == {step: getattr(whole, of)[step] for step in second.losses}
 
@@ -165,7 +165,7 @@ def test_float16_parameters_are_refused() -> None:
 
 
 def test_running_statistics_move_in_a_step_that_overflows() -> None:
-    """As in plain PyTorch, where the forward pass has happened by then."""
+    """In plain PyTorch as well, the forward pass is already done when the step overflows."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     before = [parameter.clone() for parameter in model.parameters()]
     job = Job(None)

@@ -1,4 +1,4 @@
-"""A loss scale in a job of several processes: one rank's overflow skips the step on all, whatever fails around it."""
+"""A loss scale in a job of several processes: an overflow on one rank skips the step on all ranks, despite failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
 STEPS = 14
-#: So large that some steps overflow on all ranks, and later ones, when it has grown back, on one.
+#: Large enough that some steps overflow on all ranks, and later ones, when it has grown again, on one.
 SCALE = 2.0**21
 Story = dict[int, tuple[float, bool]]
 
@@ -28,7 +28,7 @@ def story(cluster: Cluster) -> Story:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The same job with one worker and no failure."""
+    """The results of the same job with one worker and no failure."""
     with opened(tmp_path_factory.mktemp("one"), 1) as cluster:
         cluster.wait_done()
         return story(cluster)
@@ -54,10 +54,10 @@ def test_all_skip_the_same_steps_and_the_samples_count(tmp_path: Path, undisturb
 
 @pytest.mark.parametrize(("phase", "step"), [("voted", 3), ("passed", 3), ("applying", 4)])
 def test_a_node_dies_in_a_skipped_step(tmp_path: Path, undisturbed: Story, phase: str, step: int) -> None:
-    """Or right after it, when the scale has just moved."""
+    """Or right after it, when the scale has just changed."""
     with opened(tmp_path, 3, 2) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
-        if phase == "passed":  # a FORWARD must be decided, and the second one dies in it
+        if phase == "passed":  # A FORWARD must be decided, and the second node dies in it.
             cluster.fail("n1", how="hold", step=step, phase="passed")
             cluster.fail("n3", how="hold", step=step, phase="passed")
             cluster.fail("n1", step=step, phase="forward")

@@ -1,4 +1,4 @@
-"""Buffers that the forward pass changes: combined they are what one process makes of all micro-batches in turn."""
+"""Buffers that the forward pass changes: combined, they equal those of one process with all micro-batches in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.gradients.running_statistics import RunningStatistics
 
 M = 4
-#: (samples, channels, height, width); every micro-batch has another mean
+#: (samples, channels, height, width); every micro-batch has another mean.
 BATCHES = [3.0 * m + torch.randn(6, 5, 4, 3, generator=torch.Generator().manual_seed(m)) for m in range(2 * M)]
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -30,7 +30,7 @@ def plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def stepped(models: Sequence[nn.Module], forward: Forward, step: int, statistics: Sequence[RunningStatistics]) -> None:
-    """Go through a step, its micro-batches dealt out to some ranks' models in turn."""
+    """Run a step with its micro-batches dealt out to several ranks' models in turn."""
     notes: list[bytes] = []
     for number in range(M):
         rank = number % len(models)
@@ -49,7 +49,7 @@ def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def combined(model: nn.Module, ranks: int, forward: Forward = plain) -> dict[str, torch.Tensor]:
-    """Return the buffers after two steps of so many ranks; they are equal on all of them in every bit."""
+    """Return the buffers after two steps of this many ranks; they are bit-identical on all ranks."""
     models = [copy.deepcopy(model) for _ in range(ranks)]
     statistics = [RunningStatistics(one) for one in models]
     for step in range(2):
@@ -60,7 +60,7 @@ def combined(model: nn.Module, ranks: int, forward: Forward = plain) -> dict[str
 
 
 def in_turn(model: nn.Module, forward: Forward = plain) -> dict[str, torch.Tensor]:
-    """Return the buffers that plain PyTorch has after the same micro-batches."""
+    """Return the buffers of plain PyTorch after the same micro-batches."""
     model = copy.deepcopy(model)
     for batch in BATCHES:
         forward(model, batch)
@@ -108,7 +108,7 @@ def test_running_statistics_are_those_of_one_process(model: nn.Module, forward: 
 
 
 def test_the_order_of_the_micro_batches_counts_and_not_that_of_the_ranks() -> None:
-    """The last ones count for most, whoever computed them."""
+    """The last micro-batches count most, on whichever rank."""
     one = nn.BatchNorm2d(5, momentum=0.9)
     mean = combined(one, 3)["running_mean"]
     assert torch.allclose(mean, BATCHES[-1].mean((0, 2, 3)), atol=0.5)
@@ -136,7 +136,7 @@ def test_a_layer_in_eval_mode_or_not_called_keeps_its_statistics() -> None:
 
 
 def test_the_state_s_tensors_are_written_to_in_apply_alone() -> None:
-    """Whatever of them is sent or saved while a micro-batch is computed is whole."""
+    """State that is sent or saved while a micro-batch is computed must be consistent."""
     model = nn.BatchNorm2d(5)
     statistics = RunningStatistics(model)
     first = {name: tensor.clone() for name, tensor in statistics.state.items()}

@@ -1,4 +1,4 @@
-"""Lines left over from a plain loop: refused, with the line of the script."""
+"""Lines left over from a plain loop are refused, with their line in the script."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_scheduler_that_is_made_after_protect_is_refused_at_the_next_step() ->
 
 
 class Container:
-    """A script's own object around schedulers."""
+    """A script's own container of schedulers."""
 
     def __init__(self, *schedulers: Any) -> None:
         self.schedulers = list(schedulers)

@@ -1,4 +1,4 @@
-"""Several optimizers, one of them updated at each step: as plain PyTorch does it, and as its user may get it wrong."""
+"""Several optimizers, one updated per step: with the results of plain PyTorch, and with misuse refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_trains_as_plain_pytorch_does(norms: float | dict[str, float] | None)
         for each in plain.optimizers.values():
             each.zero_grad()
         for number in range(6):
-            (real,) = workload.load_micro_batch(number)  # (seeds the micro-batch, too)
+            (real,) = workload.load_micro_batch(number)  # This also seeds the micro-batch.
             (plain.loss(step.update, real) / 6).backward()
         norm = norms.get(step.update) if isinstance(norms, dict) else norms
         parameters = list(plain.model[step.update].parameters())
@@ -152,7 +152,7 @@ def test_a_trainable_parameter_that_no_optimizer_has_is_warned_of_once(caplog: p
 
 
 class Twice(torch.nn.Module):
-    """Experts, and a dense layer in front of them."""
+    """Experts with a dense layer in front of them."""
 
     def __init__(self) -> None:
         super().__init__()

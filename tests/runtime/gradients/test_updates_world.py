@@ -1,6 +1,6 @@
-"""A generator and its critic in a job of several processes: equal in every bit to one process, whatever fails.
+"""A GAN in a job of several processes is bit-identical to one process, despite failures.
 
-So is what follows its steps: averages of the weights, a target network, a learning rate that follows the loss.
+So is the state that follows its steps: averaged weights, a target network, and a learning rate that follows the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def opened(path: Path, nodes: int, *gates: int, **more: Any) -> Cluster:
 
 
 def hashes(cluster: Cluster) -> Hashes:
-    """Return the hashes of all state that the workers have told, by step."""
+    """Return all state hashes that the workers reported, by step."""
     found: Hashes = {}
     for applied in cluster.told(msg.Applied):
         found.setdefault(applied.step, set()).add(applied.state_hash)
@@ -34,7 +34,7 @@ def hashes(cluster: Cluster) -> Hashes:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Hashes:
-    """Those of the same job with one worker and no failure."""
+    """The hashes of the same job with one worker and no failure."""
     with opened(tmp_path_factory.mktemp("one"), 1) as cluster:
         cluster.wait_done()
         found = hashes(cluster)
@@ -47,7 +47,7 @@ def test_kills_in_the_turn_of_each_and_a_joiner_change_no_bit(tmp_path: Path, un
     with opened(tmp_path, 3, 2, 9) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=5, phase="reducing")  # the critic's second update
-        cluster.fail("n3", how="hold", step=6, phase="passed")  # the generator's, which must go forward
+        cluster.fail("n3", how="hold", step=6, phase="passed")  # the generator's update, which must go forward
         cluster.fail("n2", step=6, phase="passed")
         cluster.go(2)
         cluster.wait("step 8", lambda: len(cluster.of(ev.StepCommitted)) >= 8)

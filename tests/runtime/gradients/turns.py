@@ -1,4 +1,4 @@
-"""Two optimizers in turns, all parameters of one of them frozen for some steps: for jobs and for a plain loop."""
+"""Two optimizers in turns, one with all parameters frozen for some steps, for jobs and for a plain loop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import holdfast
 from holdfast.runtime.session.job import Job
 
 STEPS = 12
-#: "d" is frozen before the first of these steps, and trains again from the second one on
+#: "d" is frozen before the first of these steps, and trains again from the second one on.
 FROZEN = (4, 9)
 NORM = 0.1
 
 
 class Turns:
-    """A body, and a head whose loss does not reach the body; but one with experts, which each loss depends on."""
+    """A body, and a head whose loss does not reach the body; with experts, each loss depends on them."""
 
     def __init__(self, experts: int = 0) -> None:
         torch.manual_seed(0)
@@ -48,12 +48,12 @@ class Turns:
 
     @property
     def numbers(self) -> list[float]:
-        """The weights outside of the experts."""
+        """The weights outside the experts."""
         kept = [p for name, p in self.model.named_parameters() if "experts" not in name]
         return torch.cat([p.detach().flatten() for p in kept]).tolist()
 
     def train(self, job: Job, *, clips: bool = False, scaler: torch.amp.GradScaler | None = None) -> dict[int, float]:
-        """Train as a job's worker, and return the loss of each step that was applied here."""
+        """Train as a job's worker, and return the loss of each step applied here."""
         job.protect(
             self.model,
             self.optimizers,
@@ -77,7 +77,7 @@ class Turns:
         return losses
 
     def train_plainly(self, *, clips: bool = False) -> dict[int, float]:
-        """Train as a plain loop does, on the samples that holdfast gives out."""
+        """Train as a plain loop does, on holdfast's samples."""
         data, other = Job(None), Linear(1, 1)
         data.protect(other, torch.optim.SGD(other.parameters(), lr=0.1), DATA, global_batch=24, micro_batch=4)
         assert data._session is not None
@@ -102,7 +102,7 @@ class Turns:
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker runs."""
+    """Train as every worker does."""
     torch.set_num_threads(1)
     job, script = holdfast.init(), Turns(options["experts"])
     script.train(job)

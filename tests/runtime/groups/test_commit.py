@@ -1,4 +1,4 @@
-"""The commit operation: flags that all raise, wishes that any does, and nothing before every rank has issued it."""
+"""The commit operation: flags that need all ranks, wishes that need one, and no result before all have issued it."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Waiting: completed, halted, failed; and the world of one."""
+"""Waiting that completes, is halted, or fails; and the world of one."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError, Loca
 
 
 class FakeOperation:
-    """Ends after some looks."""
+    """An operation that completes after some polls."""
 
     def __init__(self, looks: int, *, failure: str = "", at_look=None) -> None:
         self.looks = looks
@@ -42,7 +42,7 @@ def test_wait_returns_once_the_operation_has_ended():
     assert operation.looks < 0
     assert operation.finished == 1
     communicator.wait(pending)
-    assert operation.finished == 1, "finished twice"
+    assert operation.finished == 1, "the operation must finish only once"
     assert pending.tensors == ()
 
 
@@ -65,7 +65,7 @@ def test_what_has_completed_counts_even_when_halted():
 def test_what_completes_while_the_halt_is_seen_counts():
     halt = threading.Event()
     halt.set()
-    operation = FakeOperation(1)  # not done at the first look, done at the second
+    operation = FakeOperation(1)  # It is not done at the first poll, but at the second.
     LocalCommunicator(halt=halt).wait(Pending("commit", operation))
     assert operation.finished == 1
 
@@ -78,7 +78,7 @@ def test_a_failure_names_operation_generation_and_the_transports_first_line():
 
 @pytest.mark.parametrize("failure", ["", "reset"])
 def test_the_exception_does_not_keep_the_operation_alive(failure: str):
-    # A reference to a dead group, in a traceback too, keeps its sockets open.
+    # Any reference to a dead group keeps its sockets open, even one in a traceback.
     operation = FakeOperation(0 if failure else 1 << 30, failure=failure)
     gone = weakref.ref(operation)
     pending = Pending("all_to_all", operation)

@@ -1,4 +1,4 @@
-"""Bytes of every rank come to every rank, whole and in rank order, on however many levels."""
+"""Bytes of every rank reach every rank, complete and in rank order, on any number of levels."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ NODES = st.lists(st.integers(0, 6), min_size=1, max_size=20).map(lambda draws: [
 
 
 def given_by(rank: int, seed: int) -> bytes:
-    """Return bytes of any length; of every third rank none."""
+    """Return bytes of any length; every third rank gives none."""
     rng = Random(seed * 101 + rank)
     return rng.randbytes(rng.choice((0, 1, 17, 300)))
 

@@ -1,4 +1,4 @@
-"""What is buried is destroyed once it has ended, in the reaper's thread, and never before."""
+"""The reaper's thread destroys an abandoned group once its operations have ended, and never before."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_remains_are_destroyed_once_ended_and_not_before():
     assert slow.looked.wait(DEADLINE_S)
     quick.over.set()
     reaper.add(quick)
-    assert quick.destroyed.wait(DEADLINE_S), "one that has not ended must not hold up the others"
+    assert quick.destroyed.wait(DEADLINE_S), "a group that has not ended must not delay the others"
     assert not slow.destroyed.is_set()
     slow.over.set()
     assert reaper.wait_empty(DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Level by level: the sums that the plan alone says, in the same bits everywhere, and nowhere before all are there."""
+"""Hierarchical sums: determined by the plan alone, bit-identical everywhere, and never available too early."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from tests.harness.local_world import LocalWorld, Seat, run_world
 
 
 def level_sums(nodes: Sequence[str], flat_up_to: int, fan_out: int, shares: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of all shares in the order that the levels say, in the dtype of the shares."""
+    """Return the sum of all shares in the order of the levels, in the dtype of the shares."""
     levels = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out) for rank in range(len(nodes))]
     known = list(shares)
     for number, owners in enumerate(levels[0].owners):
@@ -78,7 +78,7 @@ def buckets_of(rank: int, dtype: torch.dtype, numel: int, bucket_bytes: int) -> 
     generator = torch.Generator().manual_seed(rank)
     parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (numel, 7, 1)]
     buckets = GradientBuckets(parameters, bucket_bytes=bucket_bytes)
-    for parameter in parameters[: 3 if rank else 2]:  # a part that one rank does not touch
+    for parameter in parameters[: 3 if rank else 2]:  # One rank does not touch one part.
         parameter.grad = torch.randn(parameter.shape, generator=generator).to(dtype)
     buckets.collect()
     return buckets
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_plan_whoever_is_late(
     def body(comm: Communicator) -> tuple[list[torch.Tensor], Commit]:
         buckets = buckets_of(comm.rank, dtype, numel, bucket_bytes)
         own = replace(EMPTY_RESULT, samples=2**40 + comm.rank, loss_sum=0.1 * comm.rank)
-        for _ in range(2):  # the second time over what the first left behind
+        for _ in range(2):  # The second run overwrites the buffers of the first.
             v = reduce_gradients([buckets], comm, 0.5, own=own)
         buckets.use_reduced()
         return [p.grad for p in buckets.parameters if p.grad is not None], v
@@ -112,12 +112,12 @@ def test_gradients_are_those_of_the_plan_whoever_is_late(
     for place in range(3):
         made = [parameters[place] for parameters in locals_]
         shares = [(p.grad if p.grad is not None else torch.zeros_like(p)).detach().to(wide) for p in made]
-        expected = level_sums(nodes, flat_up_to, fan_out, shares).to(dtype) * 0.5  # rounded once
+        expected = level_sums(nodes, flat_up_to, fan_out, shares).to(dtype) * 0.5  # The result is rounded once.
         square += expected.double().square().sum().item()
         for gradients, _ in outcomes:
             assert torch.equal(gradients[place], expected)
     v = outcomes[0][1]
-    assert all(other == v for _, other in outcomes), "the same in every bit"
+    assert all(other == v for _, other in outcomes), "all ranks must have the same bits"
     assert v.grad_square == pytest.approx(square, rel=1e-12, abs=1e-30)
     assert (v.nonfinite, v.samples) == (0, sum(2**40 + rank for rank in range(len(nodes))))
 
@@ -147,19 +147,19 @@ def test_nobody_has_a_sum_before_everybody_has_given_its_share(shape: tuple[list
 
 # ---- real groups ----
 
-#: two levels and a third one, with a rank that owns nothing on the first, and one on the second
+#: Two levels and a third one, with a rank that owns nothing on the first, and one on the second.
 NODES = ["a", "a", "a", "b", "b", "c", "c"]
 
 
 def real_body(seat: Seat) -> dict[str, Any]:
-    """Several jobs' worth of groups in one spawn of processes."""
+    """Build the groups of several jobs in one set of processes."""
     outcome: dict[str, Any] = {}
     comm = seat.connect(1, nodes=NODES, any_to_any=False, flat_up_to=1, fan_out=2)
     outcome["owners"] = comm.owners
     outcome["sums"] = finish_sums(start_sums(comm, [0.1 * (seat.rank + 1), 1 / 3, 1.0], "sums"))
     outcome["v"] = finish_commit(start_commit(comm, (Flag.SWAP,)), EMPTY_RESULT)
     for dtype in (torch.float32, torch.bfloat16):
-        for bucket_bytes, numel in ((64, 50), (1 << 22, 300_000)):  # both ways to spread
+        for bucket_bytes, numel in ((64, 50), (1 << 22, 300_000)):  # Each size spreads the buckets in another way.
             buckets = buckets_of(seat.rank, dtype, numel, bucket_bytes)
             reduce_gradients([buckets], comm, 0.5, 1e9)
             buckets.use_reduced()
@@ -169,7 +169,7 @@ def real_body(seat: Seat) -> dict[str, Any]:
         comm.start_all_to_all(torch.zeros(7), torch.zeros(7))
     seat.meet()
     comm.retire(sever=False)
-    # With tokens that go anywhere there is a group of all, too.
+    # If tokens go anywhere, there is also a group of all ranks.
     comm = seat.connect(2, nodes=NODES, flat_up_to=1, fan_out=2)
     gathered = torch.zeros(7)
     comm.wait(comm.start_all_gather(gathered, torch.tensor([float(seat.rank)])))
@@ -182,12 +182,15 @@ def real_body(seat: Seat) -> dict[str, Any]:
     return outcome
 
 
-#: rank, and whether it gives its share to its node before it says no more
+#: The absent rank, and whether it gives its share to its node before it falls silent.
 ABSENT = ((5, False), (4, True), (2, True), (0, True))
 
 
 def left_when_one_is_absent(seat: Seat) -> list[bool]:
-    """Return of each case whether this rank had to leave by its halt, which comes once all who can pass have passed."""
+    """Return for each case whether only the halt freed this rank.
+
+    The halt comes once all ranks that can pass have passed.
+    """
     left: list[bool] = []
     for generation, (absent, gives) in enumerate(ABSENT, start=3):
         halt = threading.Event()
@@ -219,7 +222,7 @@ def left_when_one_is_absent(seat: Seat) -> list[bool]:
 
 
 def must_leave(absent: int, *, gives: bool) -> set[int]:
-    """Return who cannot pass: whoever is in a group on some level with somebody who does not get so far."""
+    """Return the ranks that cannot pass, because a rank of one of their groups does not get that far."""
     levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
     stuck = {absent}
     for number in range(len(levels[0].owners)):
@@ -255,11 +258,11 @@ def test_real_groups_give_the_sums_of_the_plan_in_the_same_bits():
     for case, (absent, gives) in enumerate(ABSENT):
         left = {rank for rank, outcome in enumerate(outcomes) if outcome["left"][case]}
         assert left == must_leave(absent, gives=gives)
-        assert gives or len(left) == len(NODES)  # its share is in no sum: nobody has passed
+        assert gives or len(left) == len(NODES)  # Without its share, no rank has passed.
 
 
 def killed_body(seat: Seat) -> str:
-    """A rank is killed once its node has heard of it; whoever waits for it on the next level learns of it."""
+    """Kill a rank once its node has received its share; the ranks that wait on the next level must notice."""
     halt = threading.Event()
     comm = seat.connect(1, nodes=["a", "a", "b", "b"], any_to_any=False, flat_up_to=1, halt=halt, timeout_s=5.0)
     seat.meet()

@@ -1,4 +1,4 @@
-"""Gradients level by level, of every kind, in uneven worlds; and again without a rank that died on the way."""
+"""Hierarchical gradients of every kind in uneven worlds, and again without a rank that died on the way."""
 
 import threading
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from holdfast.runtime.groups.communicator import Communicator, HaltedError
 from holdfast.runtime.reduction.reduction import GradientBuckets, reduce_gradients
 
 SIZES = (0, 37, 1, 300, 5)
-#: 9 to 20 ranks, in any order, on nodes that may have as many of them as they like, nearly as many each, or up to twice
-#: as many as others
+#: 9 to 20 ranks, in any order. Nodes have any number of ranks, nearly equal numbers, or numbers that differ by up to a
+#: factor of two.
 NODES = st.one_of(
     st.lists(st.integers(0, 6), min_size=9, max_size=20),
     st.tuples(st.integers(3, 6), st.integers(9, 20)).flatmap(
@@ -33,9 +33,9 @@ FAN_OUTS = st.sampled_from([2, 3, FAN_OUT])
 
 
 def gradients_of(seed: int, rank: int, dtype: torch.dtype) -> list[torch.Tensor | None]:
-    """Return a rank's gradients: some it has not touched, and every fourth rank, with rounds of weight 0, none at all.
+    """Return a rank's gradients, some untouched; every fourth rank, with rounds of weight 0, has none.
 
-    The last parameter is touched by nobody.
+    No rank touches the last parameter.
     """
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     made: list[torch.Tensor | None] = []
@@ -69,7 +69,7 @@ def reduced_gradients(buckets: GradientBuckets) -> list[torch.Tensor | None]:
 def expected_gradients(
     nodes: list[str], given_: list[list[torch.Tensor | None]], dtype: torch.dtype, fan_out: int
 ) -> list[torch.Tensor | None]:
-    """Return the means in the order of the levels, rounded once; None where nobody has touched one."""
+    """Return the means in the order of the levels, rounded once; None for an untouched parameter."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     expected: list[torch.Tensor | None] = []
     for place, size in enumerate(SIZES):
@@ -131,7 +131,7 @@ class DiedError(Exception):
 
 
 def dies_at(comm: Communicator, operation: int, died: threading.Event) -> None:
-    """Let a rank die instead of issuing its operation of that number, in whatever group that is."""
+    """Make a rank die at its n-th operation, in any group, before it issues it."""
     left = [operation]
 
     def counting(start: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Notes of micro-batches: every rank has all of them before a step passes, in order, whoever computed what and when."""
+"""Notes of micro-batches: every rank has all of them, in order, before a step passes, whichever rank computed them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = [f"2/{number}".encode() for number in range(MICRO_BATCHES)]
 
 
 class Names(NoteSource):
-    """Notes step and number of each micro-batch, from `first` on; and what it was called with."""
+    """Notes step and number of each micro-batch from `first` on, and records its calls."""
 
     def __init__(self, first: int = 1, own: bytes = b"") -> None:
         self.first, self.own = first, own
@@ -74,7 +74,7 @@ def test_all_ranks_have_all_notes_in_order(workers: int, flat_up_to: int) -> Non
     for names in run_threads(nodes, body, seed=workers, flat_up_to=flat_up_to, fan_out=2):
         own = [b"first"] + [b""] * (workers - 1)
         assert names.taken == [([b""] * MICRO_BATCHES, [b""]), (ALL, own)]
-        assert names.applied == [1, 2], "taken before the step passed, put in force once, in apply"
+        assert names.applied == [1, 2], "notes must be taken before the step passes, and applied once, in apply"
 
 
 def test_one_rank_s_word_is_enough_for_all_to_gather() -> None:
@@ -88,7 +88,7 @@ def test_one_rank_s_word_is_enough_for_all_to_gather() -> None:
 
 
 def test_what_is_kept_brings_its_notes_along() -> None:
-    """An attempt that is broken off: the next one goes on from the sums, their notes among them."""
+    """The attempt after an aborted one continues from its sums and their notes."""
 
     def body(comm: Communicator) -> Names:
         names = Names()
@@ -110,7 +110,7 @@ def test_what_is_kept_brings_its_notes_along() -> None:
 
 
 def test_a_new_attempt_restarts_its_sources_whatever_is_kept() -> None:
-    """A value that a script logged in the attempt before would count again."""
+    """Otherwise a value logged in the attempt before would count again."""
 
     def body(comm: Communicator) -> Names:
         names = Names()
@@ -122,7 +122,7 @@ def test_a_new_attempt_restarts_its_sources_whatever_is_kept() -> None:
             for number in attempt.micro_batches():
                 rank.compute(attempt, number)
         assert attempt.commit()
-        assert rank.workload.logged.metrics == {"seen": 2.0}, "once for each rank"
+        assert rank.workload.logged.metrics == {"seen": 2.0}, "the value must count once for each rank"
         return names
 
     for names in run_threads(["a", "b"], body, seed=1, flat_up_to=8, fan_out=3):

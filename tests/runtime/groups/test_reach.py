@@ -1,4 +1,4 @@
-"""Who cannot be reached is named; who can is not."""
+"""Unreachable workers are named, and reachable ones are not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_nobody_asks_its_own_node_or_a_member_without_a_port() -> None:
 
 
 def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at() -> None:
-    """A second for each, 32 at a time, would be minutes, in which nobody else hears what is known."""
+    """One second each, 32 at a time, would take minutes, during which no other worker learns of the failure."""
     members = tuple(
         Member(worker=worker_id(f"n{node}", index, "a"), host="h", state_port=1)
         for node in range(1000)
@@ -46,7 +46,7 @@ def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at(
     assert len({node_of(worker) for worker in named}) == len(named) > LONGEST_S * AT_ONCE / 2
     ranks = [int(node_of(worker)[1:]) for worker in named]
     assert ranks == sorted(ranks)
-    assert ranks[0] == 11, "those after one's own: every worker looks at others"
+    assert ranks[0] == 11, "each worker must start with the ranks after its own"
 
 
 def test_all_are_asked() -> None:

@@ -1,6 +1,6 @@
-"""Micro-batches that are in a rank's sums twice, in another's place, or of a step before: every rank refuses such a v.
+"""Sums with repeated, swapped or stale micro-batches: every rank refuses their step result.
 
-Real attempts with real gradients, reductions and commit operations, a thread per rank.
+Real attempts with real gradients, reductions and commit operations, with one thread per rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.runtime.session.attempt import Attempt
 
 @dataclass(frozen=True)
 class Wrong:
-    """What goes wrong in the second step, at which rank, with which of its micro-batches."""
+    """The error of the second step: its kind, its rank, and its micro-batch."""
 
     how: str
     rank: int
@@ -33,7 +33,7 @@ class Wrong:
 
 
 def misdeed(wrong: Wrong, stale: LocalSums | None = None) -> Callable[[Rank, Attempt, int], bool]:
-    """Return what does one micro-batch wrongly."""
+    """Return a function that computes one micro-batch wrongly."""
 
     def do(rank: Rank, attempt: Attempt, number: int) -> bool:
         share = rank.machine.share
@@ -44,12 +44,12 @@ def misdeed(wrong: Wrong, stale: LocalSums | None = None) -> Callable[[Rank, Att
             rank.compute(attempt, number)
         elif wrong.how == "swapped":
             rank.compute(attempt, number, fetched=(number + 1) % MICRO_BATCHES)
-        elif wrong.how == "stale":  # as if the gradient had been kept since the step before
+        elif wrong.how == "stale":  # As if the gradient were left from the step before.
             sums = rank.workload.sums
             sums.step -= 1
             rank.compute(attempt, number)
             sums.step += 1
-        return True  # (lost: nothing at all)
+        return True  # "lost": the micro-batch is not computed at all.
 
     return do
 
@@ -64,7 +64,7 @@ def cases(count: int) -> list[Wrong]:
 
 
 def run(wrong: Wrong, number: int, *, infinite: bool = False) -> list[Rank]:
-    """Two steps, the second one with something wrong at one rank; even numbers meet level by level, three at a time."""
+    """Run two steps, the second with an error at one rank; even numbers sum level by level, three at a time."""
 
     def body(comm: Communicator) -> Rank:
         rank = Rank(comm, infinite=infinite)
@@ -84,20 +84,20 @@ def test_a_hundred_wrong_micro_batches_are_refused_by_every_rank(chunk: int) -> 
             assert [rank.applied for rank in ranks] == [[1]] * len(ranks), wrong
             assert [rank.machine.phase for rank in ranks] == [Phase.REFUSED] * len(ranks), wrong
             said = {(told.generation, told.step, told.why) for rank in ranks for told in rank.refusals}
-            assert len(said) == 1, f"all refuse for the same reason: {wrong}"
+            assert len(said) == 1, f"all ranks must refuse for the same reason: {wrong}"
             states = {tuple(rank.model.weight.flatten().tolist()) for rank in ranks}
-            assert len(states) == 1, "nobody's state has changed"
+            assert len(states) == 1, "no rank's state may change"
 
 
 def test_a_step_that_the_loss_scale_skips_has_its_samples_looked_at_too() -> None:
-    """The first one's gradients are infinite and its samples right: it counts. The second one's are wrong as well."""
+    """The first step has infinite gradients but the right samples, so it counts; the second has wrong samples."""
     ranks = run(Wrong("swapped", 1, 0, 2), 1, infinite=True)
     assert [rank.applied for rank in ranks] == [[1], [1]]
     assert all(rank.refusals for rank in ranks)
 
 
 def test_what_is_kept_carries_its_own_hashes() -> None:
-    """An attempt that is broken off: the next one goes on from the sums, and their hashes count there."""
+    """The attempt after an aborted one continues from its sums, and must count their hashes."""
 
     def body(comm: Communicator) -> Rank:
         rank = Rank(comm)

@@ -1,4 +1,4 @@
-"""The board: keys are pushed, waits end by arrival, halt, close or timeout, and everything has a bound."""
+"""The rendezvous board: keys are pushed, waits end by arrival, halt, close or timeout, and everything is bounded."""
 
 import threading
 from datetime import timedelta
@@ -19,7 +19,7 @@ def silent(generation: int = 1, **options) -> Board:
 
 
 def store_of(board: Board, *, timeout_s: float = 0.0, rank: int = 0, owner: int = 0, name: str = "") -> BoardStore:
-    """Return a board's store whose keys all come from one rank."""
+    """Return a board's store in which all keys come from one rank."""
     return BoardStore(board, timeout_s=timeout_s, rank=rank, owner=lambda _key: owner, name=name)
 
 
@@ -44,7 +44,7 @@ def test_a_post_is_here_and_is_sent():
     assert sent == [{"0/1": b"here"}]
     assert board.values() == {"0/1": b"here"}
     board.put({"0/2": b"there"})
-    assert sent == [{"0/1": b"here"}], "what peers posted is not sent on"
+    assert sent == [{"0/1": b"here"}], "keys of peers must not be sent on"
 
 
 def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
@@ -53,7 +53,7 @@ def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
     board.expect_keys(2)
     board.post("a", b"1")
     assert sent == []
-    assert board.values() == {"a": b"1"}, "it is here at once"
+    assert board.values() == {"a": b"1"}, "the key must be visible here at once"
     board.post("b", b"2")
     board.post("c", b"3")
     assert sent == [{"a": b"1", "b": b"2"}, {"c": b"3"}]

@@ -1,4 +1,4 @@
-"""Exactly the group's sockets are found and broken, whatever happens to the descriptors."""
+"""Exactly the group's sockets are found and broken, even if their descriptors are reused."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ class Net:
 
     @property
     def address(self) -> bytes:
-        """As a rendezvous blob has it: a sockaddr_in somewhere in it."""
+        """Return an address as in a rendezvous blob, with a sockaddr_in somewhere in it."""
         host, port = self.listener.getsockname()
         return b"??" + struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + b"??"
 
@@ -76,7 +76,7 @@ def test_only_new_connected_sockets_at_exchanged_addresses_are_found(stack: Exit
     for listener in (group.listener, late_listener):
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     assert unconnected.fileno() >= 0
-    assert is_open(group.connection()), "the listener must go on"
+    assert is_open(group.connection()), "the listener must keep working"
 
 
 def test_a_reused_descriptor_is_left_alone(stack: ExitStack):
@@ -86,7 +86,7 @@ def test_a_reused_descriptor_is_left_alone(stack: ExitStack):
     sockets = find_group_sockets(before, [net.address], generation=1)
     assert found(sockets) == {near.fileno(), far.fileno()}
     innocent = net.connection()
-    # The descriptors of the group now name the innocent connection, as after a close and a new connect.
+    # The group's descriptors now name an unrelated connection, as after a close and a new connect.
     os.dup2(innocent[0].fileno(), near.fileno())
     os.dup2(innocent[1].fileno(), far.fileno())
     assert sockets.sever() == 0
@@ -115,7 +115,7 @@ def test_severing_leaves_no_descriptor_behind(stack: ExitStack):
     net = Net(stack)
     before = socket_inodes()
     net.connection()
-    gc.collect()  # (what earlier tests have left is not this one's)
+    gc.collect()  # Free the descriptors that earlier tests left open.
     descriptors = len(os.listdir("/proc/self/fd"))
     find_group_sockets(before, [net.address], generation=1).sever()
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -131,7 +131,7 @@ def test_what_names_something_else_by_now_is_not_kept_open(stack: ExitStack):
     os.dup2(writer, near.fileno())
     os.close(writer)
     os.dup2(net.listener.fileno(), far.fileno())
-    gc.collect()  # (what earlier tests have left is not this one's)
+    gc.collect()  # Free the descriptors that earlier tests left open.
     descriptors = len(os.listdir("/proc/self/fd"))
     assert sockets.sever() == 0
     assert len(os.listdir("/proc/self/fd")) == descriptors

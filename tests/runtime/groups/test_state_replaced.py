@@ -1,4 +1,4 @@
-"""What a worker found out about a state is forgotten when another state takes its place."""
+"""A worker's findings about a state are dropped when another state replaces it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.session.applying import StepApplier
 
 
 def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
-    """Else the best checkpoint would be chosen by what another state came to, rolled back or received, of this step."""
+    """Otherwise the best checkpoint would be chosen by the result of another state of this step."""
 
     def body(comm: Communicator) -> None:
         rank, measured = Rank(comm), list[int]()
@@ -41,7 +41,7 @@ def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
             evaluator=evaluating,
         )
         shards = len(DATA) // MICRO_BATCH
-        for seen in (shards, shards):  # what is known is not measured again
+        for seen in (shards, shards):  # The second run reuses the known result.
             assert evaluating.run_due(1, 1)
             assert len(measured) == seen
         applying.on_state_replaced()

@@ -31,11 +31,11 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 class Rank:
-    """One worker: the real machine, workload and attempts; what the coordinator would do is left out."""
+    """One worker with the real machine, workload and attempts, but without a coordinator."""
 
     def __init__(self, comm: Communicator, *, infinite: bool = False, noted: Sequence[NoteSource] = ()) -> None:
         model = torch.nn.Linear(4, 1)
-        for parameter in model.parameters():  # (threads share torch's generator)
+        for parameter in model.parameters():  # Threads share torch's generator.
             torch.nn.init.constant_(parameter, 0.25)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = MicroBatchLoader(
@@ -70,7 +70,7 @@ class Rank:
         resources.groups = Groups(world=comm, domain=comm)
 
     def step(self, wrong: Callable[[Rank, Attempt, int], bool] = lambda rank, attempt, number: False) -> bool:
-        """Go through a step; `wrong` is asked at each micro-batch, and does it its own way where it returns True."""
+        """Run a step; if `wrong` returns True for a micro-batch, it has already handled it."""
         task = self.machine.task
         assert isinstance(task, Compute)
         attempt = Attempt(self.shared, self.workload, Faults(lambda: None), self.apply, task, 1)

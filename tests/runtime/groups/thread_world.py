@@ -1,4 +1,4 @@
-"""Communicators of threads of one process, late by chance, for tests of what is made of collectives."""
+"""Communicators of threads in one process, with random delays, for tests of code that uses collectives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.runtime.groups.hierarchical import HierarchicalCommunicator
 
 
 class _Exchange:
-    """What the members of one group put in, operation by operation."""
+    """The inputs of a group's members, operation by operation."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.changed = threading.Condition()
         self.operations: list[dict[int, list[torch.Tensor]]] = []
-        #: outputs of operations that nobody has waited for to their end
+        #: Outputs of operations that no thread has waited for until their end.
         self.unfinished: dict[_ThreadOperation, Sequence[torch.Tensor]] = {}
 
     def put(self, number: int, rank: int, parts: list[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
@@ -97,12 +97,13 @@ def run_threads(
     halts: dict[int, HaltCheck] | None = None,
     remains: list[torch.Tensor] | None = None,
 ) -> list[Any]:
-    """Return what `body` returns in a thread per rank; an exception of one is raised.
+    """Return the results of `body` in one thread per rank; raise the exception of any rank.
 
     Args:
-        seed: of how late each of them is.
-        remains: what operations that were left before may still write to: whenever one is issued here, they write
-            nonsense. What is left here is put in.
+        seed: determines the delays of the ranks.
+        remains: buffers that earlier abandoned operations may still write to. Each operation issued here fills them
+        with
+            nonsense. Buffers abandoned here are added.
     """
     exchanges: dict[tuple[int, tuple[int, ...]], _Exchange] = {}
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Trains alone with two loader workers until it is killed; no `if __name__ ...`, and its data set is its own."""
+"""Train alone with two loader workers until killed; without `if __name__ ...`, and with a data set class of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Own:
         return 8
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        time.sleep(0.02)  # else one loader worker may fetch all, if the other starts late
+        time.sleep(0.02)  # Otherwise one loader worker may fetch everything if the other starts late.
         return torch.ones(1), os.getpid()
 
 
@@ -35,4 +35,4 @@ for step in job.steps(1_000_000):
     step.apply()
     if len(seen) == 3 or (len(seen) == 2 and os.getpid() not in seen):
         print("loader workers", *(seen - {os.getpid()}), flush=True)
-        seen = set(range(4))  # (said once)
+        seen = set(range(4))  # This prevents a second print.

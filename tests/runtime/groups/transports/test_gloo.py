@@ -1,4 +1,4 @@
-"""Real groups of real processes: results, abandoning, killed peers, halted builds, nothing left behind."""
+"""Real groups of real processes: results, abandoned operations, killed peers, halted builds, and no leaks."""
 
 import itertools
 import multiprocessing
@@ -19,7 +19,7 @@ LARGE = 1 << 18
 
 
 def uneven(source: int, target: int) -> int:
-    return (source * 2 + target) % 4  # zero-length parts too
+    return (source * 2 + target) % 4  # This includes zero-length parts.
 
 
 def results_body(seat: Seat) -> int:
@@ -38,7 +38,7 @@ def results_body(seat: Seat) -> int:
     source = torch.tensor(rows).view(-1, 2)
     communicator.wait(communicator.start_all_to_all(output, source, received, sent))
     assert output.tolist() == [[float(peer), float(rank)] for peer in range(size) for _ in range(received[peer])]
-    for length in (1, LARGE):  # both ways to gather
+    for length in (1, LARGE):  # The two lengths gather in different ways.
         gathered = torch.zeros(size * length)
         communicator.wait(communicator.start_all_gather(gathered, torch.full((length,), float(rank))))
         assert gathered.view(size, length).eq(torch.arange(float(size))[:, None]).all()
@@ -78,7 +78,7 @@ def start(communicator: Communicator, kind: str) -> Pending:
 
 
 def abandon_body(seat: Seat, kinds: list[str]) -> int:
-    """The last rank does not join; the others must leave by their halt alone, then the next group must work."""
+    """The last rank does not join; the halt alone must free the others, and the next group must work."""
     for generation, kind in enumerate(kinds, start=1):
         halt = threading.Event()
         communicator = seat.connect(generation, halt=halt, timeout_s=5.0)
@@ -88,7 +88,7 @@ def abandon_body(seat: Seat, kinds: list[str]) -> int:
             threading.Timer(0.002, halt.set).start()
             with pytest.raises(HaltedError, match=f"generation {generation} was halted"):
                 communicator.wait(pending)
-        seat.meet()  # nobody severs before, so that nobody is helped out
+        seat.meet()  # No rank severs before this, so severing frees no other rank.
         communicator.retire()
         if pending:
             with pytest.raises(PeerLostError, match="retired"):
@@ -98,7 +98,7 @@ def abandon_body(seat: Seat, kinds: list[str]) -> int:
     communicator.wait(start(communicator, "all_gather"))
     seat.meet()
     communicator.retire()
-    # Their own timeout ends those operations that severing did not end.
+    # Operations that survive severing end by their own timeout.
     assert seat.reaper.wait_empty(60)
     return seat.reaper.added
 
@@ -193,7 +193,7 @@ def test_a_build_whose_peer_never_comes_ends_by_its_timeout():
 
 
 def vanished_body(seat: Seat, victim: int) -> tuple[str, float]:
-    """The victim dies after it posted its address, before it connects."""
+    """The victim dies after it posted its address and before it connects."""
     board = seat.board(1)
     if seat.rank == victim:
         board.wait = lambda keys, timeout_s: os.kill(os.getpid(), signal.SIGKILL)
@@ -217,7 +217,7 @@ def footprint() -> tuple[int, int]:
 
 
 def reconfigured_body(seat: Seat, rounds: int) -> list[tuple[int, int]]:
-    """Build, use, retire: severed with an operation under way every other time."""
+    """Build, use and retire groups; every other one is severed during an operation."""
     footprints = []
     for generation in range(1, rounds + 1):
         halt = threading.Event()
@@ -242,7 +242,7 @@ def test_reconfigurations_leave_no_descriptor_and_no_thread():
 
 
 def forgetful_body(seat: Seat) -> str:
-    """Ends with a group whose operation never ends."""
+    """End with a group that has an operation which never ends."""
     halt = threading.Event()
     communicator = seat.connect(1, halt=halt, timeout_s=1000.0)
     if seat.rank == 0:
@@ -289,12 +289,12 @@ def test_a_world_ends_with_the_process_that_made_it_however_that_ends():
         said += os.read(reading, 64)
     owner.kill()
     owner.join()
-    assert os.read(reading, 1) == b"", "nobody is left who could say anything"
+    assert os.read(reading, 1) == b"", "no process is left that could write"
     os.close(reading)
 
 
 def hasty_body(seat: Seat) -> int:
-    """Many swaps in good order: nobody waits for the others before it leaves a group."""
+    """Many orderly swaps: no rank waits for the others before it leaves a group."""
     current = seat.connect(1)
     for generation in range(2, 12):
         upcoming = seat.connect(generation)
@@ -314,7 +314,7 @@ def test_leaving_in_good_order_breaks_nobodys_last_operation():
 
 
 def interleaved_body(seat: Seat) -> list[float]:
-    """The next group is built in another thread while this one is in use, as for a joiner."""
+    """Build the next group in another thread while this one is in use, as for a joining worker."""
     communicator = seat.connect(1)
     built: list[Communicator] = []
     builder = threading.Thread(target=lambda: built.append(seat.connect(2)))

@@ -1,4 +1,4 @@
-"""How fast data goes out over connections, as the kernel counts it; and made slow."""
+"""The outgoing data rate of connections as counted by the kernel, and its artificial limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SENT = 4 << 20
 
 
 class Pair:
-    """A connection, and somebody who reads whatever comes."""
+    """A connection with a thread that reads all incoming data."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -58,7 +58,7 @@ def sockets(pairs: list[Pair]) -> GroupSockets:
 
 
 def acknowledged(pairs: list[Pair], size: int) -> None:
-    """Wait until all of it has been."""
+    """Wait until this many bytes are acknowledged on each connection."""
     while min(traffic.bytes for _, traffic, _ in link_rate._traffic([sockets(pairs)])) < size:
         time.sleep(0.001)
 
@@ -66,10 +66,11 @@ def acknowledged(pairs: list[Pair], size: int) -> None:
 def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     link, groups = LinkRate(), (sockets(pairs),)
-    assert link.measure(groups) is None, "what was before nobody knows"
-    assert link.measure(groups) is None, "nothing has gone out"
+    assert link.measure(groups) is None, "the first measurement has no earlier one to compare with"
+    assert link.measure(groups) is None, "no data was sent"
     rate, sent = None, 0
-    while rate is None:  # (on a busy machine a peer may have had no room all the time: that says nothing)
+    # On a busy machine, the peer's receive window may be full all the time, which allows no measurement.
+    while rate is None:
         for pair in pairs:
             pair.send()
         sent += SENT
@@ -78,7 +79,7 @@ def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch:
     assert rate > 1e5
     for pair in pairs:
         pair.send(100)
-    assert link.measure(groups) is None, "so little says nothing"
+    assert link.measure(groups) is None, "too little data allows no measurement"
 
 
 def test_it_is_looked_at_now_and_then(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,7 @@ def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
         pair.send(16 << 20)
     acknowledged(pairs, 16 << 20)
     known = [traffic.rate(SentBytes(0, 0.0)) or 0.0 for _, traffic, _ in link_rate._traffic(groups)]
-    for _ in range(2):  # (the second changes nothing)
+    for _ in range(2):  # The second call has no effect.
         link.slow_down(groups, 100.0)
     link.measure(groups)
     for pair in pairs:

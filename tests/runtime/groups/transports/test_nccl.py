@@ -1,4 +1,4 @@
-"""What of the NCCL transport can be tested without GPUs: the choice, and how a group is used, with a fake one."""
+"""The parts of the NCCL transport that need no GPU: its choice, and its use of a fake group."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class FakeWork:
 
 
 class FakeGroup:
-    """Answers as ProcessGroupNCCL does; what it was asked is in `calls`."""
+    """Answers as ProcessGroupNCCL does; `calls` records its operations."""
 
     def __init__(self, work: FakeWork) -> None:
         self.work = work
@@ -78,7 +78,7 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
 
 def test_the_commit_operation_lies_where_the_group_works():
     group = FakeGroup(FakeWork(ended=True))
-    # (NCCL refuses tensors in host memory)
+    # NCCL refuses tensors in host memory.
     start_commit(communicator_of(group, GroupReaper()))
     assert group.devices == {"meta"}
 
@@ -91,10 +91,10 @@ def test_large_sums_are_left_to_nccl_where_several_ranks_share_a_node():
     assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 20, device="meta"))
     assert not communicator.prefers_reduce_scatter(
         torch.zeros(8 << 20, device="meta", dtype=torch.bfloat16)
-    )  # rounded at each hop
-    communicator.nodes = 64  # nothing is saved
+    )  # This dtype would be rounded at each hop.
+    communicator.nodes = 64  # Here nothing is saved.
     assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 40, device="meta"))
-    communicator.nodes = 1  # nothing leaves the node
+    communicator.nodes = 1  # Here no data leaves the node.
     assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 40, device="meta"))
 
 

@@ -1,4 +1,4 @@
-"""Collectives by way of host memory, here with CPU tensors on both sides, and the choice of a backend."""
+"""Collectives through host memory, here with CPU tensors on both sides, and the choice of a backend."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def _collectives(seat: Seat) -> dict[str, list[float]]:
     output = torch.empty(3)
     pending = comm.start_all_to_all(output, torch.arange(3.0) + 10 * rank, receive, send)
     comm.wait(pending)
-    comm.wait(pending)  # again: does nothing
+    comm.wait(pending)  # A second wait has no effect.
     results["all_to_all"] = output.tolist()
 
     for name, count in (("small", 2), ("large", 1 << 16)):

@@ -1,4 +1,4 @@
-"""Threads that wait for what nobody can poll."""
+"""Threads that wait for work that cannot be polled."""
 
 import threading
 from concurrent.futures import Future
@@ -11,7 +11,7 @@ NAME = "waits-for-a-test"
 
 
 class FakeWork:
-    """Ends when it is told to."""
+    """Work that ends on request."""
 
     def __init__(self) -> None:
         self.end: Future[None] = Future()
@@ -43,7 +43,7 @@ def test_each_operation_under_way_has_a_thread_and_idle_ones_are_used_again():
         ended = FakeWork()
         ended.end.set_result(None)
         waiters.wait_for(ended).sleep(60)
-    assert len(threads()) <= 4  # (one may not have said yet that it is idle)
+    assert len(threads()) <= 4  # One thread may not have reported yet that it is idle.
     waiting = threads()
     waiters.close()
     works[2].end.set_result(None)
