@@ -23,7 +23,7 @@ NORM = 0.1
 
 
 class Turns:
-    """A body, and a head whose loss does not reach the body; with experts, each loss depends on them."""
+    """A body, and a head with a loss that does not reach the body; with experts, each loss depends on them."""
 
     def __init__(self, experts: int = 0) -> None:
         torch.manual_seed(0)

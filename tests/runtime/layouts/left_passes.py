@@ -1,4 +1,4 @@
-"""What a script of these tests does that holdfast itself never has to: a unit's groups last as long as it."""
+"""Operations that the scripts of these tests need and holdfast itself does not, because its groups last as long as a unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.runtime.tensors import compute_row_norms, named_modules
 
 
 def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float:
-    """Return the norm of a replica's tensors, the same on each of its places. All of them must call it."""
+    """Return the norm of a replica's tensors, equal on each of its ranks. All ranks must call it."""
     at = replica.layout.coordinates(replica.role.place)
     here = [
         float(compute_row_norms(local_of(tensor).reshape(1, -1), torch.float64)) ** 2
@@ -29,9 +29,9 @@ def replica_norm(tensors: Iterable[torch.Tensor], replica: ReplicaMesh) -> float
 
 
 def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Make a model fit for another attempt, after a forward or backward pass was left: FSDP2 forgets what it was at.
+    """Reset FSDP2's state after an abandoned forward or backward pass, so that the model can repeat it.
 
-    What has been added up in the parameters' own gradients stays as it is; it may have parts of the attempt.
+    The parameters' accumulated gradients stay as they are, possibly with parts of the abandoned attempt.
     """
     before = list(model.parameters())
     with ExitStack() as settling:
@@ -39,7 +39,7 @@ def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
             settling.enter_context(group.discarding_left_work())
         for root in _outermost(model):
             root.reset_iter_state()
-    # FSDP2 uses its gathered parameters again, and leaves in them what a backward pass had added up until it was left.
+    # FSDP2 reuses its gathered parameters, including the gradients that an abandoned backward pass accumulated in them.
     kept = {id(parameter) for parameter in model.parameters()}
     for parameter in before:
         if id(parameter) not in kept:
@@ -47,7 +47,7 @@ def restart(model: torch.nn.Module, replica: ReplicaMesh) -> None:
 
 
 def _outermost(model: torch.nn.Module) -> list[FSDPModule]:
-    """Return the FSDP modules that are in no other."""
+    """Return the outermost FSDP modules."""
     found: dict[str, FSDPModule] = {}
     for name, module in named_modules(model):
         inside = any(not root or name.startswith(f"{root}.") for root in found)

@@ -1,4 +1,4 @@
-"""Replicas of a model within a world of real processes, and what a process must not leave behind."""
+"""Replicas of a model in a world of real processes, and a check that a process leaks nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import torch
-import torch._dynamo  # (as torch's wrappers do when they are first used: here once, before processes are forked)
+import torch._dynamo  # Import once before the fork; torch's wrappers would import it at their first use.
 
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
@@ -17,12 +17,12 @@ from holdfast.runtime.groups.communicator import Communicator, HaltCheck
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from tests.harness.local_world import Seat
 
-#: of this process; all processes of a world begin alike
+#: A counter of this process; it starts at the same value in all processes of a world.
 _turns = itertools.count(1)
 
 
 class Connector:
-    """Builds the groups of one process's replica again and again; all processes ask in the same order."""
+    """Builds the groups of one process's replica repeatedly; all processes build them in the same order."""
 
     def __init__(self, seat: Seat, layout: Layout) -> None:
         self.seat, self.layout = seat, layout
@@ -34,7 +34,7 @@ class Connector:
         """Return a communicator for each dimension."""
         made, turn = {}, next(_turns)
         for number, (dimension, members) in enumerate(replica.connected_ranks.items()):
-            # (a board of its own for each group: their keys are alike)
+            # Each group has its own board, because their keys are equal.
             generation = ((turn * 10 + number) * 10 + self.replica) * 10 + members[0]
             place, size = members.index(self.role.place), len(members)
             made[dimension] = self.seat.connect(generation, rank=place, size=size, halt=halt)
@@ -43,7 +43,7 @@ class Connector:
 
 @contextmanager
 def replica_of(seat: Seat, layout: Layout) -> Generator[tuple[ReplicaMesh, Connector]]:
-    """One replica, connected; as many of them as the world has room for."""
+    """Yield one connected replica; the world is divided into as many replicas as fit."""
     connector = Connector(seat, layout)
     replica = ReplicaMesh(layout, connector.role, torch.device("cpu"))
     replica.swap(connector.connect(replica))
@@ -54,14 +54,14 @@ def replica_of(seat: Seat, layout: Layout) -> Generator[tuple[ReplicaMesh, Conne
 
 @contextmanager
 def leaving_nothing(seat: Seat) -> Generator[None]:
-    """Look that threads and descriptors are those of before, once the reaper is empty."""
-    seat.reaper.add(_Nothing())  # (its thread is there from the first burial on)
+    """Check that threads and descriptors are the same as before, once the reaper is empty."""
+    seat.reaper.add(_Nothing())  # The reaper's thread starts with the first group.
     threads, descriptors = threading.enumerate(), _descriptors()
     yield
     assert seat.reaper.wait_empty(60)
     for thread in threading.enumerate():
         if thread not in threads:
-            thread.join(60)  # (those that waited end with their group, a moment later)
+            thread.join(60)  # Threads that waited for a group end shortly after it.
             assert not thread.is_alive(), thread.name
     assert _descriptors() == descriptors
 
@@ -71,13 +71,13 @@ class _Nothing:
         return True
 
     def destroy(self) -> None:
-        """There is nothing."""
+        """Do nothing, because there is no group."""
 
 
 def _descriptors() -> set[tuple[str, str]]:
-    """Return what is open, by number and by what that is."""
+    """Return the open descriptors with their targets."""
     found: set[tuple[str, str]] = set()
     for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # (of the listing itself)
+        with suppress(FileNotFoundError):  # This skips the descriptor of the listing itself.
             found.add((number, os.readlink(f"/proc/self/fd/{number}")))
     return found

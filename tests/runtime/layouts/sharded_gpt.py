@@ -1,4 +1,4 @@
-"""A tiny GPT whose layers can be shared out over tensor ranks, and how it is wrapped and trained."""
+"""A tiny GPT with layers that tensor parallelism can split, and its wrapping and training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-# B samples, T places, D width, V vocabulary
+# B samples, T positions, D width, V vocabulary
 VOCABULARY, T, D, HEADS = 12, 6, 8, 2
 
 
@@ -22,7 +22,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         normed = self.norm1(x)
-        # (a tensor rank has some of the heads)
+        # A tensor rank has some of the heads.
         q, k, v = (one(normed).unflatten(-1, (-1, D // HEADS)).transpose(1, 2) for one in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -44,13 +44,13 @@ class GPT(nn.Module):
 
 
 def gpt(dtype: torch.dtype = torch.float64) -> GPT:
-    """The same on every rank."""
+    """Return the same model on every rank."""
     torch.manual_seed(4)
     return GPT().to(dtype)
 
 
 def shard(model: GPT, mesh: DeviceMesh) -> GPT:
-    """Wrap it as a user would: tensor parallel where the mesh has several tensor ranks, then FSDP2."""
+    """Wrap the model as a user would: tensor parallelism if the mesh has several tensor ranks, then FSDP2."""
     plan = {name: ColwiseParallel() for name in ("q", "k", "v", "up")} | {n: RowwiseParallel() for n in ("out", "down")}
     for block in model.blocks:
         if mesh["tensor"].size() > 1:
@@ -62,7 +62,7 @@ def shard(model: GPT, mesh: DeviceMesh) -> GPT:
 
 
 def batch(step: int, samples: int) -> torch.Tensor:
-    """Tokens, and what follows each."""
+    """Return tokens, each with its successor."""
     return torch.randint(0, VOCABULARY, (samples, T + 1), generator=torch.Generator().manual_seed(step))
 
 
@@ -71,5 +71,5 @@ def loss_sum(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    # (foreach wants all parameters on one mesh, and Adam would make much of a gradient that is zero but for rounding)
+    # foreach needs all parameters on one mesh, and Adam would amplify a gradient that is zero except for rounding.
     return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, foreach=False)

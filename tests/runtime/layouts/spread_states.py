@@ -1,4 +1,4 @@
-"""States of a small model under any layout, all places of a unit in one process, spread by torch itself."""
+"""States of a small model under any layout, with all local ranks in one process, sharded by torch itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.runtime.state.state import TrainingState
 
 
 class Model(nn.Module):
-    """Five rows over two, three or four places; ten that are cut in two first; one row; three dimensions; nothing."""
+    """Tensors of many shapes: five rows for two to four ranks, ten cut in two first, one row, 3D, and empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 class Average:
-    """What `extra` may have: copies of the parameters, spread as they are, with a number and a tensor beside them."""
+    """A typical member of `extra`: copies of the parameters, sharded as they are, with a number and a tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self.state: dict[str, Any] = {"shadow": {n: p.detach().clone() for n, p in model.named_parameters()}}
@@ -52,7 +52,7 @@ class Average:
 
 
 class Rows(torch.optim.Optimizer):
-    """Keeps what has no parameter's shape: rows, as torch makes them of a gradient, and a plain tensor."""
+    """An optimizer that keeps state of other shapes than its parameters: rows derived from a gradient, and a plain tensor."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__(parameters, {})
@@ -67,7 +67,7 @@ class Rows(torch.optim.Optimizer):
 
 
 class Late:
-    """An average that a script makes once it has trained, under names that are no parameter's."""
+    """An average that a script creates after training has begun, with names that match no parameter."""
 
     def __init__(self) -> None:
         self.copies: list[torch.Tensor] = []
@@ -80,10 +80,10 @@ class Late:
 
 
 class SpreadState:
-    """What one place of a unit holds."""
+    """The share of one local rank."""
 
     def __init__(self, layout: Layout, place: int) -> None:
-        """Spread a new model as a script would: matrix products first."""
+        """Shard a new model as a script would: matrix products first."""
         torch.manual_seed(7)
         self.place = ReplicaPosition(layout=layout, local_rank=place, has_layout=layout.places > 1)
         self.model = Model()
@@ -100,12 +100,12 @@ class SpreadState:
         self.state = TrainingState(self.model, self.optimizer, {"average": self.average})
 
     def here(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return what is here of a whole tensor that is spread as a parameter is."""
+        """Return this rank's share of a whole tensor that is sharded as a parameter is."""
         box = find_box(name, self.model.get_parameter(name), self.place)
         return whole[box.slices_in(type(box).of_whole(whole.shape))].clone()
 
     def train(self, steps: int = 2) -> None:
-        """Do steps with gradients that are the same under each layout."""
+        """Run steps with the same gradients under each layout."""
         for step in range(steps):
             torch.manual_seed(step)
             for name, parameter in self.model.named_parameters():
@@ -116,7 +116,7 @@ class SpreadState:
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Let nothing be here of what a checkpoint brings."""
+        """Overwrite everything that a checkpoint restores."""
         for _, tensor in self.state.model_tensors():
             local_of(tensor).fill_(-1)
         self.optimizer.state.clear()
@@ -135,5 +135,5 @@ def connected_to_nobody(world: int, rank: int) -> Iterator[None]:
 
 
 def unit(layout: Layout) -> list[SpreadState]:
-    """Return what all places of one unit hold."""
+    """Return the states of all local ranks of one replica group."""
     return [SpreadState(layout, place) for place in range(layout.places)]

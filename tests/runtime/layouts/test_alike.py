@@ -1,4 +1,4 @@
-"""What each place of a unit has a whole copy of is the same in all, or is refused: nothing would make it so later."""
+"""Replicated state must be equal on all local ranks, or is refused, because no later step repairs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.local_world import Seat, run_world
 
 
 class Kept:
-    """What a script has in `extra`."""
+    """A script's object in `extra`."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -41,7 +41,7 @@ def sharded(replica: ReplicaMesh, seed: int) -> nn.Module:
 
 
 def unseeded(replica: ReplicaMesh, place: int) -> TrainingState:
-    """A tensor-parallel layer is that of the first place; the other one is each place's own."""
+    """The tensor-parallel layer is broadcast from rank 0, but the other layer differs on each rank."""
     torch.manual_seed(place)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
     parallelize_module(model, replica.mesh["tensor"], {"0": ColwiseParallel()})
@@ -49,14 +49,14 @@ def unseeded(replica: ReplicaMesh, place: int) -> TrainingState:
 
 
 def averaged(replica: ReplicaMesh, place: int, kept: Callable[[torch.Tensor], torch.Tensor]) -> TrainingState:
-    """Sharded parameters may be of different models: each place has its own part of one."""
+    """Shards of differently initialised models are valid: each rank has its own part of one model."""
     model = sharded(replica, seed=place)
     average = Kept(kept(next(model.parameters()).detach()))
     return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {"average": average})
 
 
 def complaints(seat: Seat) -> list[str]:
-    """Return what is said of different states, "" where all is well."""
+    """Return the error for each state, or "" for a valid one."""
     found: list[str] = []
     for layout, made in (
         (Layout(shard=2), lambda replica: averaged(replica, seat.rank, lambda mean: mean.clone())),

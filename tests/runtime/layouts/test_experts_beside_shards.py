@@ -1,4 +1,4 @@
-"""Experts in a model that is spread over the places of a unit: what of it can be trained, and what is refused."""
+"""Experts in a model that is sharded over a replica group: supported combinations, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
         return [layer.token_split is not None for layer in moe_layers(model)]
 
     assert groups_of(Layout(tensor=2)) == groups_of(Layout(shard=2, tensor=2)) == [True, True]
-    assert groups_of(Layout(shard=2)) == [False, False], "those have different ones"
+    assert groups_of(Layout(shard=2)) == [False, False], "shard ranks have different tokens"
     _check(holdfast.MoE(4, 8, 2, seed=1), Layout(tensor=2))
 
 
@@ -102,7 +102,7 @@ def test_sharded_experts_are_refused():
 
 @dataclass(frozen=True)
 class _Seat:
-    """A group of which no collective is used."""
+    """A group without any collective."""
 
     rank: int
     size: int
@@ -115,7 +115,7 @@ def test_a_void_step_gives_gradients_to_the_same_parameters(capacity):
     out = moe(torch.randn(3, 4, requires_grad=True))
     assert not out.any()
     out.sum().backward()
-    assert moe.router.weight.grad is not None  # FSDP2 moves what has a gradient: all places must come to the same
+    assert moe.router.weight.grad is not None  # FSDP2 reduces existing gradients, so all ranks must have the same ones.
 
 
 def test_places_have_their_parts_of_a_fixed_routing_and_noise_of_their_own():
@@ -150,7 +150,7 @@ def _plan(hosted: Sequence[Sequence[int]], layout: Layout = LAYOUT) -> Generatio
 
 
 class _Holder:
-    """A worker, with the experts that it has by a plan."""
+    """A worker with the experts that a plan assigns to it."""
 
     def __init__(self, rank: int, plan: GenerationPlan, seed: int, layout: Layout = LAYOUT) -> None:
         torch.manual_seed(seed)
@@ -218,24 +218,27 @@ def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
         assert all(torch.equal(row, saved[name]) for name, row in found.items())
 
 
-# ---- put away for another layout ----
+# ---- stashed state for another layout ----
 
 BEFORE = [0, 1], [1, 2], [2, 3], [3]
 STEP = 3
 
 
 def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPlan]:
-    """Have all experts put away by those who host them, each but the first by two; nobody says anything else."""
+    """Stash all experts on the ranks that host them, each but the first on two; nothing else is reported."""
     told: list[object] = []
     plan = _plan(BEFORE)
     holders = [_Holder(rank, plan, 5) for rank in range(len(BEFORE))]
     for rank, one in enumerate(holders):
         for name, row in named_rows(one.experts.shards, hosted_pairs(one.experts.shards)).items():
-            row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))  # (copies are equal)
+            # Copies of an expert are equal.
+            row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         keeper = _snapshots(folder, rank, one, told)
         keeper.stash(plan, STEP)
         keeper.close()
-    assert [type(one) for one in told] == [SnapshotTaken] * 6, "two places of a unit, and four workers with experts"
+    assert [type(one) for one in told] == [SnapshotTaken] * 6, (
+        "two local ranks of a replica group, and four workers with experts"
+    )
     assert plan.expert_plan is not None
     source = SnapshotSource(
         term=1,
@@ -260,7 +263,7 @@ def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
 def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: Layout, tmp_path: Path):
     holders, source, plan = _put_away(tmp_path)
     saved = {name: row for one in holders for name, row in one.rows().items()}
-    _cut_short(tmp_path, plan, 1)  # (what it has others have, too)
+    _cut_short(tmp_path, plan, 1)  # Other parts contain its experts as well.
     told: list[object] = []
     hosted = [3], [0, 1, 2, 3], [], [1]
     plan = _plan(hosted, layout)
@@ -276,7 +279,7 @@ def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: La
         assert step == 1.0
     damaged = [one.snapshot.part for one in told if isinstance(one, SnapshotDamaged)]
     assert len(damaged) == len(told)
-    assert set(damaged) <= {2 + 1}, "of that nobody needs anything that is nowhere else"
+    assert set(damaged) <= {2 + 1}, "every expert of the damaged part has another copy"
 
 
 def test_an_expert_that_is_nowhere_any_more_is_missed_by_name(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What torch finds out at an optimizer's first step on spread tensors is found out before, and changes nothing."""
+"""torch's caches for an optimizer's first step on sharded tensors are filled in advance, without side effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ propagator: Any = untyped._op_dispatcher.sharding_propagator
 
 
 def _model(width: int) -> torch.nn.Module:
-    """Of a width that no other test has: what torch has found out it keeps for the process's life."""
+    """The width is unique to each test, because torch's caches live as long as the process."""
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 3))
     with connected_to_nobody(2, 0):
         fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("shard",)))
@@ -51,7 +51,7 @@ def test_the_first_step_finds_all_found_out(monkeypatch: pytest.MonkeyPatch):
 def test_nothing_is_changed_and_nobody_is_called():
     model = _model(17)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)  # (it has put a step of its own into the optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)  # The scheduler has wrapped the optimizer's step.
     called: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))
     optimizer.register_step_post_hook(lambda *_: called.append("after"))

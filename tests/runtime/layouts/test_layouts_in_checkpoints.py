@@ -1,4 +1,4 @@
-"""A checkpoint that was written under one layout is read under each other, equal in every bit."""
+"""A checkpoint written under one layout loads under each other layout, equal in every bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAME = CheckpointName(term=1, generation=1, step=2, nonce="ab")
 
 
 class Sink:
-    """Where parts go that are written at once."""
+    """A checkpoint sink that writes immediately."""
 
     free = True
 
@@ -69,7 +69,7 @@ def saver_of(storage: LocalStorage, one: SpreadState, sink: Sink | None = None) 
 
 
 def write(folder: Path, places: list[SpreadState], units: int = UNITS) -> LocalStorage:
-    """Write a checkpoint as a job of so many units would."""
+    """Write a checkpoint as a job with this many replica groups would."""
     storage, world = LocalStorage(folder), units * len(places)
     sink = Sink(storage)
     for rank in range(world):
@@ -111,7 +111,7 @@ def readers() -> dict[str, list[SpreadState]]:
 
 
 def assert_here(one: SpreadState, whole: dict[str, torch.Tensor]) -> int:
-    """Compare what a place has with a whole state; return how many tensors are spread."""
+    """Compare a local rank's share with a whole state; return the number of sharded tensors."""
     view = one.state.capture()
     names = stored_names(view.manifest)
     assert set(names) == set(whole)
@@ -141,7 +141,8 @@ def test_each_layout_reads_what_each_other_has_written(
     trained: dict[str, list[SpreadState]],
 ) -> None:
     said = encode_manifest(trained["whole"][0].state.capture().manifest)
-    spread = {"whole": 0, "tensor 2": 16}.get(reader, 32)  # (AdamW has two of each parameter, the average one)
+    # AdamW has two tensors for each parameter, and the average has one.
+    spread = {"whole": 0, "tensor 2": 16}.get(reader, 32)
     for one in readers[reader]:
         one.forget()
         assert read(written[writer], one) == NAME.step
@@ -153,14 +154,14 @@ def test_each_layout_reads_what_each_other_has_written(
 def test_what_is_written_is_the_same_state_whatever_the_layout(
     writer: str, written: dict[str, LocalStorage], tmp_path: Path
 ) -> None:
-    """As one file, made without torch; as torch's own, but for the order in which pickles say things."""
+    """Checked as one file joined without torch, and as torch's own format except for the order inside pickles."""
     files = [b"".join(join_into_file(written[name], NAME.folder, lambda _: True)[1]) for name in ("whole", writer)]
     assert files[0] == files[1]
     one, other = (read_state(written[name], NAME.folder, model_only=False) for name in ("whole", writer))
     torch.testing.assert_close(other, one, rtol=0, atol=0)
     stored = [written[name].folder / NAME.folder for name in ("whole", writer)]
     assert (stored[0] / "state.msgpack").read_bytes() == (stored[1] / "state.msgpack").read_bytes()
-    # Nothing is written twice: what is beside the tensors' bytes is their headers alone.
+    # No tensor is written twice: apart from headers, the parts contain only the tensors' bytes.
     sizes = [sum(_bytes_of_tensors(path) for path in folder.glob("part-*")) for folder in stored]
     assert sizes[0] == sizes[1]
 
@@ -178,7 +179,7 @@ def test_torchs_own_reader_reads_boxes(written: dict[str, LocalStorage], whole: 
 
 
 def test_a_state_before_the_first_step_is_read_too(tmp_path: Path) -> None:
-    """The optimizer has nothing yet."""
+    """The optimizer has no state yet."""
     fresh, other = unit(Layout(shard=2)), unit(Layout(tensor=2))
     storage = write(tmp_path, fresh)
     for one in other:
@@ -190,7 +191,7 @@ def test_a_state_before_the_first_step_is_read_too(tmp_path: Path) -> None:
 
 
 def averaged_late(layout: Layout, copied: str = "") -> tuple[list[SpreadState], list[Late]]:
-    """Return a unit's states with an average beside them, of one parameter, that was made late, if any was."""
+    """Return a replica group's states with an average of one parameter that was made late, or an empty one."""
     places, averages = unit(layout), list[Late]()
     for one in places:
         averages.append(Late())
@@ -229,11 +230,11 @@ def test_another_model_is_refused(written: dict[str, LocalStorage]) -> None:
 
 # ---- damage ----
 
-WEIGHT = "down.weight"  # (5, 10): in the first part of shard 2 x tensor 2 a box of it from (0, 0) on
+WEIGHT = "down.weight"  # Shape (5, 10): the first part of shard 2 x tensor 2 has a box of it that starts at (0, 0).
 
 
 def spoil(storage: LocalStorage, change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]) -> None:
-    """Let the part that has the beginning of a weight say something else: its entry, all offsets, all whole shapes."""
+    """Change the header of the part with the first box of a weight: its entry, all offsets, and all whole shapes."""
     for path in sorted((storage.folder / NAME.folder).glob("part-*")):
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")

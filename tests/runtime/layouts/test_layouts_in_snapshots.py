@@ -1,4 +1,4 @@
-"""A member has its share of its own role's state in a snapshot, and reads the parts of its own role alone."""
+"""In a snapshot, a member stores its share of its own role's state, and reads only parts of its own role."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def snapshots_of_one(
 
 
 def source(parts: int) -> SnapshotSource:
-    """Return a snapshot that lies on the one node of these tests."""
+    """Return a snapshot that is on the only node of these tests."""
     there = Keeper(node="n", host="h", port=1)
     return SnapshotSource(term=1, generation=2, step=3, seal=seal_of(SECRET), keepers=(there,), parts=((0,),) * parts)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return where all members of two units have left their parts."""
+    """Return the folder with the parts of all members of two replica groups."""
     for rank, one in enumerate(unit(LAYOUT) * UNITS):
         if not rank // LAYOUT.places:
             one.train()
@@ -104,11 +104,11 @@ def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
     reader.close()
     (complained,) = told
     assert isinstance(complained, SnapshotDamaged)
-    assert complained.node == "", "all of it is of no use"
+    assert complained.node == "", "the whole snapshot must be reported as unusable"
 
 
 def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
-    """Of a shape that nothing of the model has: who joins would refuse it, or begin with plain tensors."""
+    """No model tensor has this shape; a joining worker would otherwise refuse it, or begin with plain tensors."""
     for place, one in enumerate(unit(Layout(shard=2))):
         like = next(one.model.parameters())
         one.average.state["sums"] = wrap_like(torch.arange(3.0) + place, like, (6,))
@@ -122,7 +122,7 @@ def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
 
 
 def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
-    """An average that was made late: to try again is of no use, as it is where a node has no room."""
+    """A retry does not help for an average that was made late, but may help if a node has no room."""
     late, one = Late(), unit(LAYOUT)[0]
     state = TrainingState(one.model, one.optimizer, {"late": late})
     late.copies = [one.model.up.weight.detach().clone()]

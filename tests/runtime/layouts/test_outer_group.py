@@ -1,4 +1,4 @@
-"""Every collective of an outer group against plain sums; sends, objects, the default group; what is left is freed."""
+"""All collectives of an outer group against plain sums; sends, objects, the default group, and freed memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM
 
 
 def of_rank(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers, so that no sum is rounded."""
+    """Return small whole numbers, so that no sum is rounded."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, 4, shape, generator=generator).to(dtype)
 
@@ -73,7 +73,8 @@ def check_reductions(group: OuterGroup) -> None:
                 tensor = each[rank].clone()
                 work = dist.all_reduce(tensor, torch_op(op), group=group, async_op=True)
                 after = torch.full((3,), float(rank))
-                dist.all_reduce(after, group=group)  # in between: the first may have an exchange to go
+                # This runs in between, while the first one may still have an exchange left.
+                dist.all_reduce(after, group=group)
                 assert work.wait()
                 assert torch.equal(tensor, expected(op, each)), (op, dtype, shape)
                 assert after.tolist() == [sum(range(size))] * 3
@@ -111,10 +112,10 @@ def check_moves(group: OuterGroup) -> None:
                 whole = torch.zeros((size * shape[0], *shape[1:]), dtype=dtype)
                 dist.all_gather_single(whole, each[rank], group=group)
                 assert torch.equal(whole, torch.cat(each))
-                own = whole.chunk(size)[rank].fill_(rank + 1)  # as FSDP2 has it: the input is a part of the output
+                own = whole.chunk(size)[rank].fill_(rank + 1)  # In FSDP2, the input is a part of the output as well.
                 dist.all_gather_single(whole, own, group=group)
                 assert torch.equal(whole, torch.cat([torch.full(shape, r + 1, dtype=dtype) for r in range(size)]))
-        # rows to each: none to some
+        # The number of rows for each rank, which may be zero.
         sent = [(rank * 2 + other) % 4 for other in range(size)]
         received = [(other * 2 + rank) % 4 for other in range(size)]
         rows = torch.cat([torch.full((n, 2), 10 * rank + o).to(dtype) for o, n in enumerate(sent)])
@@ -124,7 +125,7 @@ def check_moves(group: OuterGroup) -> None:
         outputs = [torch.zeros(n, dtype=dtype) for n in received]
         dist.all_to_all(outputs, [torch.full((n,), 10 * rank + o).to(dtype) for o, n in enumerate(sent)], group=group)
         assert torch.cat(outputs).tolist() == output[:, 0].tolist()
-    column = torch.zeros(6, 2)[:, 0]  # not in one piece
+    column = torch.zeros(6, 2)[:, 0]  # This tensor is not contiguous.
     column.copy_(of_rank(rank, (6,), torch.float32))
     dist.all_reduce(column, group=group)
     assert torch.equal(column, expected("SUM", [of_rank(other, (6,), torch.float32) for other in range(size)]))
@@ -132,7 +133,7 @@ def check_moves(group: OuterGroup) -> None:
 
 
 def check_functional(group: OuterGroup) -> None:
-    """As DTensor calls them: through torch's dispatcher, from C++."""
+    """Call the collectives as DTensor does: through torch's dispatcher, from C++."""
     rank, size = group.rank(), group.size()
     each = [of_rank(other, (size, 3), torch.float64) for other in range(size)]
     mine = each[rank]
@@ -173,7 +174,7 @@ def check_objects(group: OuterGroup) -> None:
 
 
 def check_sends(group: OuterGroup) -> None:
-    """Round the ring, both ways; then a pipeline of torch's."""
+    """Send around the ring in both directions, then run a pipeline of torch's."""
     rank, size = group.rank(), group.size()
     right, left = (rank + 1) % size, (rank - 1) % size
     for dtype in (torch.float32, torch.bfloat16):
@@ -197,7 +198,7 @@ def check_sends(group: OuterGroup) -> None:
     layers = [nn.Linear(4, 4).double() for _ in range(size)]
     whole, x = nn.Sequential(*layers), torch.ones(8, 4, dtype=torch.float64)
     stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"), group=group)
-    # (a stage's losses are means of micro-batches, and so is their sum)
+    # A stage's losses are means of micro-batches, and so is their sum.
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
     losses: list[torch.Tensor] = []
     if rank == 0:
@@ -223,7 +224,7 @@ def collectives_body(seat: Seat, layout: Layout) -> None:
         check_functional(group)
         check_objects(group)
         check_sends(group)
-        # once more on other connections, and nobody waits for them: those before are not broken
+        # Continue on new connections without waiting for the peers; the old ones stay intact.
         replica.swap(connector.connect(replica), sever=False)
         check_functional(group)
         check_sends(group)
@@ -277,7 +278,7 @@ def test_a_default_group_of_the_scripts_own_is_refused():
     replica = ReplicaMesh(Layout(), Role(), torch.device("cpu"))
     with pytest.raises(BadInputError, match=r"remove init_process_group\(\)"):
         ReplicaMesh(Layout(), Role(), torch.device("cpu"))
-    dist.destroy_process_group()  # as scripts do at their end
+    dist.destroy_process_group()  # Scripts do this at their end.
     replica.close()
     assert not dist.is_initialized()
 
@@ -302,7 +303,7 @@ def test_a_group_without_connections_says_so_and_one_of_another_size_is_refused(
 
 
 class Halting(threading.Thread):
-    """Halts a little later, and knows when it did."""
+    """Halts after a short delay, and records the time."""
 
     def __init__(self, halt: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -315,7 +316,7 @@ class Halting(threading.Thread):
 
 
 def abandon_body(seat: Seat, layout: Layout) -> list[float]:
-    """Rank 0 takes no part; the others are left waiting in each kind of collective, and leave by their halt alone."""
+    """Rank 0 takes no part; the others wait in each kind of collective, and only their halt frees them."""
     took: list[float] = []
     with leaving_nothing(seat), replica_of(seat, layout) as (replica, connector):
         group, joins = replica.groups["shard"], connector.rank != 0
@@ -332,7 +333,7 @@ def abandon_body(seat: Seat, layout: Layout) -> list[float]:
             halt = threading.Event()
             replica.swap(connector.connect(replica, halt.is_set))
             if joins:
-                # what else is under way is left with it, and refers to nothing
+                # Other operations in flight are abandoned with it, and hold no references.
                 other = dist.all_reduce(torch.ones(5), group=group, async_op=True)
                 unused = funcol.all_reduce(torch.ones(5), "sum", group)
                 tensor = torch.ones(3)
@@ -372,4 +373,4 @@ def check_functional_after(group: OuterGroup) -> None:
 def test_whoever_waits_in_any_collective_leaves_when_halted():
     took = [seconds for each in run_world(3, abandon_body, Layout(shard=3)) for seconds in each]
     assert len(took) == 12
-    assert max(took) < 5.0  # (0.01 where the machine is not busy)
+    assert max(took) < 5.0  # This takes about 0.01 s if the machine is not busy.

@@ -1,4 +1,4 @@
-"""What a script with a layout may not do, refused in one sentence that says what to do instead."""
+"""Misuse of layouts, refused with one sentence that says what to do instead."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def as_it_is(model: nn.Module, _: Job) -> nn.Module:
 def test_a_model_that_is_not_spread_as_the_layout_says(
     wrapped: Callable[[nn.Module, Job], nn.Module], words: str
 ) -> None:
-    """As in a unit of several places, where what a wrapper hides is not sharded: the wrapper is named."""
+    """In a replica group of several ranks, the error names the wrapper that hides an unsharded parameter."""
     job = Job(None, layout=Layout())
     model = wrapped(made(), job)
     untyped: Any = job
@@ -82,7 +82,7 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
 
 
 def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
-    """As where it made one for itself first: torch cannot even say what the mesh's groups are."""
+    """The script created its own mesh first, and torch can no longer name that mesh's groups."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = made()
     fully_shard(model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("own",)))
@@ -93,7 +93,7 @@ def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
 
 
 def test_an_equal_mesh_of_before_is_as_good_as_the_jobs() -> None:
-    """What DTensor has cached of operations names the mesh that they were first done on, whose groups are gone."""
+    """DTensor's caches refer to the mesh that first ran an operation, and that mesh's groups are gone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     fully_shard(made(), mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("shard", "tensor"))["shard"])
     distributed.destroy_process_group()
@@ -107,7 +107,7 @@ def test_an_equal_mesh_of_before_is_as_good_as_the_jobs() -> None:
 
 
 def test_what_is_spread_as_no_checkpoint_can_say() -> None:
-    """Else it would be said at the first one that is due, hours later."""
+    """Without this check, the error would come with the first checkpoint, hours later."""
     job, model = Job(None, layout=Layout()), made()
     untyped: Any = DTensor
     part = untyped.from_local(
@@ -119,7 +119,7 @@ def test_what_is_spread_as_no_checkpoint_can_say() -> None:
 
 
 def test_fully_shard_over_the_scripts_own_mesh_of_several_places() -> None:
-    """As without holdfast: then the groups are torch's default one, which connects nobody."""
+    """As without holdfast: then the groups are torch's default group, which has no connections here."""
     replica, model = ReplicaMesh(Layout(shard=2), Role(place=1), torch.device("cpu")), made()
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
@@ -137,7 +137,7 @@ def test_fully_shard_over_the_scripts_own_mesh_of_several_places() -> None:
     ids=str,
 )
 def test_fully_shard_along_another_dimension(layout: Layout, dimensions: str | tuple[str, ...]) -> None:
-    """Places along tensor have the same samples: their gradients would count twice, and nobody would notice."""
+    """Ranks along tensor have the same samples, so their gradients would silently count twice."""
     replica, model = ReplicaMesh(layout, Role(place=1), torch.device("cpu")), made()
     try:
         fully_shard(model, mesh=replica.mesh["shard"])
@@ -154,7 +154,7 @@ def test_fully_shard_along_another_dimension(layout: Layout, dimensions: str | t
 
 
 def test_what_a_forward_pass_has_gathered_is_used_by_no_later_step() -> None:
-    """FSDP2 keeps it until a backward pass; here scripts look at their model once more, and nothing comes of it."""
+    """FSDP2 keeps gathered parameters until a backward pass; an extra forward pass must have no effect."""
 
     def losses(*, spread: bool, looks: bool) -> list[float]:
         torch.manual_seed(1)
@@ -193,7 +193,7 @@ def replaced(module: nn.Module, _: Job) -> None:
 def test_parameters_that_are_replaced_after_protect(
     layout: Layout | None, change: Callable[[nn.Module, Job], None]
 ) -> None:
-    """They would never be trained: what is summed up and stepped are those of before."""
+    """The replaced parameters would never be trained, because sums and optimizer steps use the old ones."""
     job, model = Job(None, layout=layout), made()
     protect(job, model)
     change(model[1], job)

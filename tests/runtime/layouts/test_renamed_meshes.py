@@ -1,4 +1,4 @@
-"""The places of a unit under other libraries' names: the same groups, and what is where is known all the same."""
+"""Meshes with other libraries' dimension names: the groups are the same, and shards are located correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUT, PLACE = Layout(shard=2, tensor=2), 2
 
 @pytest.fixture
 def replica() -> Iterator[ReplicaMesh]:
-    """Place 2 of four: the second shard, the first tensor; nothing is said between them here."""
+    """Local rank 2 of four, with the second shard and the first tensor rank; this test runs no collectives."""
     replica = ReplicaMesh(LAYOUT, Role(place=PLACE), torch.device("cpu"))
     yield replica
     replica.close()
@@ -59,7 +59,7 @@ def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaM
         assert (box.offset, box.shape) == ((3, 0), (3, 4))
         assert place.is_counted_here(spread)
         everywhere = DTensor.from_local(cut, mesh, (Replicate(), Shard(1)), run_check=False)
-        assert not place.is_counted_here(everywhere)  # (the first shard counts it)
+        assert not place.is_counted_here(everywhere)  # The first shard counts it.
 
 
 def test_a_job_without_a_layout_has_no_mesh() -> None:

@@ -1,5 +1,6 @@
-"""FSDP2, tensor parallelism and both on a replica's mesh: as a serial run; left in every collective of a step, then
-redone on other connections, equal in every bit; what is where.
+"""FSDP2, tensor parallelism, and both, on a replica's mesh: results equal a serial run.
+
+Each collective of a step is abandoned once, and the step repeated on new connections with the same bits.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Training:
         self.at = replica.layout.coordinates(replica.role.place)
 
     def step(self, number: int) -> tuple[float, float]:
-        """Do a step; return this shard's loss and the norm of the whole gradient."""
+        """Run a step; return this shard's loss and the norm of the whole gradient."""
         mine = batch(number, SAMPLES).chunk(self.replica.layout.shard)[self.at["shard"]]
         self.optimizer.zero_grad()
         loss = loss_sum(self.model, mine)
@@ -47,12 +48,12 @@ class Training:
         gradients = [one.grad for one in self.model.parameters()]
         norm = replica_norm(gradients, self.replica)
         for gradient in gradients:
-            local_of(gradient).mul_(min(1.0, CLIP / (norm + 1e-6)))  # (as torch has it)
+            local_of(gradient).mul_(min(1.0, CLIP / (norm + 1e-6)))  # torch clips with the same formula.
         self.optimizer.step()
         return loss.item(), norm
 
     def state(self) -> list[torch.Tensor]:
-        """A copy of all that is here."""
+        """Return a copy of all local tensors."""
         return [one.clone() for one in self._tensors()]
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -63,7 +64,7 @@ class Training:
         ]
 
     def put_back(self, state: list[torch.Tensor]) -> None:
-        """Go back to what was here; with momenta, so after a first step."""
+        """Restore the local tensors, including momenta, which exist after the first step."""
         for one, before in zip(self._tensors(), state, strict=True):
             one.copy_(before)
 
@@ -91,7 +92,7 @@ def check_against_serial(training: Training, dtype: torch.dtype, tolerance: floa
 
 
 def check_counted(training: Training) -> None:
-    """Every element counts once, whatever lies in several places."""
+    """Check that every element counts once, even if several ranks have it."""
     ones = [torch.ones_like(tensor) for tensor in training.model.parameters()]
     norm = replica_norm(ones, training.replica)
     assert norm**2 == pytest.approx(sum(one.numel() for one in gpt().parameters()), rel=1e-12)
@@ -106,7 +107,7 @@ def training_body(seat: Seat) -> None:
                 check_counted(training)
                 check_against_serial(training, torch.float64, 1e-12)
                 del training
-        with replica_of(seat, Layout(shard=2)) as (replica, _):  # (a sum with a factor, as FSDP2 has it in float32)
+        with replica_of(seat, Layout(shard=2)) as (replica, _):  # In float32, FSDP2 reduces with a factor.
             check_against_serial(Training(replica, torch.float32), torch.float32, 1e-4)
 
 
@@ -115,7 +116,7 @@ def test_a_replica_trains_as_one_process_does():
 
 
 class Counted(Communicator):
-    """Counts the collectives that are started, and calls something in place of one of them."""
+    """Counts the collectives that start, and calls a function instead of one of them."""
 
     def __init__(self, inner: Communicator, count: Callable[[], None]) -> None:
         super().__init__(rank=inner.rank, size=inner.size, generation=inner.generation, halt=inner.halted)
@@ -137,7 +138,7 @@ class Counted(Communicator):
 
 
 class Disturbed:
-    """Connections on which one rank leaves at its n-th collective; the others are halted then, from another thread."""
+    """Connections on which one rank leaves at its n-th collective; another thread then halts the others."""
 
     def __init__(self, connector: Connector, replica: ReplicaMesh, at: int | None) -> None:
         self.seat, self.started, self.at = connector.seat, 0, at
@@ -171,19 +172,21 @@ def collectives_of_a_step(training: Training, connector: Connector) -> int:
 
 
 def check_left_and_redone(training: Training, connector: Connector, at: int, expected: list[torch.Tensor]) -> float:
-    """Let one rank leave at a collective of step 2, and do the step again; return how long leaving took here."""
+    """Abandon one rank's collective of step 2, and repeat the step; return how long leaving took here."""
     seat, replica = connector.seat, training.replica
     before = training.state()
     victim = seat.rank % replica.layout.places == at % replica.layout.places
     disturbed, took = Disturbed(connector, replica, at if victim else None), 0.0
     try:
         training.step(2)
-        assert replica.layout.tensor > 1  # (who neither shares a shard nor a tensor with it may get through)
+        # A rank that shares neither a shard nor a tensor group with the victim may finish the step.
+        assert replica.layout.tensor > 1
         training.put_back(before)
     except CollectiveLeftError:
         took = time.monotonic() - disturbed.halted_at
     disturbed.end()
-    seat.meet()  # (only then: a connection that is broken would be a failure to whoever is not halted yet)
+    # Severing must wait, because a rank that is not halted yet would report a broken connection as a failure.
+    seat.meet()
     replica.retire_communicators()
     restart(training.model, replica)
     replica.swap(connector.connect(replica))

@@ -1,4 +1,4 @@
-"""A spread model that never was whole begins with the bits of one that is."""
+"""A sharded model that was never assembled starts with the same bits as an unsharded one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def start(module: nn.Module) -> None:
-    """As many models begin: by kinds of modules, and by a function that looks at its numbers."""
+    """Initialise a model as many scripts do: by module type, with a function that inspects the values."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.5, a=-0.5, b=0.5)
     if isinstance(module, nn.Embedding):
@@ -51,7 +51,7 @@ def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout:
 
 
 class Tied(nn.Module):
-    """The same weights first and last, as language models have them, and a buffer in two places."""
+    """The first and last layers share a weight, as in language models, and one buffer is registered twice."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A state that is put away under one layout is taken up under each other, equal in every bit, and no more is read."""
+"""State stashed under one layout loads under each other layout, equal in every bit, and no more than needed is read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> No
 
         return SnapshotRestorer(tmp_path, "job", "n0/0/a", tell, one.place)
 
-    assert restorer(places[0]).restore(source_of(2), places[0].state, 0) == STEP, "it has nothing of what is damaged"
+    assert restorer(places[0]).restore(source_of(2), places[0].state, 0) == STEP, (
+        "rank 0 needs nothing from the damaged part"
+    )
     with pytest.raises(SnapshotLostError, match="no copy of part 1 of 2"):
         restorer(places[3]).restore(source_of(2), places[3].state, 3)
     assert told == [(1, "n0")]
@@ -123,7 +125,7 @@ def with_rows(layout: Layout) -> list[SpreadState]:
 def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_mesh(
     writer: str, reader: str, tmp_path: Path
 ) -> None:
-    """As torch makes it of a gradient: else the next step would be one of tensors that do not go together."""
+    """The state has the shape that torch derives from a gradient; otherwise the next step would mix incompatible tensors."""
     (tmp_path / "here").mkdir()
     there = with_rows(LAYOUTS[writer])
     for number, one in enumerate(there):
@@ -140,8 +142,9 @@ def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_
             assert placement_of(kept["rows"]) == placement_of(made["rows"])
             assert torch.equal(local_of(kept["rows"]), local_of(made["rows"]))
             assert not is_dtensor(kept["step"])
-            assert not is_dtensor(kept.get("seen", kept["step"])), "it was plain where its parameter was not"
-        joiner = with_rows(LAYOUTS[reader])[rank]  # (who is sent the state has nothing that is spread so)
+            assert not is_dtensor(kept.get("seen", kept["step"])), "a plain tensor must stay plain"
+        # A worker that receives the state has no tensor that is sharded in this way.
+        joiner = with_rows(LAYOUTS[reader])[rank]
         view = one.state.capture()
         joiner.state.adopt(view.manifest, [tensor.clone() for tensor in view.tensors])
         kept = joiner.optimizer.state[joiner.model.up.weight]["rows"]
@@ -161,7 +164,7 @@ def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp
     average = Late()
     whole = TrainingState(plain.model, plain.optimizer, {"late": average})
     average.copies = [torch.zeros(4)]
-    assert whole.find_late_tensor() == "", "it is no parameter's like"
+    assert whole.find_late_tensor() == "", "the tensor resembles no parameter"
     average.copies = [plain.model.up.weight.detach().clone()]
     assert whole.find_late_tensor() == "extra['late']: copies.0"
 

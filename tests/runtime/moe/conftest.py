@@ -1,1 +1,1 @@
-"""The helpers beside this file can be imported by all tests below it."""
+"""Make the helper modules of this folder importable from all tests below it."""

@@ -1,4 +1,4 @@
-"""Small models with MoE layers, random placements, and what a single process computes from the same micro-batches."""
+"""Small models with MoE layers, random placements, and the results of one process on the same micro-batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.runtime.moe.layer.expert_layer import moe_layers, serve_round
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState
 
-# The first optimizer imports seconds' worth of torch: once here, before forking, not in every process.
+# The first optimizer imports torch modules for seconds, so make one before the fork.
 torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).step()
 
 DIM, HIDDEN = 8, 16
@@ -48,7 +48,7 @@ class SmallModel(nn.Module):
 
 
 class RichModel(SmallModel):
-    """The same with all that a layer can have: other experts and gates, noise, capacity, shared experts."""
+    """The same with all features of a layer: other experts and gates, noise, capacity, shared experts."""
 
     def layers(self) -> Iterable[MoE]:
         """Make both layers."""
@@ -74,21 +74,21 @@ def small_model(dtype: torch.dtype = torch.float64) -> SmallModel:
 
 
 def batch(step: int, micro_batch: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return tokens that follow from their place alone; skewed, so that some experts get few tokens or none."""
+    """Return tokens that depend only on step and micro-batch; skewed, so that some experts get few tokens or none."""
     generator = torch.Generator().manual_seed(1000 * step + micro_batch)
     tokens = torch.randn(5, DIM, generator=generator, dtype=torch.float64)
     return (0.3 * tokens + torch.linspace(-1.0, 1.0, DIM, dtype=torch.float64) * (micro_batch % 3)).to(dtype)
 
 
 def loss_of(model: SmallModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Return a micro-batch's loss, with the load-balancing part."""
+    """Return a micro-batch's loss, including the load-balancing loss."""
     out = model(tokens)
     aux = sum((layer.aux_loss for layer in moe_layers(model)), torch.zeros((), dtype=tokens.dtype))
     return out.square().mean() + aux
 
 
 def random_placement(rng: np.random.Generator, ranks: int, least: int = 1) -> Placement:
-    """Place every expert on `least` ranks to all of them, some ranks hosting none of a layer, with repeats."""
+    """Place every expert on at least `least` ranks; some ranks host no expert of a layer, and some repeat one."""
     layers = []
     for experts in EXPERTS:
         held: list[list[int]] = [[] for _ in range(ranks)]
@@ -100,7 +100,7 @@ def random_placement(rng: np.random.Generator, ranks: int, least: int = 1) -> Pl
 
 
 def settle(shards: ExpertShards, placement: Placement, rank: int, spare: int = 1) -> None:
-    """Keep only what the placement gives this rank, with room for `spare` experts more."""
+    """Keep only this rank's experts of the placement, with room for `spare` more."""
     for layer, ranks in enumerate(placement):
         mine = sorted(set(ranks[rank]))
         shards.rearrange(layer, mine, rows=len(mine) + spare)
@@ -118,7 +118,7 @@ def run_rounds(
     """Compute this rank's micro-batches, serve in surplus rounds, and return the sum of the losses.
 
     Args:
-        places: so many ranks in a row have the same micro-batches.
+        places: the number of consecutive ranks that have the same micro-batches.
     """
     total, layers = 0.0, moe_layers(model)
     unit, units = comm.rank // places, comm.size // places
@@ -148,7 +148,7 @@ def expert_tensors(layers: Sequence[MoE], of: str) -> dict[tuple[int, int, str],
 
 
 def bound(comm: Communicator, model: SmallModel, placement: Placement) -> tuple[StepState, ExpertGradients]:
-    """Settle and bind a model that holds everything."""
+    """Settle and bind a model that holds all experts."""
     layers = moe_layers(model)
     settle(ExpertShards(layers), placement, comm.rank)
     return bind_layers(layers, comm, placement), ExpertGradients(layers, placement, comm)

@@ -1,4 +1,4 @@
-"""Gradients: local ones that survive user code, the sum of all ranks in the same bits everywhere, intact local ones."""
+"""Gradients: local ones that survive user code, bit-identical sums of all ranks, and intact local ones afterwards."""
 
 import hashlib
 import math
@@ -24,7 +24,7 @@ RANKS = 3
 
 
 class Mixed(nn.Module):
-    """Several dtypes, an unused parameter, a frozen one, a tied one."""
+    """Several dtypes, and an unused, a frozen and a tied parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def assert_close(
 def test_alone_the_reduced_gradients_are_the_scaled_sums(bucket_bytes: int):
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters(), bucket_bytes=bucket_bytes)
-    for _ in range(2):  # the second time over what the first left behind
+    for _ in range(2):  # The second run overwrites the buffers of the first.
         plain.zero_grad()
         buckets.zero()
         for micro_batch in range(3):
@@ -85,7 +85,7 @@ def test_alone_the_reduced_gradients_are_the_scaled_sums(bucket_bytes: int):
         buckets.use_reduced()
         assert_close(gradients(ours), gradients(plain), 0.5)
         square = sum(p.grad.double().square().sum().item() for p in plain.parameters() if p.grad is not None) / 4
-        assert reduced.grad_square == pytest.approx(square, rel=1e-2)  # bf16 is rounded once more
+        assert reduced.grad_square == pytest.approx(square, rel=1e-2)  # bf16 is rounded once more.
         assert reduced.nonfinite == 0
     assert buckets.numel == sum(p.numel() for p in ours.parameters() if p.requires_grad)
 
@@ -111,7 +111,7 @@ def test_user_code_that_resets_gradients_does_no_harm(reset: str):
                 parameter.grad = None
         elif reset == "zero_grad":
             optimizer.zero_grad(set_to_none=True)
-        elif micro_batch == 1:  # (there is a sum by then, which autograd's next gradient is not added to)
+        elif micro_batch == 1:  # A sum exists by then, so autograd's next gradient is not added to it.
             ours.first.weight.grad = torch.zeros_like(ours.first.weight)
         plain(inputs(0, micro_batch)).backward()
         ours(inputs(0, micro_batch)).backward()
@@ -156,7 +156,8 @@ def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: b
 
 
 def test_a_backward_adds_to_sums_that_were_hidden_in_place():
-    # Else gradients of as many bytes again are held until all of them are made: a stayer's peak in a planned move.
+    # Otherwise a second set of gradients would exist until all are computed, the peak of a remaining worker in a
+    # planned move.
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     ours(inputs(0, 0)).backward()
@@ -282,7 +283,7 @@ def test_shards_cover_every_bucket_for_every_world(sizes: list[int], world: int,
 
 
 def lone_body(seat: Seat, size: int) -> tuple[float, bytes]:
-    """One rank has all the gradients, as of a step that one joins with nothing to compute."""
+    """Only one rank has gradients, as in a step that others join with nothing to compute."""
     communicator = seat.connect(1)
     torch.manual_seed(0)
     module = nn.Linear(size, 37)
@@ -322,7 +323,7 @@ def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, A
         buckets.collect()
         local = gradients(ours)
         reduced = reduce_gradients([buckets], communicator, 1 / RANKS)
-        torch.testing.assert_close(gradients(ours), local, rtol=0, atol=0)  # they must stay intact
+        torch.testing.assert_close(gradients(ours), local, rtol=0, atol=0)  # The local gradients must stay intact.
     buckets.use_reduced()
     seat.meet()
     communicator.retire(sever=False)
@@ -349,7 +350,7 @@ def test_all_ranks_get_the_mean_in_the_same_bits(bucket_bytes: int):
         square += mean.square().sum().item()
         torch.testing.assert_close(torch.from_numpy(mine), mean, rtol=1e-2 if rough else 1e-5, atol=1e-6)
     for _, part, _ in outcomes:
-        assert part == outcomes[0][1] == pytest.approx(square, rel=1e-2), "v is the same everywhere"
+        assert part == outcomes[0][1] == pytest.approx(square, rel=1e-2), "the step result must be equal on all ranks"
 
 
 def clipped_body(seat: Seat, max_norm: float) -> tuple[str, float, list[np.ndarray]]:
@@ -383,7 +384,7 @@ def test_gradients_are_clipped_by_the_norm_over_all_ranks_as_torch_does(share: f
     plain = nn.Sequential(nn.Linear(70, 90), nn.Linear(90, 3))
     for place, parameter in enumerate(plain.parameters()):
         parameter.grad = torch.zeros_like(parameter)
-        for _, _, local in outcomes:  # in rank order, as ours
+        for _, _, local in outcomes:  # Sum in rank order, as holdfast does.
             parameter.grad += torch.from_numpy(local[place])
         parameter.grad.mul_(1 / RANKS)
     if share < 1:
@@ -394,20 +395,20 @@ def test_gradients_are_clipped_by_the_norm_over_all_ranks_as_torch_does(share: f
             parameter.grad.mul_(share * norm / (norm + 1e-6))
         torch.nn.utils.clip_grads_with_norm_(theirs, share * norm, torch.tensor(norm))
         for parameter, other in zip(plain.parameters(), theirs, strict=True):
-            # torch divides in float32, ours in float64: the quotient's last bit depends on the norm's
+            # torch divides in float32 and holdfast in float64, so the quotient's last bit depends on the norm's.
             torch.testing.assert_close(parameter.grad, other.grad, rtol=3e-7, atol=0)
-    assert {square for _, square, _ in outcomes} == {free[0][1]}  # the norm that is told is the one before clipping
+    assert {square for _, square, _ in outcomes} == {free[0][1]}  # The reported norm is the norm before clipping.
     assert outcomes[0][0] == digest(plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype: torch.dtype):
-    # Rounded after each addition, the small ones would all be lost.
+    # With rounding after each addition, all of the small ones would be lost.
     versions = [torch.tensor([256.0], dtype=dtype), *(torch.tensor([0.5], dtype=dtype) for _ in range(8))]
     out = torch.empty(1, dtype=dtype)
     sum_versions(versions, out)
     assert out.item() == 260.0
-    # A third of 261: rounded before it is scaled, the sum of bfloat16 would be 260, and its third 86.5.
+    # A third of 261: if rounded before scaling, the sum in bfloat16 would be 260, and its third 86.5.
     sum_versions([*versions, torch.tensor([1.0], dtype=dtype)], out, 1 / 3)
     assert out.item() == 87.0
 
@@ -481,7 +482,7 @@ def test_buckets_take_turns_with_the_room_for_what_comes(monkeypatch: pytest.Mon
             parameter.grad = torch.ones_like(parameter)
         buckets.collect()
         reduce_gradients([buckets], LocalCommunicator(), 1.0)
-    # (each has a buffer of its own for its gradients, with some more behind it so that it can be cut into shards; what
-    # comes of it needs room only while it is on its way)
+    # Each has its own buffer of gradients, padded so that it can be cut into shards. Results need memory only in
+    # transit.
     shards = len(parameters) * BLOCK * bucket_module.FIRST_SHARDS
     assert sum(made) < buckets.numel + shards + 5 * 120_000

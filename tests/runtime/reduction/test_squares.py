@@ -1,4 +1,4 @@
-"""The squared norm that no cut of the gradients, and no order of their parts, changes."""
+"""The squared norm does not depend on how gradients are cut, or on the order of the parts."""
 
 from __future__ import annotations
 

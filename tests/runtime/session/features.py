@@ -1,4 +1,4 @@
-"""A script that uses everything at once, for jobs of several processes: each pair of features meets in it."""
+"""A script that uses all features at once, for jobs of several processes: it tests every pair of features."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from holdfast.runtime.moe.gates.routing import routing_from_loads
 
 UPDATES = ("trunk", "head", "trunk")
 GRAIN = 2.0**24
-#: so large that some steps overflow, also later on
+#: Large enough that some steps overflow, including later ones.
 SCALE = 2.0**21
 DIM, BATCH, EVERY = 8, 4, 5
 
 
 def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the nearest multiples of 2**-24, whose sums are exact in whatever order."""
+    """Return the nearest multiples of 2**-24, which sum exactly in any order."""
     return (tensor * GRAIN).round() / GRAIN
 
 
 def narrowed(gradient: torch.Tensor) -> torch.Tensor:
-    """Let a gradient overflow as it would in float16."""
+    """Make a gradient overflow as it would in float16."""
     return gradient.half().to(gradient.dtype)
 
 
 class Trunk(nn.Module):
-    """Running statistics, dropout, and experts if there are to be any."""
+    """Running statistics, dropout, and optionally experts."""
 
     def __init__(self, experts: int, hot: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Trunk(nn.Module):
 
 
 class Everything:
-    """Two optimizers in turns, schedules, an average of the weights, a loss scale."""
+    """Two optimizers in turns, schedules, an average of the weights, and a loss scale."""
 
     def __init__(self, experts: int, hot: float) -> None:
         torch.manual_seed(0)
@@ -71,7 +71,7 @@ class Everything:
         self.y = self.x.sum(1, keepdim=True)
 
     def protect(self, job: holdfast.Job, **options: Any) -> None:
-        """Protect all of it, with data that are gone through."""
+        """Protect all parts, with data from streams."""
         job.protect(
             self.model,
             self.optimizers,
@@ -87,7 +87,7 @@ class Everything:
         )
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """Return the loss of a batch, whose gradient may overflow."""
+        """Return the loss of a batch; its gradient may overflow."""
         x, y = batch
         found = self.model["head"](self.model["trunk"](x))
         if found.requires_grad:
@@ -101,7 +101,7 @@ class Everything:
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What every worker runs; one line of JSON per applied step: its number, and what it has logged."""
+    """Train as every worker; write the number and the logged values of each applied step as a line of JSON."""
     torch.set_num_threads(1)
     job, every = holdfast.init(), Everything(options.get("experts", 0), options.get("hot", 0.0))
     norm = options.get("max_grad_norm")

@@ -1,4 +1,4 @@
-"""A step that has passed changes the state, and only once nobody is sent the state from before it any more."""
+"""A passed step changes the state only once the state before it is no longer being sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAN = GenerationPlan(
 
 
 class Passed:
-    """A worker whose first step has passed, and which sends its state to a worker that joins."""
+    """A worker with a passed first step, which is sending its state to a joining worker."""
 
     def __init__(self, transfer: str) -> None:
         self.happened: queue.SimpleQueue[str] = queue.SimpleQueue()

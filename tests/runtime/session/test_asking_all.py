@@ -1,4 +1,4 @@
-"""job.stop and job.checkpoint, in a world of one: what a script sees of them."""
+"""job.stop and job.checkpoint in a world of one, as seen by a script."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def protected(folder: Path | str = "") -> tuple[Job, torch.nn.Module]:
 def steps_of(
     job: Job, model: torch.nn.Module, *, before: Callable[[int], None] | None = None, after: Callable[[int], None]
 ) -> list[int]:
-    """Train for ten steps; return those that were applied."""
+    """Train for up to ten steps; return the applied ones."""
     done: list[int] = []
     for step in job.steps(10):
         if before is not None:
@@ -67,12 +67,12 @@ def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) ->
         if number in (3, 4):
             job.checkpoint()
         deadline = time.monotonic() + DEADLINE_S
-        while number in (4, 5) and number not in saved():  # each is written before the next one is due
+        while number in (4, 5) and number not in saved():  # Each checkpoint is written before the next one is due.
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
     steps_of(job, model, after=ask)
-    assert saved() == [5, 10]  # (two are kept)
+    assert saved() == [5, 10]  # The job keeps two checkpoints.
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""`job.evaluate` in a world of one: when it is done, what it leaves as it was, and what it may not be."""
+"""`job.evaluate` in a world of one: its schedule, its isolation from training, and its refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 class Script:
-    """A small job, and what it has seen."""
+    """A small job and its record."""
 
     def __init__(self, directory: Path | str = "", *, every: int = 100) -> None:
         torch.manual_seed(0)
@@ -96,7 +96,7 @@ def test_the_state_that_a_stop_leads_to_is_evaluated_and_that_of_a_break_is_not(
 
 
 def test_it_leaves_training_as_it_was() -> None:
-    """Modes, generators and running statistics, though it trains the layers, draws and has gradients switched off."""
+    """Modes, generators and statistics stay, although the evaluation calls train(), draws, and has no gradients."""
     seen: list[Any] = []
 
     def disturb(batch: Any) -> dict[str, float]:
@@ -116,7 +116,7 @@ def test_it_leaves_training_as_it_was() -> None:
     assert script.losses == plain.losses
     for name, buffer in plain.model.named_buffers():
         assert torch.equal(dict(script.model.named_buffers())[name], buffer)
-    assert len(set(seen)) == len(seen), "every shard of every step draws of its own"
+    assert len(set(seen)) == len(seen), "every shard of every step must have its own randomness"
     assert left == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     again = Script()
     again.job.evaluate(disturb, DATA, every=1)
@@ -149,7 +149,7 @@ def test_the_best_states_stay(tmp_path: Path) -> None:
         assert step.apply()
         if step.number % 2 == 0:
             found[0] = next(losses)
-        # Steps of a millisecond: the next save would overtake this one, and the state of this step would be left out.
+        # A step takes a millisecond: the next save would overtake this one, and this step's state would be left out.
         if step.number in kept_after:
             await_best(tmp_path, kept_after[step.number])
     kept = sorted(path.name for path in tmp_path.glob("best-*") if path.is_dir())
@@ -162,7 +162,7 @@ def test_the_best_states_stay(tmp_path: Path) -> None:
 def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though there is room: what is kept first would be shown as the best."""
+    """There is room, but the first kept state would be shown as the best."""
     values = {2: float("nan"), 4: float("-inf"), 6: 3.0}
     script = Script(tmp_path)
     script.job.evaluate(lambda batch: {"loss": values[script.steps]}, DATA, every=2, save_top_k=2)
@@ -187,7 +187,7 @@ def test_what_it_raises_ends_the_script() -> None:
 
 
 def test_what_was_being_saved_is_a_checkpoint_although_it_raises(tmp_path: Path) -> None:
-    """The state of the step is: whoever goes on evaluates it anew."""
+    """The step's state is valid, so a resumed job evaluates it again."""
     script = Script(tmp_path, every=1)
     script.job.evaluate(lambda batch: 1 / 0, DATA, every=1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""An evaluation in a job of several processes: its sums are those of one process, whoever dies in the middle of it."""
+"""An evaluation in a job of several processes has the same sums as in one process, even if workers die during it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def opened(path: Path, nodes: int, dies: dict[str, int], *gates: int) -> Cluster
 
 
 def found_by(cluster: Cluster) -> Found:
-    """Return what was found at each step, by the events; each is there once, as the step after it has it."""
+    """Return the reported metrics by step; each must occur once, and be in the row of the next step."""
     evaluated = cluster.of(ev.Evaluated)
     assert [(event.name, event.step, event.samples) for event in evaluated] == [("eval", 3, 22), ("eval", 6, 22)]
     rows = {event.step: event.metrics for event in cluster.of(ev.StepCommitted) if event.metrics}
     found = {event.step: event.metrics for event in evaluated}
     paused = {event.step for event in cluster.of(ev.StepCommitted) if event.paused_s > 0}
-    assert paused == {4, 7}, "what it takes is no part of a step's work"
+    assert paused == {4, 7}, "an evaluation must not count as a step's work"
     told = {step + 1: {f"eval/{name}": value for name, value in metrics.items()} for step, metrics in found.items()}
     assert rows == told
     return found
 
 
 def shards(cluster: Cluster) -> dict[str, list[str]]:
-    """Return the shards that each node has gone through, by a number in them."""
+    """Return the shards that each node has evaluated, each identified by a number in it."""
     return {path.stem: path.read_text().split() for path in cluster.directory.glob("*.shards")}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """The same job with one worker and no failure."""
+    """The results of the same job with one worker and no failure."""
     with opened(tmp_path_factory.mktemp("one"), 1, {}) as cluster:
         cluster.wait_done()
-        assert len(set(shards(cluster)["n1"])) == 6, "22 samples, four at a time"
+        assert len(set(shards(cluster)["n1"])) == 6, "22 samples make six shards of at most four"
         return found_by(cluster)
 
 
@@ -57,17 +57,19 @@ def test_two_deaths_in_an_evaluation_leave_its_sums_as_they_are(tmp_path: Path, 
         found = found_by(cluster)
         assert cluster.exit_codes() == {"n1": 0, "n2": -9, "n3": -9}
         for step, metrics in undisturbed.items():
-            assert (found[step]["x"], found[step]["noise"]) == (metrics["x"], metrics["noise"]), "in every bit"
+            assert (found[step]["x"], found[step]["noise"]) == (metrics["x"], metrics["noise"]), (
+                "the sums must be equal in every bit"
+            )
             assert found[step] == pytest.approx(metrics, rel=1e-9)
         gone_through = shards(cluster)
         first, rest = gone_through["n1"][:-6], gone_through["n1"][-6:]
-        assert len(set(rest)) == 6, "alone at the second one"
-        assert len(set(first)) == len(first), "what it had done was kept"
+        assert len(set(rest)) == 6, "n1 evaluates alone the second time"
+        assert len(set(first)) == len(first), "n1 must not repeat a finished shard"
         assert len(gone_through["n2"]) == 1
 
 
 def test_who_joins_where_an_evaluation_is_due_takes_part_in_it(tmp_path: Path, undisturbed: Found) -> None:
-    """It has the state by then, and computes shards before it has any micro-batch."""
+    """It has the state by then, and computes shards before its first micro-batch."""
     with opened(tmp_path, 2, {}, 3) as cluster:
         cluster.wait("step 2", lambda: len(cluster.of(ev.StepCommitted)) >= 2)
         joiner = cluster.add()
@@ -108,8 +110,8 @@ def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
             break
     ended = ScriptErrorHook.installed()
     assert ended is not None
-    ended.save()  # (as what runs a script does once that has ended)
-    # The stand-in of the agents takes a process that ends for a lost one.
+    ended.save()  # The runner of a script does this after the script has ended.
+    # The simulated agents would treat a process that ends as lost.
     wait_for_file(Path(directory) / "end")
 
 
@@ -127,7 +129,7 @@ def experts_evaluated(path: Path, nodes: int, dies: dict[str, int]) -> tuple[Clu
 
 
 def test_experts_are_evaluated_by_all_together_though_one_dies_of_it(tmp_path: Path) -> None:
-    """Five shards: in the second round of three workers one has none, and serves with its experts."""
+    """Of five shards, one of three workers gets none in the second round, and only serves with its experts."""
     (tmp_path / "one").mkdir()
     (tmp_path / "three").mkdir()
     alone, expected = experts_evaluated(tmp_path / "one", 1, {})
@@ -136,11 +138,13 @@ def test_experts_are_evaluated_by_all_together_though_one_dies_of_it(tmp_path: P
     assert sorted(found) == sorted(expected) == [2, 4]
     for step, metrics in expected.items():
         assert found[step] == pytest.approx(metrics, rel=1e-9)
-        assert (found[step]["x"], found[step]["noise"]) == (metrics["x"], metrics["noise"]), "in every bit"
+        assert (found[step]["x"], found[step]["noise"]) == (metrics["x"], metrics["noise"]), (
+            "the sums must be equal in every bit"
+        )
     for job in (alone, cluster):
         directory = job.directory / "checkpoints"
         assert [name.step for name in find_checkpoints(LocalStorage(directory))][-1] == EXPERT_STEPS, (
-            "`break` leaves it saved"
+            "`break` must leave the state saved"
         )
         best = sorted(path.name for path in directory.glob("best-*") if path.is_dir())
         assert best == ["best-eval-00000002", "best-eval-00000004"]

@@ -1,7 +1,7 @@
-"""All features in one job of several processes, through deaths, joins and a roll-back: each pair of them meets here.
+"""All features in one job of several processes, through deaths, joins and a rollback.
 
-Without experts the job is equal to one of one process in every bit; with experts, and with gradients that are clipped
-by a norm over all ranks, as nearly as sums of float64 are.
+Without experts, the job equals a job of one process in every bit. With experts and gradients clipped by a global
+norm, it equals it as closely as sums of float64 can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.protocol.job_spec import ExpertSpec
 from holdfast.protocol.messages import any_side as msg
 
 STEPS = 16
-#: where the checkpoints are that a job goes back to
+#: The interval of the checkpoints that a job returns to.
 KEPT_EVERY = 4
 EXPERTS: dict[str, Any] = {"experts": 6, "max_grad_norm": 1.0}
 Rows = dict[int, dict[str, float]]
@@ -34,7 +34,7 @@ def opened(
 
 
 def states(cluster: Cluster) -> dict[int, set[str]]:
-    """Return the hashes of all state that the workers have told, by step."""
+    """Return all state hashes that the workers reported, by step."""
     found: dict[int, set[str]] = {}
     for applied in cluster.told(msg.Applied):
         found.setdefault(applied.step, set()).add(applied.state_hash)
@@ -42,9 +42,9 @@ def states(cluster: Cluster) -> dict[int, set[str]]:
 
 
 def rows(cluster: Cluster) -> Rows:
-    """Return each step's loss, whether it was skipped, and all that was logged or evaluated before it.
+    """Return each step's loss, whether it was skipped, and all values logged or evaluated before it.
 
-    Of a step that was done again the newest counts.
+    For a repeated step, these are the newest values.
     """
     steps = cluster.of(ev.StepCommitted)
     return {event.step: {"loss": event.loss, "skipped": event.skipped, **event.metrics} for event in steps}
@@ -59,14 +59,14 @@ def alone(path: Path, **more: Any) -> tuple[dict[int, set[str]], Rows]:
     with opened(path, 1, **more) as cluster:
         cluster.wait_done()
         assert sorted(rows(cluster)) == list(range(1, STEPS + 1))
-        assert 2 < sum(row["skipped"] for row in rows(cluster).values()) < STEPS, "the loss scale is felt"
+        assert 2 < sum(row["skipped"] for row in rows(cluster).values()) < STEPS, "the loss scale must skip some steps"
         return states(cluster), rows(cluster)
 
 
 def through_faults(cluster: Cluster) -> None:
-    """Deaths in the turn of each optimizer, a FORWARD, a joiner, then all at once, so that a checkpoint must serve.
+    """Kill workers in the turn of each optimizer, force a FORWARD, let one join, then kill all to force a rollback.
 
-    The joiner, and one of those that load the checkpoint, have gone through shadow steps.
+    The joining worker, and one of the workers that load the checkpoint, have run shadow steps.
     """
     cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
     cluster.fail("n1", step=4, phase="reducing")
@@ -78,7 +78,8 @@ def through_faults(cluster: Cluster) -> None:
     cluster.add(warm="before")
     cluster.wait("n5", lambda: any(told.worker.startswith("n5/") for told in cluster.told(msg.Prepared)))
     cluster.go(8)
-    cluster.wait("the checkpoint before", lambda: 8 in saved(cluster))  # else the next one might be left out for it
+    # Otherwise this save might cause the next one to be left out.
+    cluster.wait("the checkpoint before", lambda: 8 in saved(cluster))
     cluster.go(12)
     cluster.wait("a checkpoint", lambda: 12 in saved(cluster))
     for node in ("n2", "n4", "n5"):
@@ -90,7 +91,7 @@ def through_faults(cluster: Cluster) -> None:
     cluster.wait_done()
     assert {"forward", "redo", "rollback"} <= {event.decision for event in cluster.of(ev.GenerationStarted)}
     assert [(event.reason, event.steps) for event in cluster.of(ev.JobFinished)] == [("stopped", STEPS)]
-    assert saved(cluster)[-1] == STEPS, "a job that its script stops is saved"
+    assert saved(cluster)[-1] == STEPS, "a job that its script stops must be saved"
     late = [(cluster.directory / f"{node}.jsonl").read_text().splitlines() for node in ("n6", "n7")]
     told = {tuple(json.loads(line)[:2]) for lines in late for line in lines}
     assert told == {(step, UPDATES[(step - 1) % 3]) for step in range(13, STEPS + 1)}
@@ -110,11 +111,11 @@ def test_all_features_of_a_dense_job_at_once_change_no_bit(tmp_path: Path, warm_
         assert sorted(set(evaluated)) == [5, 10, 15]
         assert {step: row["eval/loss"] for step, row in rows(cluster).items() if "eval/loss" in row} == {
             step: calm[step]["eval/loss"] for step in (6, 11, 16)
-        }, "in every bit"
+        }, "the results must be equal in every bit"
 
 
 def test_all_features_of_a_job_with_experts_at_once(tmp_path: Path, warm_torch: str) -> None:
-    """Six micro-batches, four workers: some only serve in a round, and leave no statistics, values or places behind."""
+    """Six micro-batches on four workers: workers that only serve leave no statistics, values or positions."""
     _, calm = alone(tmp_path / "alone", **EXPERTS)
     with opened(tmp_path / "job", 4, 2, 8, 12, 13, zygote=warm_torch, **EXPERTS) as cluster:
         through_faults(cluster)
@@ -123,7 +124,7 @@ def test_all_features_of_a_job_with_experts_at_once(tmp_path: Path, warm_torch: 
 
 
 def test_experts_are_rebalanced_beside_all_features(tmp_path: Path, warm_torch: str) -> None:
-    """They follow an uneven load, whether that pays or not."""
+    """The experts follow an uneven load, whether or not a move pays off."""
     hot = {**EXPERTS, "hot": 0.9}
     _, calm = alone(tmp_path / "alone", **hot)
     placing = ExpertSpec(slots=4, rebalance_every=4)

@@ -1,4 +1,4 @@
-"""What a round takes is counted once in a job of several processes, and is the same however many these are."""
+"""The FLOP of a round are counted once in a job of several processes, with the same result for any number of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS, DIM, HIDDEN, EXPERTS, TOP = 6, 16, 32, 4, 2
 
 
 def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
-    """What a worker of a job with experts runs."""
+    """Train as a worker of a job with experts."""
     import torch
 
     import holdfast
@@ -46,7 +46,7 @@ def test_a_dense_job_is_what_its_matrices_take(tmp_path: Path, nodes: int) -> No
     with Cluster(tmp_path, nodes=nodes, options={"steps": 4}) as cluster:
         cluster.wait_done()
         cluster.assert_replicas_equal()
-    # forward, and the gradients of both weights, and of the second one's input
+    # The forward pass, the gradients of both weights, and of the second one's input.
     assert counted(cluster) == [2 * (8 * 16 + 16) * 2 + 2 * 16]
     assert cluster.machine.record.flop_per_sample == counted(cluster)[0]
 
@@ -58,7 +58,7 @@ def test_with_experts_it_is_what_all_ranks_compute_together(tmp_path: Path, node
         cluster.wait_done()
     first, router, last = (2 * TOKENS * DIM * out for out in (DIM, EXPERTS, 1))
     experts = TOP * 2 * TOKENS * (DIM * HIDDEN + HIDDEN * DIM)
-    # (the first layer's input needs no gradient; the weights by which each token's experts count need one)
+    # The first layer's input needs no gradient, but the weights that combine a token's experts need one.
     assert counted(cluster) == [2 * first + 3 * (router + last + experts) + 2 * TOP * TOKENS * DIM]
 
 
@@ -67,7 +67,7 @@ def test_after_a_failure_in_the_round_that_was_to_be_counted_another_is(tmp_path
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         plan = cluster.machine.record.plan
         assert plan is not None
-        # (one that hears of it late computes a round, says what that took, and dies in the next one)
+        # A worker that receives the order late computes a round, reports its FLOP, and dies in the next round.
         victim = plan.members[0].node
         (tmp_path / f"{victim}.due").write_text("compute")
         cluster.fail(victim, step=2, phase="compute")

@@ -1,4 +1,4 @@
-"""The API in a world of one: what a script sees without an agent."""
+"""The API in a world of one: the behaviour that a script sees without an agent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 class Trained:
-    """A small job and what it did."""
+    """A small job and its record."""
 
     def __init__(self, directory: Path | str = "", *, every: int = 4, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ class Trained:
         self.job.protect(self.model, self.optimizer, dataset, extra=extra, **arguments)
 
     def close(self) -> None:
-        """Let go of what a loop that was left has not."""
+        """Release the resources of an abandoned loop."""
         assert self.job._session is not None
         self.job._session.close()
 
@@ -125,7 +125,7 @@ def test_dropout_in_each_micro_batch_is_that_of_plain_pytorch_seeded_by_step_and
         lambda _module, _given, made: masks.__setitem__(next(numbers), tuple((made == 0.0).flatten().tolist()))
     )
     ours.run(5, dataset=data, seed=7)
-    assert len(set(masks.values())) == 15, "each micro-batch has randomness of its own"
+    assert len(set(masks.values())) == 15, "each micro-batch must have its own randomness"
     model = fresh()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -170,7 +170,7 @@ def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
 
 
 def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one before it is still being written when the loop ends."""
+    """The previous checkpoint is still being written when the loop ends."""
     honest = checkpoint_dir.write_file
     last = threading.Event()
 
@@ -188,13 +188,13 @@ def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(StepApplier, "finish_loop", finishing)
     Trained(tmp_path).run(8)
     saved = [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))]
-    assert saved in ([4, 8], [8])  # the last save waits for no earlier one, which may be given up for it
-    Trained(tmp_path).run(8)  # nothing is left to do, or to save
+    assert saved in ([4, 8], [8])  # The last save does not wait for an earlier one, which may be dropped.
+    Trained(tmp_path).run(8)  # There is nothing left to do or to save.
     assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == saved
 
 
 def train_to_4_and_8(folder: Path) -> None:
-    """Keep checkpoints of both steps. In one run, the first is given up if the second is complete before it."""
+    """Keep checkpoints of both steps. In one run, the first is dropped if the second is complete before it."""
     for steps in (4, 8):
         Trained(folder).run(steps)
 
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
 def test_a_checkpoint_with_other_content_is_refused_and_the_one_before_it_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever can write to the directory can make its files fit the manifest too."""
+    """An attacker who can write to the directory can also make the manifest match the files."""
     train_to_4_and_8(tmp_path)
 
     def spoil(step: int) -> None:
@@ -246,7 +246,7 @@ def test_a_data_set_of_another_length_is_refused_on_resume(tmp_path: Path) -> No
 
 
 class Walk:
-    """A stream per micro-batch: its state is where it stands."""
+    """A stream per micro-batch, with its position as its state."""
 
     def open(self, micro_batch: int, micro_batches: int) -> Walk:
         self.at = micro_batch
@@ -310,7 +310,7 @@ def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
 
 
 def skip_from_step_4(trained: Trained) -> None:
-    """Train with gradients that are not finite from the fourth step on."""
+    """Train with non-finite gradients from the fourth step on."""
     for step in trained.job.steps(20):
         for x, _ in step.micro_batches():
             step.backward(trained.model(x).sum() * (float("nan") if step.number > 3 else 1.0))
@@ -332,7 +332,7 @@ def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
 def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generation that ends the job began before the old one had reported, and the process was ended for that."""
+    """The generation that ends the job may begin before the old one has reported; the process must not be killed for that."""
     trained = Trained(tmp_path)
     voting, on_order = WorkerMachine.begin_vote, Session._on_order
     in_next_step = threading.Event()
@@ -374,7 +374,7 @@ def test_alone_a_checkpoint_that_is_sealed_after_a_newer_one_supersedes_nothing_
 
 
 def test_alone_messages_of_two_threads_are_handled_one_after_the_other(tmp_path: Path) -> None:
-    """Two threads write checkpoints: one sealed checkpoint was forgotten, and never removed."""
+    """Two threads write checkpoints; a race between their messages would leave a sealed checkpoint forever."""
     both = threading.Barrier(2)
     together: list[float] = []
 
@@ -404,7 +404,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def test_a_script_that_skips_all_micro_batches_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Alone, the message named NaN, although the script had skipped the steps itself."""
+    """A message about NaN would be wrong, because the script skipped the micro-batches itself."""
     trained = Trained(tmp_path)
     trained.protect()
     for step in trained.job.steps(1):
@@ -463,7 +463,7 @@ def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
 
 
 class Largest(torch.nn.Module):
-    """Has a buffer of its own that follows the batches."""
+    """Has its own buffer that follows the batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -529,7 +529,7 @@ def test_the_order_of_calls_is_checked() -> None:
 
 
 def test_a_folder_that_the_job_was_not_told_of_is_refused(tmp_path: Path) -> None:
-    """The job's coordinator looks for checkpoints before a script runs: they would be neither kept nor resumed from."""
+    """The coordinator looks for checkpoints before the script runs, so it would neither prune nor resume these."""
 
     def settings(folder: str) -> WorkerSettings:
         spec = JobSpec(script="train.py", checkpoint=CheckpointSpec(dir=folder))
@@ -546,12 +546,12 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     others = [thread for thread in threading.enumerate() if thread not in before and thread.name != "holdfast-solo"]
     ours = [thread for thread in others if thread.name.startswith("holdfast-")]
     for thread in ours:
-        thread.join(30.0)  # (one that has done its last work may still be on its way out)
+        thread.join(30.0)  # A thread that has finished its work may still be exiting.
     assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
 def test_importing_holdfast_leaves_torch_out() -> None:
-    # Where torch cannot be imported, the package can; only what trains asks for it.
+    # The package can be imported without torch; only training needs it.
     code = "import sys; sys.modules['torch'] = None; import holdfast; print('imported', flush=True); holdfast.init"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "imported\n")
@@ -561,7 +561,7 @@ def test_importing_holdfast_leaves_torch_out() -> None:
 
 
 class Count:
-    """State of the user's: how often it was counted up."""
+    """User state: a counter."""
 
     def __init__(self) -> None:
         self.count = torch.zeros(1)
@@ -574,7 +574,7 @@ class Count:
 
 
 class Counting:
-    """A job with state of the user's, counted up once per step by `after_apply` or by the loop."""
+    """A job with user state, which `after_apply` or the loop counts up once per step."""
 
     def __init__(
         self,
@@ -614,7 +614,7 @@ class Counting:
 
 
 def test_what_a_script_does_after_apply_is_in_the_checkpoint_of_the_step(tmp_path: Path) -> None:
-    """Reproducer odd_models.py ema: resumed, it was a step behind."""
+    """Otherwise a resumed job would be a step behind."""
     first = Counting(tmp_path)
     assert first.run(9) == 9
     assert [number for number, applied, loss in first.seen if applied and loss == loss] == list(range(1, 10))
@@ -629,7 +629,7 @@ def test_an_extra_that_the_loop_changes_is_refused_by_name(
         monkeypatch.setattr(Count, "state_dict", lambda self: {"count": self.count.clone()})
     with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
         Counting(tmp_path, inside=False).run(3)
-    # Not even that of the last step, which nothing comes after.
+    # This is refused even for the last step, which no step follows.
     with pytest.raises(BadInputError, match=r"extra\['count'\] was changed outside of apply"):
         Counting(tmp_path, inside=False).run(1)
 
@@ -649,7 +649,7 @@ def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseE
 
 
 class SetClock(SystemClock):
-    """Shows what it was set to."""
+    """A clock that shows the time it was set to."""
 
     now = 0.0
 
@@ -658,7 +658,7 @@ class SetClock(SystemClock):
 
 
 def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time was counted twice: a step that had lasted as long as its pauses was said to be nothing but pause."""
+    """Nested pauses count once, or a step with pauses of half its time would seem to consist only of pauses."""
     clock = SetClock()
     monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
     trained = Trained()
@@ -676,7 +676,7 @@ def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step's collectives counted as the script's own pause, and what came after them in it as its work."""
+    """A step's collectives are not part of the script's pause, and later time in the pause is not work."""
     clock = SetClock()
     monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
     trained = Trained()
@@ -692,7 +692,7 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     def finish_apply(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:
         assert last_step == 1
         told.append(paused_s)
-        clock.now += 16  # (others are waited for)
+        clock.now += 16  # This is the wait for other workers.
         return apply(state_hash, paused_s, last_step=last_step)
 
     monkeypatch.setattr(session._machine, "finish_apply", finish_apply)

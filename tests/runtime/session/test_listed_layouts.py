@@ -1,4 +1,4 @@
-"""What a script may give as its layouts."""
+"""The values that a script may pass as its layouts."""
 
 from __future__ import annotations
 

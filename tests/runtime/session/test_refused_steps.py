@@ -1,4 +1,4 @@
-"""A job of one whose sums go wrong: the step is done again; where it goes wrong again the job ends, saved."""
+"""A job of one with wrong sums: the step is repeated; if it fails again, the job saves and ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 class Loop:
-    """A script whose sums are spoilt in some attempts."""
+    """A script with sums that are corrupted in some attempts."""
 
     def __init__(self, directory: Path | str = "", *, experts: bool = False) -> None:
         torch.manual_seed(0)
@@ -39,7 +39,7 @@ class Loop:
         return self.job._session
 
     def run(self, steps: int, spoilt: dict[int, int]) -> None:
-        """Train; of the steps in `spoilt` so many attempts have a micro-batch that is another one's."""
+        """Train; for each step in `spoilt`, corrupt the sums of this many attempts."""
         for step in self.job.steps(steps):
             for x, y in step.micro_batches():
                 step.backward(mse_loss(self.model(x), y))

@@ -1,4 +1,4 @@
-"""The session with real processes: generations, failures at every phase, joiners, checkpoints."""
+"""The session with real processes: generations, failures at every phase, joins, and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Losses of the same job with one worker and no failure."""
+    """The losses of the same job with one worker and no failure."""
     with Cluster(tmp_path_factory.mktemp("one"), nodes=1, options={"steps": STEPS, "float64": True}) as cluster:
         cluster.wait_done()
         return cluster.steps()
 
 
 def opened(path: Path, nodes: int, *gates: int, **more: Any) -> Cluster:
-    """Return a cluster whose workers wait before some steps (else the second) until `go`."""
+    """Return a cluster with workers that wait for `go` before some steps, by default the second."""
     options = {"steps": STEPS, "float64": True, "gates": gates or (2,)}
     return Cluster(path, nodes=nodes, options=options, **more)
 
 
 def assert_whole(cluster: Cluster, expected: dict[int, float]) -> None:
-    """Every step is there once, with all its samples and the undisturbed loss, the same on all replicas."""
+    """Check that every step occurs once, with all samples and the undisturbed loss, and equal on all replicas."""
     found = cluster.steps()
     assert list(found) == list(expected)
     assert found == pytest.approx(expected, rel=1e-9)
@@ -104,7 +104,7 @@ def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undis
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=4, phase="voted")
         cluster.fail("n3", step=4, phase="ready")
-        # Where a FORWARD is decided, n4 dies in it; else in the redone step's reduction.
+        # If a FORWARD is decided, n4 dies in it, otherwise in the repeated step's reduction.
         cluster.fail("n4", step=4, phase="forward")
         cluster.fail("n4", step=5, phase="reducing")
         cluster.go()
@@ -114,7 +114,7 @@ def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undis
 
 
 def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: dict[int, float]) -> None:
-    """Who dies after v is known leaves others that have passed or voted: the step is applied, never redone."""
+    """If a worker dies after the step result is known, others have passed or voted: the step is applied, never repeated."""
     with opened(tmp_path, 3) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=5, phase="passed")
@@ -129,7 +129,7 @@ def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: d
 def test_who_is_ready_finishes_the_step_for_those_who_are_not(
     tmp_path: Path, undisturbed: dict[int, float], dies: bool
 ) -> None:
-    """n1 alone is READY when n3 dies. It sends the step to n2, which does it again where n1 dies meanwhile."""
+    """Only n1 is READY when n3 dies. It sends the step to n2, which repeats the step if n1 dies meanwhile."""
     options = {"steps": STEPS, "float64": True, "lingers": {"n2": 5}, "gates": (2,)}
     with Cluster(tmp_path, nodes=3, options=options) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
@@ -140,19 +140,19 @@ def test_who_is_ready_finishes_the_step_for_those_who_are_not(
         cluster.wait("n1 and n3 vote", lambda: all((tmp_path / f"{node}.votes").exists() for node in ("n1", "n3")))
         cluster.kill("n3")
         cluster.wait_done()
-        if dies:  # (what n1 had applied alone does not count)
+        if dies:  # The step that only n1 had applied does not count.
             assert cluster.steps() == pytest.approx(undisturbed, rel=1e-9)
         else:
             assert_whole(cluster, undisturbed)
         decided = [event.decision for event in cluster.of(ev.GenerationStarted)]
         assert decided == ["start", "forward", *(["redo"] if dies else [])]
         recovered = cluster.of(ev.Recovered)[-1]
-        kept = 2 if dies else 6  # (all, or those that n2 has kept beside its own state)
+        kept = 2 if dies else 6  # All micro-batches are kept, or only those next to n2's own state.
         assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (kept, None if dies else 0)
 
 
 def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbed: dict[int, float]) -> None:
-    """The survivors have passed and not applied when the first one dies, so that FORWARD must be decided."""
+    """The survivors have passed but not applied the step when the first node dies, which forces a FORWARD."""
     with opened(tmp_path, 4) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         for survivor in ("n2", "n3", "n4"):
@@ -231,8 +231,8 @@ def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undist
         last = {event.step: event.loss for event in cluster.of(ev.StepCommitted)}
         assert last == pytest.approx(undisturbed, rel=1e-9)
         folder = tmp_path / "checkpoints"
-        # Its writer removes the last ones that are superseded while it ends. (That of step 6 stays for good where its
-        # writer died between its manifest and the word about it: nobody knows of it.)
+        # The writer removes the last superseded checkpoints when it ends. If it died between the manifest and the
+        # report of step 6, the job does not know that checkpoint, which then stays forever.
         left = KEPT + (back == 3)
         cluster.wait("the others' removal", lambda: len(checkpoint_dir.find_checkpoints(LocalStorage(folder))) <= left)
         assert checkpoint_dir.find_checkpoints(LocalStorage(folder))[-1].step == STEPS

@@ -1,4 +1,4 @@
-"""`step.skip`: a micro-batch is left out of its step, for good, whoever computes it and however often."""
+"""`step.skip` permanently removes a micro-batch from its step, on any worker and in any attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.runtime.session.job import Job
 X = torch.randn(36, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X.sum(1, keepdim=True)
 STEPS = 6
-#: (step, micro-batch): before the model is called, or after
+#: (step, micro-batch) skipped before the model is called, and after.
 BEFORE, AFTER = {(1, 0), (2, 4)}, {(2, 1), (3, 5), (5, 2)}
 
 
@@ -34,7 +34,7 @@ def model() -> torch.nn.Module:
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_the_step_is_the_mean_over_the_others_as_in_plain_pytorch(max_norm: float | None) -> None:
-    """Gradients, clipping, loss, norm and running statistics; also where the loss that is skipped is NaN."""
+    """Compared: gradients, clipping, loss, norm and running statistics, also if the skipped loss is NaN."""
     ours, theirs = model(), model()
     job = Job(None)
     arguments: dict[str, Any] = {"global_batch": 6, "micro_batch": 2, "max_grad_norm": max_norm}
@@ -81,7 +81,7 @@ def test_a_step_of_which_all_is_skipped_is_skipped() -> None:
         assert step.skipped
         assert step.loss != step.loss
     assert all(map(torch.equal, before, ours.parameters()))
-    assert scaler.get_scale() == 4.0, "that says nothing of the scale"
+    assert scaler.get_scale() == 4.0, "a skipped step must not change the scale"
 
 
 def test_how_it_is_not_used() -> None:
@@ -123,7 +123,7 @@ def test_reasons_are_bounded_and_decisions_too() -> None:
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
-    """A small model with two MoE layers, which leaves out some micro-batches."""
+    """Train a small model with two MoE layers, and skip some micro-batches."""
     import holdfast
 
     torch.set_num_threads(1)
@@ -182,7 +182,7 @@ def played(path: Path, nodes: int, *, experts: bool, kill: int = 0) -> list[floa
 
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 def test_several_workers_train_as_one_and_through_a_failure(tmp_path: Path, experts: bool) -> None:
-    """With experts, a worker that skips serves the others' tokens all the same."""
+    """With experts, a worker that skips still serves the others' tokens."""
     alone = played(tmp_path / "1", 1, experts=experts)
     assert played(tmp_path / "3", 3, experts=experts) == pytest.approx(alone, rel=1e-9)
     assert played(tmp_path / "k", 3, experts=experts, kill=2) == pytest.approx(alone, rel=1e-9)

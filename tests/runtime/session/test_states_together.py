@@ -1,4 +1,4 @@
-"""The places of a unit that keep a state, and are sent a newer one, take it once all of them have it, or none does."""
+"""Local ranks that keep a state and receive a newer one adopt it once all of them have it, or not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_of(generation: int, *, sent: bool = False) -> msg.GenerationPlan:
 
 
 class Page(ProposalTable):
-    """A unit's page as one place sees it, which says when that has proposed something."""
+    """A replica group's page as seen by one local rank, which signals its proposals."""
 
     def __init__(self, words: list[int], lock: threading.Lock, *, place: int) -> None:
         super().__init__(words, lock, place=place, places=2)
@@ -54,17 +54,17 @@ class Page(ProposalTable):
 
 
 class Progress(NoProgress):
-    """What a place's training thread says that it is about."""
+    """Records a rank's reported activity."""
 
     about = Activity.STARTING
 
     def at(self, activity: Activity, micro_batch: int = -1) -> None:
-        """Keep this one."""
+        """Record this activity."""
         self.about = activity
 
 
 class Place:
-    """One place of the unit: its machine, and an entrance that is to receive step 1 beside the state of step 0."""
+    """One local rank: its machine, and an inbox that receives step 1 next to the state of step 0."""
 
     def __init__(self, worker: str, page: Page, changed: threading.Condition, *, keeps: bool) -> None:
         self.machine = WorkerMachine(worker, samples=StepSamples(seed=1, micro_batches=4, micro_batch=6))
@@ -97,7 +97,7 @@ class Place:
         self.thread.start()
 
     def comes(self) -> None:
-        """What this place is sent has come whole."""
+        """Mark this rank's incoming state as complete."""
         with self.changed:
             assert self.machine.accept_push(2)
             header = SimpleNamespace(manifest=None, passed=(), step=1)
@@ -150,13 +150,13 @@ def test_once_all_have_it(unit: list[Place]) -> None:
     first.comes()
     assert first.page.lies.wait(LONG)
     first.thread.join(0.05)
-    assert first.thread.is_alive(), "it has gone on alone"
+    assert first.thread.is_alive(), "a rank must not continue alone"
     assert not first.adopted
     second.comes()
     for place in unit:
         place.thread.join(LONG)
         assert place.adopted == 1
-        assert place.adopted_at is Activity.RECEIVING, "who hangs there would be said to wait for others"
+        assert place.adopted_at is Activity.RECEIVING, "a hang here must not be reported as waiting for others"
         assert (place.machine.applied, place.machine.keeps) == (1, False)
 
 
@@ -171,7 +171,7 @@ def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
         assert not place.adopted
         assert [(report.applied, report.generation) for report in place.told] == [(0, 2)]
     assert first.machine.keeps
-    assert (first.let_go, second.let_go) == (1, 0), "what has come lies beside the state for nothing"
+    assert (first.let_go, second.let_go) == (1, 0), "a received state that cannot be adopted must be freed"
 
 
 @pytest.mark.parametrize("unit", [(True, False)], indirect=True)
@@ -182,7 +182,7 @@ def test_who_has_no_state_takes_it_at_once_and_the_other_one_then(unit: list[Pla
         assert void.changed.wait_for(lambda: void.machine.applied == 1, LONG)
     assert void.page.lies.wait(LONG)
     void.thread.join(0.05)
-    assert void.thread.is_alive(), "it has not waited for its unit"
+    assert void.thread.is_alive(), "a rank must wait for its replica group"
     keeper.comes()
     for place in unit:
         place.thread.join(LONG)

@@ -1,7 +1,6 @@
-"""BatchNorm in a job of several processes, of data that are gone through in streams.
+"""BatchNorm in a job of several processes, with data from streams.
 
-Its buffers are those of one process in every bit, whatever fails: so are the micro-batches that they are made of, and
-their order.
+Despite failures, its buffers equal those of one process in every bit, because the micro-batches and their order do.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ def statistics(cluster: Cluster, node: str) -> Statistics:
 
 
 def joined(cluster: Cluster) -> str:
-    """Add a node, and wait until it is there."""
+    """Add a node, and wait until it has joined."""
     name = cluster.add()
     cluster.wait(name, lambda: any(name in event.names for event in cluster.of(ev.NodesJoined)))
     return name
 
 
 def through_faults(path: Path, steps: int) -> list[Statistics]:
-    """Train in worlds of four to one and back, and return the buffers of those that are left."""
+    """Train in worlds of four to one and back, and return the buffers of the remaining nodes."""
     with opened(path, 4, steps, 2, 12, 24) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n2", step=4, phase="compute")
-        cluster.fail("n1", how="hold", step=8, phase="passed")  # a FORWARD must be decided
+        cluster.fail("n1", how="hold", step=8, phase="passed")  # A FORWARD must be decided.
         cluster.fail("n3", how="hold", step=8, phase="passed")
         cluster.fail("n4", step=8, phase="passed")
         cluster.go(2)

@@ -1,4 +1,4 @@
-"""Loops that use a step in a way that would count samples twice, or let replicas drift apart without a word."""
+"""Misused steps that would count samples twice or let replicas diverge silently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = TensorDataset(X, X.sum(1, keepdim=True))
 
 
 class Loop:
-    """A script with a part of its own in each step."""
+    """A script with its own part in each step."""
 
     def __init__(self, model: torch.nn.Linear | None = None) -> None:
         self.model = model or torch.nn.Linear(4, 1)
@@ -30,7 +30,7 @@ class Loop:
         return mse_loss(self.model(x), y)
 
     def compute(self, step: Step, own: Callable[[torch.Tensor], object] = lambda loss: None) -> None:
-        """Go through the micro-batches; `own` is given each loss before its backward."""
+        """Compute the micro-batches; `own` gets each loss before its backward pass."""
         for x, y in step.micro_batches():
             loss = self.loss(x, y)
             own(loss)
@@ -92,7 +92,7 @@ def test_what_is_done_to_gradients_between_steps_is_the_script_s_own_affair() ->
 
 
 def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None:
-    """Autograd adds in place: a second set of all gradients would be a worker's peak wherever it goes on from sums."""
+    """Autograd adds in place; a second set of gradients would be a worker's memory peak when it resumes from sums."""
     loop = Loop()
     weight, made = loop.model.weight, list[torch.Tensor | None]()
     hook = weight.register_post_accumulate_grad_hook(lambda parameter: made.append(parameter.grad))
@@ -103,7 +103,7 @@ def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None
 
 
 def test_a_loop_without_apply_is_told_so() -> None:
-    """It was given the same step for ever."""
+    """Otherwise the loop would get the same step forever."""
     loop = Loop()
     with pytest.raises(StepUseError, match=r"step 1: the loop continued without step\.apply"):
         loop.run(loop.compute)

@@ -1,4 +1,4 @@
-"""A unit's places on their way into their groups, without an agent: keys go from board to board."""
+"""A replica group forms its process groups without an agent: keys go from board to board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state cut over members, and put together again: in this process, from files and from doors."""
+"""A state split over members and reassembled: in this process, from files, and from snapshot servers."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None
         node.snapshots.restore(snapped.source(), snapped.plan, 0)
     (told,) = node.told
     assert isinstance(told, SnapshotDamaged)
-    assert told.node == "", "all of it is of no use"
+    assert told.node == "", "the whole snapshot must be reported as unusable"
     node.close()
 
 
@@ -223,7 +223,7 @@ def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
 
 
 def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is another number each time, and the reason is the same; another reason is said."""
+    """Messages that differ only in the free bytes are logged once; another reason is logged again."""
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
@@ -370,7 +370,7 @@ def test_experts_come_to_whoever_is_to_host_them(tmp_path: Path) -> None:
 
 
 class Place:
-    """Where a stream of data stands, as a script's own object says."""
+    """A script's own object: the position in a data stream."""
 
     def __init__(self, at: int) -> None:
         self.at, self.seen = at, torch.arange(at)
@@ -383,7 +383,7 @@ class Place:
 
 
 def featured(seed: int) -> TrainingState:
-    """Everything that a dense script may use: of each kind something is state."""
+    """Return a state with every kind of object that a dense script may use."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 2).half())
     one = torch.optim.SGD(model[0].parameters(), lr=0.1 * seed, momentum=0.9)

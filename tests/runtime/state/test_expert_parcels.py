@@ -1,4 +1,4 @@
-"""Parcels between members: each gets what the others have for it, whole and of the right step, or it is refused."""
+"""Parcels between members: each receives the others' parcels, complete and of the right step, or refuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = tree.pack(None, None, "nothing")
 
 
 class Cargo:
-    """Everybody sends each other member one tensor of its own."""
+    """The data of one member, which sends each other member its own tensor."""
 
     def __init__(self, rank: int, world: int, numbers: int) -> None:
         self.rank = rank
@@ -47,7 +47,7 @@ class Cargo:
 
 
 class Crew:
-    """A world of members in this process, each with a door of its own."""
+    """A world of members in this process, each with its own inbox."""
 
     def __init__(self, world: int, *, numbers: int = 1 << 18, steps: Sequence[int] = (), secret: bytes = b"s") -> None:
         self.changed = threading.Condition()
@@ -111,7 +111,7 @@ def crews() -> Iterator[list[Crew]]:
 
 
 def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
-    world = AT_ONCE + 2  # (more receivers than a member sends to at once)
+    world = AT_ONCE + 2  # There are more receivers than a member sends to at once.
     crew = Crew(world)
     crews.append(crew)
     assert all(one.is_receiving and not one.has_ended and not one.sent for one in crew.parcels)
@@ -121,7 +121,7 @@ def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
     assert not crew.errors
     for rank, (one, cargo) in enumerate(zip(crew.parcels, crew.cargo, strict=True)):
         one.hand_over()
-        assert not one.is_receiving, "it is taken once"
+        assert not one.is_receiving, "the parcels must be handed over only once"
         assert sorted(cargo.here) == list(cargo.senders)
         assert all((tensor == 100 * source + rank).all() for source, tensor in cargo.here.items())
         assert one.nbytes == (world - 1) * cargo.numbers * 8
@@ -170,4 +170,6 @@ def test_a_parcel_is_shown_by_another_proof_than_a_state(crews: list[Crew]) -> N
     state = Ticket(plan=parcel.plan, sender=parcel.sender, receiver=parcel.receiver)
     assert state.kind == STATE
     assert parcel.make_proof("sender", 0, b"n") != state.make_proof("sender", 0, b"n")
-    assert crew.parcels[0].make_ticket(0) is crew.parcels[0].make_ticket(9) is None, "nobody else has anything for it"
+    assert crew.parcels[0].make_ticket(0) is crew.parcels[0].make_ticket(9) is None, (
+        "no other member has a parcel for this one"
+    )

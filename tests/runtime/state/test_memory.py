@@ -30,7 +30,7 @@ def test_large_buffers_ask_for_huge_pages() -> None:
 
 
 def _flags_of(address: int) -> list[str]:
-    """Return the flags of the mapping that an address lies in."""
+    """Return the flags of the mapping that contains an address."""
     here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split(maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Several optimizers as part of the state, and what is refused as one."""
+"""Several optimizers as part of the state, and refused optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 
 def make(names: Sequence[str], *, steps: int = 0) -> TrainingState:
-    """Two layers with one optimizer each, or (without names) one of both."""
+    """Return two layers with one optimizer each, or (without names) one for both."""
     torch.manual_seed(steps)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     kinds: list[Callable[..., Any]] = [AdamW, SGD]
@@ -97,7 +97,7 @@ def test_the_order_of_their_names_does_not_count() -> None:
 
 
 class Wrapped(SGD):
-    """Keeps its state elsewhere."""
+    """An optimizer that keeps its state elsewhere."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""What a script may not protect: refused before anything is trained, in one sentence that says what to do instead."""
+"""Objects that a script may not protect: refused before training, with one sentence that says what to do instead."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_extra_that_would_never_do_what_it_is_for(thing: Callable[[], object]
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:
-    """A process group of one, as a script that was written for torchrun has it."""
+    """A process group of one, as in a script for torchrun."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -86,7 +86,7 @@ def tensor_parallel() -> nn.Module:
         (lambda: nn.LazyLinear(2), "parameter 'weight' has no shape yet: let a batch run"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")  # torch's own, of some of these
+@pytest.mark.filterwarnings("ignore")  # Some of these cause torch's own warnings.
 def test_a_model_that_others_have_taken_over(wrapped: Callable[[], nn.Module], words: str) -> None:
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(BadInputError, match=words) as caught:
@@ -116,7 +116,7 @@ def test_parameters_that_lie_in_the_same_memory() -> None:
 
 @pytest.fixture
 def compiles() -> Iterator[None]:
-    """Tests that come later in this process see nothing of what was given to torch.compile."""
+    """Reset torch.compile, so that later tests in this process are not affected."""
     yield
     torch.compiler.reset()
 
@@ -132,7 +132,7 @@ def test_a_function_is_no_model() -> None:
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
-    """Whether all of it is compiled, one layer, or what the loop calls: a checkpoint of one is that of the other."""
+    """With all of it compiled, one layer, or the loop's function: checkpoints are interchangeable."""
 
     def train(steps: int, directory: str, compiled: str = "") -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -158,7 +158,7 @@ def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
 
 
 def test_experts_outside_of_the_model_are_refused() -> None:
-    """They do not move with those of the model: the average failed at the first step after a placement."""
+    """They would not migrate with the model's experts, and fail at the first step after a placement."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), MoE(2, 4, experts=2))
     average = torch.optim.swa_utils.AveragedModel(model)
     with pytest.raises(BadInputError, match=r"extra\['ema'\] has experts \(holdfast.MoE\): experts of the model move"):

@@ -68,7 +68,7 @@ def make(width: int = 4, optimizer: str = "adam", steps: int = 0, scheduler: boo
     torch.manual_seed(steps + width)
     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.LayerNorm(width), torch.nn.Linear(width, 1))
     model.register_buffer("mask", torch.rand(5), persistent=False)
-    # channels_last memory: neither contiguous nor readable in place
+    # This is channels_last memory: neither contiguous nor readable in place.
     model.register_parameter("odd", torch.nn.Parameter(torch.rand(4, 3).t()))
     model.to(torch.bfloat16 if optimizer == "bf16" else torch.float32)
     made: torch.optim.Optimizer
@@ -144,7 +144,7 @@ def test_state_of_another_model_is_refused() -> None:
 
 
 def test_state_of_another_optimizer_is_refused() -> None:
-    """SGD took up Adam's and began with no momentum, without a word."""
+    """SGD would adopt Adam's state and silently start without momentum."""
     with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.*, but dampening"):
         copy(make(steps=1), make(optimizer="sgd"))
     newer, older = make(steps=1), make()

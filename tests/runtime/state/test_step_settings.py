@@ -1,4 +1,4 @@
-"""What an attempt at a step has changed of the optimizers is undone with it."""
+"""An attempt's changes to the optimizers are undone with the attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.runtime.state.state import TrainingState
 
 
 def made() -> tuple[Linear, torch.optim.Adam, TrainingState]:
-    """A layer whose bias no optimizer has yet."""
+    """Return a layer with a bias that no optimizer has yet."""
     model = Linear(3, 2)
     model.bias.requires_grad_(False)
     optimizer = torch.optim.Adam([model.weight], lr=torch.tensor(0.1))
@@ -54,7 +54,7 @@ def test_each_attempt_begins_with_the_settings_that_the_first_one_began_with() -
         assert model.bias not in optimizer.state
         assert optimizer.param_groups is groups
         assert groups[0] is group
-        assert group["lr"] is rate, "what has been recorded for a CUDA graph reads this tensor"
+        assert group["lr"] is rate, "a recorded CUDA graph may read this tensor"
         change(model, optimizer)
 
 
@@ -95,7 +95,7 @@ def test_a_captured_state_does_not_follow_a_rate_that_is_changed_in_place() -> N
 
 
 def test_an_option_that_is_changed_in_place_changes_the_fingerprint() -> None:
-    """Else a worker that joins would be taken for one whose settings differ."""
+    """Otherwise a joining worker would seem to have different settings."""
     _, optimizer, state = made()
     optimizer.param_groups[0]["lr"] = 0.1
     fingerprinting = Fingerprinting(state)

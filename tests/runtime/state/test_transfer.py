@@ -48,7 +48,7 @@ def make(steps: int, width: int = 300) -> TrainingState:
 
 @dataclass
 class Side:
-    """A receiver whose session is a few lambdas."""
+    """A receiver with a session made of lambdas."""
 
     state: TrainingState
     secret: bytes = b"k" * 32
@@ -59,18 +59,18 @@ class Side:
     midway: Callable[[], None] = lambda: None
     late: bool = False
     chunk_bytes: int = wire.CHUNK_BYTES
-    #: the clock by which strangers are late
+    #: The clock that limits unauthenticated connections.
     now: float = 0.0
-    #: set once the plan of the generation is known
+    #: Set once the plan of the generation is known.
     decided: threading.Event = field(default_factory=threading.Event)
-    #: what is here stays as it is until the state that comes is adopted
+    #: Whether the current state stays unchanged until the incoming one is adopted.
     aside: bool = False
     senders: tuple[str, ...] = (SENDER,)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self.decided.set()
-        #: once per offer of this generation, and once per offer that waits for its plan
+        #: Released once per offer of this generation, and once per offer that waits for its plan.
         self.offered = threading.Semaphore(0)
         self.waited = threading.Semaphore(0)
         self.inbox = StateInbox("127.0.0.1", admit=self.admit, open_receiver=self.open, monotonic=lambda: self.now)
@@ -235,14 +235,14 @@ def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]
     side.state.adopt(receipt.result().manifest, receipt.tensors)
     receipt.release_tensors()
     assert [ref() for ref in (*sent, *received)] == [None] * (len(sent) + len(received))
-    assert receipt.nbytes == source.capture().nbytes, "what it was is still known"
+    assert receipt.nbytes == source.capture().nbytes, "the size must still be known"
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
     sides: Callable[..., Side], *, whole: bool
 ) -> None:
-    """A place goes on with the state before where its unit has not got the newer one: it has no room for both."""
+    """If its group lacks the newer state, a local rank continues with the old one, and has no room for both."""
     midway, go_on = threading.Event(), threading.Event()
 
     def stand_still() -> None:
@@ -376,11 +376,11 @@ def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: 
         reached.set()
         assert release.wait(DEADLINE_S)
 
-    # More than the sockets' buffers hold, so that neither side can have finished.
+    # This is more than the sockets' buffers hold, so neither side can have finished.
     side = sides(midway=hold if who == "sender" else lambda: None, width=3000)
     pushed, outcome = push(side.plan(), make(0, width=3000), midway=hold if who == "receiver" else lambda: None)
     assert reached.wait(DEADLINE_S)
-    assert side.opened.wait(DEADLINE_S)  # the sender's first chunk may be on its way still
+    assert side.opened.wait(DEADLINE_S)  # The sender's first chunk may still be in flight.
     pushed.abort() if who == "sender" else side.receipts[0].abort()
     release.set()
     assert outcome.get(timeout=DEADLINE_S) != ""
@@ -404,14 +404,14 @@ def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: b
             while connection.recv(4096):
                 pass
     except ConnectionError:
-        pass  # refused with bytes unread: a reset
+        pass  # The peer refused with bytes unread, which resets the connection.
     assert side.receipts == []
     side.inbox.close()
 
 
 @pytest.fixture
 def strangers() -> Iterator[Callable[[Side, int, bytes], list[socket.socket]]]:
-    """Connections that say something, or nothing, and stay."""
+    """Open connections that send something, or nothing, and stay."""
     with contextlib.ExitStack() as stack:
 
         def come(side: Side, count: int, words: bytes = b"") -> list[socket.socket]:

@@ -1,4 +1,4 @@
-"""Memory of what is of no use any more is used for the state that is received next, and nothing else's is."""
+"""Memory of obsolete state, and no other memory, is reused for the next received state."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_what_an_optimizer_has_let_go_of_serves_once() -> None:
     receiver.recycle_memory(tensor for kept in optimizer.state.values() for tensor in kept.values())
     optimizer.state.clear()
     view = sender.capture()
-    first = receiver.prepare(view.manifest)  # (kept: else the allocator may give its memory out again)
+    first = receiver.prepare(view.manifest)  # Keep the reference, or the allocator may reuse its memory.
     assert before <= {tensor.data_ptr() for tensor in first}
     assert not before & {tensor.data_ptr() for tensor in receiver.prepare(view.manifest)}

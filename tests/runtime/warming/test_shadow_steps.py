@@ -1,4 +1,4 @@
-"""Workers that warm up before they are in any generation, with real processes: what the script sees, what stays."""
+"""Workers that warm up before they join a generation, with real processes: effects on the script, and side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 10
 
 
 def drawing(directory: str, node: str, options: dict[str, Any]) -> None:
-    """A script that draws beside its micro-batches, and wishes the job's end where nobody counts it."""
+    """A script that draws random numbers outside micro-batches, and requests a stop in shadow steps, which must not count."""
     seed_all(0)
     random.seed(0)
     np.random.seed(0)
@@ -45,7 +45,7 @@ def drawing(directory: str, node: str, options: dict[str, Any]) -> None:
 
 
 def grown(path: Path, warm: str, **options: Any) -> tuple[dict[int, str], list[Any], list[msg.Warmed]]:
-    """Let a job of two workers be joined before step 6; return hashes by step, shadow steps, and what was told."""
+    """Run a job of two workers that a third joins before step 6; return hashes by step, shadow steps, and Warmed reports."""
     path.mkdir(exist_ok=True)
     given: dict[str, Any] = {"steps": STEPS, "float64": True, "gates": (6,), **options}
     with Cluster(path, nodes=2, options=given) as cluster:
@@ -74,7 +74,7 @@ def test_a_joiner_that_was_warmed_changes_no_bit_of_anything(tmp_path: Path, opt
     assert cold == warm
     assert len(cold) == STEPS
     assert (none, silent) == ([], [])
-    # what a failure undoes looks so: not applied, no loss, the same number again, nothing logged
+    # A failed attempt looks the same: not applied, no loss, the same number again, nothing logged.
     assert shadows == [[1, False, True, {}, 1]] * 2
     (warmed,) = told
     assert not warmed.error
@@ -82,18 +82,20 @@ def test_a_joiner_that_was_warmed_changes_no_bit_of_anything(tmp_path: Path, opt
 
 
 def test_shadow_steps_are_cut_short_where_the_worker_is_needed(tmp_path: Path) -> None:
-    """Its script stands in the first one while the others prepare the generation that it is to join."""
+    """Its script is in the first shadow step while the others prepare the generation that it will join."""
     cold, _, _ = grown(tmp_path / "cold", "")
     warm, _, _ = grown(tmp_path / "warm", "while")
     assert cold == warm
 
 
 def test_what_a_script_draws_and_wishes_in_a_shadow_step_is_nobodys(tmp_path: Path) -> None:
-    """Its optimizer has state from the start, which stays where it is."""
+    """Its optimizer has state from the start, and keeps it."""
     grown(tmp_path / "cold", "", script=drawing)
     grown(tmp_path / "warm", "before", script=drawing)
     cold, warm = ((tmp_path / how / "n3.step").read_text().splitlines()[0] for how in ("cold", "warm"))
     assert cold == warm
     shadows = (tmp_path / "warm" / "n3.shadow").read_text().splitlines()
     assert len(shadows) == 2
-    assert shadows[0].split()[1:] == warm.split()[1:], "they were drawn from, and are as they were"
+    assert shadows[0].split()[1:] == warm.split()[1:], (
+        "shadow steps draw the same numbers, and the generators are restored"
+    )

@@ -1,4 +1,4 @@
-"""What the experts take for a token, by a clock that is set by hand."""
+"""The experts' time per token, measured by a manual clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
 class Hand:
-    """A clock that a computation moves on."""
+    """A clock that a computation advances."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -33,7 +33,7 @@ def test_the_backward_pass_counts_twice_the_forward() -> None:
     assert out.tolist() == [[2.0, 2.0]] * 4
     assert clock.token_s == pytest.approx(0.75)
     clock.run(hand.working(1.0, before=5.0), torch.ones(0, 2))
-    assert clock.token_s == pytest.approx(0.75), "no token, no news"
+    assert clock.token_s == pytest.approx(0.75), "a step without tokens must not change the measurement"
 
 
 def test_old_measurements_fade() -> None:
@@ -51,4 +51,4 @@ def test_a_layer_is_measured_around_its_experts() -> None:
     ticks = iter(range(100))
     layer.clock = ExpertClock(lambda: float(next(ticks)))
     layer(torch.randn(5, 8))
-    assert layer.clock.token_s == pytest.approx(3 / 10)  # one tick for 5 tokens in 2 experts each
+    assert layer.clock.token_s == pytest.approx(3 / 10)  # One tick for 5 tokens in 2 experts each.

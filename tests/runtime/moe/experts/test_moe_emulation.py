@@ -1,4 +1,4 @@
-"""The emulated accelerator: a floor for the time of expert computation, and nothing else."""
+"""The emulated accelerator: a lower bound for the time of expert computation, and no other effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.runtime.moe.layer.moe_layer import MoE
 
 
 class Time:
-    """A clock that real work moves on by `work` each time it is looked at."""
+    """A clock that real work advances by `work` each time it is read."""
 
     def __init__(self, work: float) -> None:
         self.at = 0.0
@@ -36,7 +36,7 @@ def layer_with(time: Time, seconds: float) -> MoE:
 def test_forward_takes_its_time_and_backward_twice_that() -> None:
     time = Time(0.0)
     layer_with(time, 0.5)(torch.randn(3, 8)).sum().backward()
-    assert time.slept == [3.0, 6.0]  # 3 tokens go to 2 experts each
+    assert time.slept == [3.0, 6.0]  # Each of the 3 tokens goes to 2 experts.
 
 
 def test_the_real_work_is_part_of_it() -> None:

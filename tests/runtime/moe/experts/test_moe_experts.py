@@ -1,4 +1,4 @@
-"""Every form of stacked experts computes what its experts compute one by one."""
+"""Every form of stacked experts computes the same as its experts one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (4, 0, 7)
 
 
 class Squared(nn.Module):
-    """Two layers with biases, a norm, and another function between."""
+    """Two layers with biases, a norm, and another activation function between them."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def stack(kind: str) -> ExpertStack:
 
 
 def one_expert(experts: Any, row: int, x: torch.Tensor) -> torch.Tensor:
-    """Compute one expert as plainly as can be."""
+    """Compute one expert in the plainest way."""
     if isinstance(experts, ModuleExperts):
         module = Squared(DIM, HIDDEN).to(x.dtype)
         weights = {name.replace("-", "."): weight[row] for name, weight in experts.weights().items()}
@@ -97,7 +97,7 @@ def test_modules_are_a_pure_function_of_seed_layer_and_number() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = ModuleExperts(Squared, DIM, HIDDEN, 2, seed=5, layer=1)
-    assert torch.equal(torch.get_rng_state(), before), "nothing is drawn from what all share"
+    assert torch.equal(torch.get_rng_state(), before), "initialisation must not draw from the global generator"
     same = ModuleExperts(Squared, DIM, HIDDEN, 3, seed=5, layer=1)
     other = ModuleExperts(Squared, DIM, HIDDEN, 2, seed=5, layer=2)
     name = "net-0-weight"

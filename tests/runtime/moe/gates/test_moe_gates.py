@@ -1,4 +1,4 @@
-"""What gates make of logits, against plain words of the papers' formulae; and what they refuse."""
+"""Gates compared with plain versions of the papers' formulas, and their refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_fixed_choice_keeps_the_gates_weights() -> None:
 
 
 def deepseek_v3(logits: torch.Tensor, bias: torch.Tensor, groups: int, kept: int, top_k: int) -> list[dict[int, float]]:
-    """Choose token by token; return each one's weights by expert, normalised and times 2.5."""
+    """Choose token by token; return each token's weights by expert, normalised and times 2.5."""
     found = []
     for scores in logits.sigmoid().tolist():
         biased = [score + b for score, b in zip(scores, bias.tolist(), strict=True)]
@@ -59,7 +59,7 @@ def test_sigmoid_groups_and_bias_are_those_of_deepseek_v3() -> None:
 
 
 def test_the_best_expert_alone_makes_the_group_where_that_is_asked_for() -> None:
-    """DeepSeek-V2: the group with the single best expert wins, though another one is better on the whole."""
+    """DeepSeek-V2: the group with the single best expert wins, although another group is better overall."""
     logits = torch.tensor([[3.0, -9.0, 2.9, 2.8]])
     assert TopKGate(4, 1, groups=2, groups_kept=1, group_best=1)(logits).experts.item() == 0
     assert TopKGate(4, 1, groups=2, groups_kept=1, group_best=2)(logits).experts.item() == 2
@@ -166,7 +166,7 @@ def test_jitter_is_the_steps_own() -> None:
     ]
     first = shaken(tokens, streams[0])
     torch.manual_seed(99)
-    assert torch.equal(shaken(tokens, streams[0]), first), "not of the generator that all share"
+    assert torch.equal(shaken(tokens, streams[0]), first), "jitter must not draw from the global generator"
     assert all(not torch.equal(shaken(tokens, other), first) for other in streams[1:])
     calm = router(0.0).requires_grad_(False)(tokens)
     assert 0 < float((first - calm).abs().max()) <= 0.1 * float((tokens.abs() @ shaken.weight.abs().T).max())

@@ -1,4 +1,4 @@
-"""Experts move between real ranks with their optimizer state, in every bit, and training goes on as if nothing was."""
+"""Experts move between real ranks with their optimizer state, equal in every bit, without an effect on training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LR = 0.01
 
 
 def all_rows(shards: ExpertShards) -> dict[tuple[int, int, str], bytes]:
-    """Return every row that is here: weights and optimizer state."""
+    """Return every local row: weights and optimizer state."""
     return {
         (layer, expert, row.name): shards.row(layer, expert, row).numpy().tobytes()
         for layer in range(len(shards.layers))
@@ -54,7 +54,7 @@ def train_step(
 
 
 def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]]:
-    """Train two steps on each leg (size, placement); between legs the experts move. The last ranks join and leave."""
+    """Train two steps on each leg (size, placement), with migrations in between. The last ranks join and leave."""
     model = small_model()
     layers, optimizer = moe_layers(model), torch.optim.AdamW(model.parameters(), lr=LR)
     shards = ExpertShards(layers, optimizer)
@@ -70,7 +70,7 @@ def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]
             before, old = legs[generation - 2]
             held = tuple(tuple(layer[r] if r < before else () for r in range(size)) for layer in old)
             if seat.rank >= before:
-                # A joiner: fresh weights that must not count, and an optimizer without any state.
+                # A joining worker has fresh weights that must not count, and an optimizer without state.
                 optimizer.state.clear()
                 settle(shards, tuple(((),) * size for _ in EXPERTS), comm.rank)
                 copy_dense(comm, model, optimizer, None)
@@ -101,7 +101,7 @@ def travel(seat: Seat, legs: list[tuple[int, Placement]]) -> list[dict[str, Any]
 
 
 def copy_dense(comm: Communicator, model: Any, optimizer: Any, known: Any) -> None:
-    """Give joiners rank 0's dense parameters and their optimizer state (the runtime's state transfer does it there)."""
+    """Copy rank 0's dense parameters and optimizer state to joining ranks, in place of the runtime's state transfer."""
     for parameter in dense_parameters(model):
         state = optimizer.state[parameter]
         if known is None:
@@ -156,7 +156,7 @@ def test_training_goes_on_through_moves_losses_and_joins() -> None:
 
 
 class Flipping(Communicator):
-    """A world of two in one process: what is sent to rank 1 comes back from it, with one bit flipped."""
+    """A world of two in one process: data sent to rank 1 returns with one bit flipped."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=2)
@@ -174,7 +174,7 @@ class Flipping(Communicator):
 def test_a_flipped_bit_is_noticed_and_nothing_is_changed() -> None:
     model = small_model()
     shards = ExpertShards(moe_layers(model))
-    # Rank 0 gives expert 0 of layer 0 away and gets expert 0 back from a peer that had it too: the same parcel.
+    # Rank 0 gives expert 0 of layer 0 away and gets it back from a peer that also had it, in the same parcel.
     held = (((0, 1, 2, 3, 4, 5), (0,)), ((0, 1, 2), ()))
     moves = migrate.Transfers(
         layer=np.array([0, 0]), expert=np.array([0, 0]), source=np.array([0, 1]), destination=np.array([1, 0])
@@ -254,7 +254,7 @@ def test_rows_are_rearranged_while_an_old_graph_is_alive() -> None:
     again = loss_of(model, batch(1, 1))
     for parameter in model.parameters():
         parameter.grad = None
-    # All experts of layer 0 that are used live here; the world is still the one of one.
+    # All used experts of layer 0 are here, in a world of one.
     again.backward()
     assert weight.grad is not None
     assert weight.grad.shape == weight.shape == (3, 8, 16)

@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of a step; the others leave it, regroup, replace the missing copies, and redo it."""
+"""A rank is killed in mid-step; the others leave it, regroup, replace the missing copies, and redo the step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VICTIM = 2
 
 
 class DiesAfter:
-    """Counts the operations of a rank, and kills it at one of them: between two ranks' parts of a collective."""
+    """Counts the operations of a rank, and kills it at one of them, between two ranks' parts of a collective."""
 
     def __init__(self, comm: Any, operations: int) -> None:
         self._start, self._left = comm.start_all_to_all, operations
@@ -57,7 +57,7 @@ def survive(seat: Seat, first: Placement, second: Placement, die_after: int, fla
         except (HaltedError, PeerLostError) as error:
             failed = error.with_traceback(None)
     comm.retire()
-    # Survivors learn of the end of the generation from elsewhere; here from the same flag.
+    # In a real job the coordinator tells the survivors that the generation has ended; here a file does.
     while not os.path.exists(flag):
         time.sleep(0.01)
     comm = seat.connect(2, rank=seat.rank if seat.rank < VICTIM else seat.rank - 1, size=3)
@@ -84,7 +84,7 @@ def test_survivors_of_a_kill_redo_the_step_without_a_restart(die_after: int, tmp
     first, second = random_placement(rng, 4, least=2), random_placement(rng, 3)
     flag = tmp_path / "stop"
     with LocalWorld(4, survive, first, second, die_after, str(flag)) as world:
-        # The test is the coordinator: it sees the death, and tells all.
+        # The test acts as the coordinator: it sees the death, and informs all ranks.
         wait([world.processes[VICTIM].sentinel])
         flag.touch()
         results = world.results()

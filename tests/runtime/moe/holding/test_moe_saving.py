@@ -1,4 +1,4 @@
-"""A checkpoint written by one world is read by another, in every bit."""
+"""A checkpoint written by one world loads in another, equal in every bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
 
 def trained() -> tuple[Any, ExpertShards]:
-    """Return a model after one step of Adam, holding everything."""
+    """Return a model with all experts after one step of Adam."""
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())
     loss_of(model, batch(1, 0)).backward()
@@ -42,7 +42,7 @@ def test_a_checkpoint_of_four_ranks_loads_at_three(tmp_path: Path) -> None:
     rows_bytes = sum(
         row.numel() * row.element_size() for row in named_rows(trained()[1], hosted_pairs(trained()[1])).values()
     )
-    # Each row on its own, not the whole stack behind it (torch adds about 1.5 KB a tensor).
+    # Each row is stored alone, not with the whole stack behind it; torch adds about 1.5 KB per tensor.
     assert written < 2 * rows_bytes + 4096 * 9 * 6
     where = {pair: rank for rank, pairs in enumerate(saved) for pair in pairs}
     _, whole = trained()

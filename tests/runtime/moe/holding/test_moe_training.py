@@ -1,4 +1,4 @@
-"""What lies in a worker's memory from generation to generation, as `HeldExperts` says, and its part of each step."""
+"""A worker's experts from generation to generation, as `HeldExperts` specifies, and its part of each step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job_experts() -> JobExperts:
 
 
 def blob(held: Sequence[int]) -> bytes:
-    """One rank's experts, the same in both layers."""
+    """Encode one rank's experts, the same in both layers."""
     return encode_experts(np.tile(np.bincount(held, minlength=EXPERTS), (LAYERS, 1)))
 
 
@@ -56,7 +56,7 @@ def plan(held: Held, wanted: Held, moves: int = 1) -> ExpertPlan:
 
 
 class Worker:
-    """A worker's experts, and what is noted of them."""
+    """A worker's experts, and the records about them."""
 
     def __init__(self) -> None:
         self.experts = job_experts()
@@ -75,7 +75,7 @@ class Worker:
         assert self.hosted == self.noted
 
     def start(self, comm: Communicator, held: Held) -> None:
-        """Start with what the ranks are to hold, and pass a commit operation."""
+        """Start with this placement, and pass a commit operation."""
         self.enter(comm, plan([()] * comm.size, held, moves=0), DecisionKind.START)
         assert self.hosted == (tuple(range(EXPERTS)),) * LAYERS, "all initial experts are kept until the first commit"
         self.passed()
@@ -116,7 +116,7 @@ def test_a_migration_keeps_what_was_held_until_the_first_commit() -> None:
     for rank, (moved, both, rows, after, kept_rows, last, _saved) in enumerate(results):
         assert moved
         assert both == (unions[rank],) * LAYERS
-        assert rows == kept_rows == [3] * LAYERS, "the reduced gradients of the step lie in these rows"
+        assert rows == kept_rows == [3] * LAYERS, "the reduced gradients of the step are in these rows"
         assert after == (targets[rank],) * LAYERS
         assert last == [2] * LAYERS
     names = [f"experts:{m}.{e}.{w}" for m in range(LAYERS) for e in range(EXPERTS) for w in ("w1", "w2")]
@@ -130,7 +130,7 @@ def halted(seat: Seat) -> tuple[str, Held, Held]:
     seat.meet()
     comm.halted = lambda: True
     raised = ""
-    if seat.rank == 0:  # the other never comes
+    if seat.rank == 0:  # The other rank never comes.
         try:
             worker.enter(comm, plan(first, [(1, 2), (0, 3)]), DecisionKind.REDO)
         except HaltedError as error:
@@ -192,7 +192,7 @@ def test_the_dense_state_leaves_experts_out_and_alone() -> None:
     shapes = {spec.shape for spec in view.manifest.tensors}
     assert not any(len(shape) == 3 for shape in shapes)
     copies, before = [tensor.clone() for tensor in view.tensors], state_hash(view)
-    targets = state.prepare(view.manifest)  # (what the optimizer had is overwritten)
+    targets = state.prepare(view.manifest)  # The optimizer's old state is overwritten.
     with torch.no_grad():
         for target, copy in zip(targets, copies, strict=True):
             target.copy_(copy)
@@ -236,7 +236,7 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
             layer(tokens)
 
     forward()
-    forward()  # the attempt before is done again
+    forward()  # This repeats the attempt before.
     assert not experts.loads.any()
     experts.on_step_passed()
     assert experts.loads.sum(axis=1).tolist() == [12.0, 12.0]
@@ -267,7 +267,7 @@ def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> 
     before = experts.loads.sum()
     for _ in range(window):
         step(3)
-    # All of the last window weighs more than what came before it, and not all there is.
+    # The last window has most of the weight, but not all of it.
     assert 0.8 < (experts.loads.sum() - before) / (2 * before) < 0.95
 
 
@@ -285,20 +285,20 @@ def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
     experts.start_step()
     forward(0, 5).backward()
     experts.finish_micro_batch()
-    experts.start_step()  # the attempt was left
+    experts.start_step()  # This abandons the attempt.
     with torch.no_grad():
-        forward(1, 50)  # looking at something counts for nothing
+        forward(1, 50)  # A forward pass without gradients does not count.
     for micro_batch in range(2):
         forward(micro_batch, 5).backward()
         experts.finish_micro_batch()
-    forward(2, 50)  # nor does what has no backward
+    forward(2, 50)  # A forward pass without a backward pass does not count either.
     for _ in range(2):
         experts.choices.reduce_scatter(LocalCommunicator(), 1.0)
-    assert not gate.bias.any(), "only apply moves it"
+    assert not gate.bias.any(), "only apply may change the bias"
     experts.choices.use_reduced()
     assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5]
     experts.choices.use_reduced()
-    assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5], "once a step"
+    assert gate.bias.tolist() == [-0.5, 0.5, 0.5, 0.5], "the bias must change once per step"
     state = TrainingState(layer, torch.optim.SGD(layer.parameters(), lr=0.1), apart=expert_parameters(layer))
     assert "gate.bias" in [tensor.name for tensor in state.capture().manifest.tensors]
 

@@ -1,4 +1,4 @@
-"""Experts that travel beside a step: it is computed where they were, applied where they are to be, in the same bits."""
+"""Experts that migrate during a step: computed at the old host, applied at the new one, with the same bits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from holdfast.runtime.state.state import StateMismatchError
 from tests.harness.local_world import Seat, run_world
 
 DIM, MICRO_BATCHES, WORLD = 4, 5, 3
-#: one host, two hosts, three; a rank that is to have more rows, one that is to have fewer, one that is to have none
+#: Experts with one, two and three hosts; ranks that get more rows, fewer rows, and none.
 FIRST: Held = [(0, 1, 3), (1, 2, 3), (3,)]
 SECOND: Held = [(0, 2), (), (0, 1, 2, 3)]
-#: bytes by the names of the rows
+#: The bytes of each row, by its name.
 Rows = dict[str, bytes]
 
 
@@ -40,7 +40,7 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer, JobExperts]:
 
 
 class Trainee:
-    """One rank of a small world whose experts alone learn."""
+    """One rank of a small world in which only the experts are trained."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -50,7 +50,7 @@ class Trainee:
         self.before = self.held
 
     def enter(self, placement: Held, *, beside: bool) -> None:
-        """Take up a placement, beside the next step or before it."""
+        """Enter a placement, during the next step or before it."""
         decision = None if any(self.held) else DecisionKind.START
         the_plan = msgspec.structs.replace(plan(self.held, placement, moves=int(decision is None)), beside=beside)
         change = self.holding.apply_placement(the_plan, self.comm.rank, decision)
@@ -87,7 +87,7 @@ class Trainee:
         return {name: row.numpy().tobytes() for name, row in experts.rows_to_save().items()}
 
     def _bring(self, travel: BackgroundMigration) -> None:
-        """Bring what travels, by what brings experts before a step."""
+        """Transfer the migrating experts with the code that does so before a step."""
         held, wanted = (tuple(tuple(ranks) for _ in range(LAYERS)) for ranks in (self.before, self.held))
         staged = stage_migration(
             self.comm, self.experts.shards, held=held, wanted=wanted, transfers=plan_moves(held, wanted, [EXPERTS] * 2)
@@ -127,7 +127,7 @@ def test_what_moves_beside_a_step_is_the_same_in_every_bit() -> None:
     beside = run([FIRST, FIRST, SECOND, SECOND, FIRST], beside=True)
     before = run([FIRST, FIRST, SECOND, SECOND, FIRST])
     assert beside[:2] == stays[:2] == before[:2]
-    assert beside[2] == stays[2], "the step is computed and summed where the experts were"
+    assert beside[2] == stays[2], "the old hosts compute and sum the step"
     assert sorted(beside[3]) == sorted(stays[2]), "each expert is saved by one host"
     for one, other in zip(beside, before, strict=True):
         for name, row in one.items():

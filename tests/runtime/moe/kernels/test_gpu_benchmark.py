@@ -1,4 +1,4 @@
-"""The GPU benchmark's code, tried on a CPU: it must not be broken on the day there is a GPU."""
+"""The GPU benchmark's code runs on a CPU, so that it still works when a GPU is available."""
 
 from __future__ import annotations
 

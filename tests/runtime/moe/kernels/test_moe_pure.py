@@ -1,4 +1,4 @@
-"""The pure parts: who sends which row where, who sums and who saves what."""
+"""The pure functions: which rank sends which row, which one sums, and which one saves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Triton's programs compile for a real GPU, which needs none: to machine code for sm_90, at the sizes of a large model.
+"""Triton's programs compile to machine code for sm_90 at the sizes of a large model, without a GPU.
 
-What they compute is tested in the interpreter (tests/conformance/test_dispatchers.py).
+Their results are tested in the interpreter (tests/conformance/test_dispatchers.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installe
 
 TILE = {"D": 4096, "TOP_K": 2, "BLOCK_D": 1024}
 INTS, SIZE = "*i64", "i32"
-#: Arguments but the compile-time ones, and those. {} stands for the rows' type.
+#: The arguments, and the compile-time ones. {} stands for the rows' type.
 PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "gather_rows": (["{}", INTS, "{}", SIZE], {**TILE, "BLOCK_A": 4}),
     "sum_rows": (["{}", INTS, "*fp32", "{}", SIZE], {**TILE, "WEIGHTED": True, "BLOCK_T": 4}),
@@ -44,10 +44,10 @@ def test_it_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         fn=program,
         signature=signature,
         constexprs={(names.index(each),): value for each, value in constants.items()},
-        # As torch allocates: so the widest loads and stores are allowed.
+        # torch aligns allocations in this way, which permits the widest loads and stores.
         attrs={(place,): [["tt.divisibility", 16]] for place in pointers},
     )
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert made.asm["cubin"]
     if "D" in constants:
-        assert "st.global.v4.b32" in made.asm["ptx"], "rows are not written 16 bytes at a time"
+        assert "st.global.v4.b32" in made.asm["ptx"], "rows must be written 16 bytes at a time"

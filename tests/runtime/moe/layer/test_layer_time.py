@@ -1,4 +1,4 @@
-"""The benchmark of a layer's time runs, and its sides compute the same."""
+"""The benchmark of a layer's time runs, and its variants compute the same."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run_cold(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it as a shell does."""
+    """Run the example as a shell does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), *SMALL, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
@@ -30,7 +30,7 @@ def run_cold(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def run(warm_torch: str) -> Run:
-    """Run it without a cold start."""
+    """Return a function that runs the example without a cold start."""
     return lambda *arguments: run_warm(warm_torch, EXAMPLE, *SMALL, *arguments)
 
 

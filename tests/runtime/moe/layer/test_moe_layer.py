@@ -1,4 +1,4 @@
-"""The layer alone, and a step that breaks under it."""
+"""The layer alone, and its behaviour in a failing step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_alone_it_is_the_weighted_sum_of_its_experts(top_k: int, dtype: torch.dt
     got, wanted = layer(tokens), plainly(layer, tokens.view(-1, 8)).view(4, 6, 8)
     assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
     leaves = [tokens, *layer.parameters()]
-    # An expanded gradient, as sum() makes it, must do too.
+    # sum() passes an expanded gradient, which must work as well.
     for mine, plain in zip(
         torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves), strict=True
     ):
@@ -114,7 +114,7 @@ def test_sizes_that_are_no_whole_numbers_are_refused(name: str) -> None:
 
 
 class OwnGate(nn.Module):
-    """Takes what the logits are least of, with a weight that can be learned."""
+    """A gate that chooses the lowest logits, with a learnable weight."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_a_binding_that_does_not_fit_is_refused() -> None:
 
 
 class Halting(Communicator):
-    """Rank 0 of two that both host everything: the peer only serves. The n-th operation is halted."""
+    """Rank 0 of two that both host everything, with a peer that only serves; halted in the n-th operation."""
 
     def __init__(self, halt_at: int) -> None:
         super().__init__(rank=0, size=2)
@@ -272,7 +272,7 @@ class Halting(Communicator):
     def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, *splits: Any) -> Pending:
         self.started += 1
         if self.started == self.halt_at:
-            output.fill_(float("nan"))  # what an abandoned operation may do to its buffer
+            output.fill_(float("nan"))  # An abandoned operation may do this to its buffer.
         elif output.numel():
             output.zero_()
             output[: min(len(input), len(output))].copy_(input[: len(output)])
@@ -289,7 +289,7 @@ PER_LAYER = 5  # counts, tokens, results, and the two gradients
 @pytest.mark.parametrize("halt_at", range(1, PER_LAYER * len(LAYERS) + 2))
 def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
     model, comm = small_model(), Halting(halt_at)
-    # The rank hosts everything, so its own tokens stay here, and the peer hosts it too.
+    # Both ranks host everything, so this rank's own tokens stay here.
     state, gradients = bound(comm, model, place_everywhere(EXPERTS, 2))
     whole = halt_at > PER_LAYER * len(LAYERS)
     state.start_micro_batch(1, 0)
@@ -302,7 +302,7 @@ def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
     for number in (1, 2):
         state.start_micro_batch(1, number)
         if not whole:
-            # From here on nothing is sent any more.
+            # No more tokens are sent from now on.
             loss_of(model, batch(1, number)).backward()
             serve_round(moe_layers(model))
     if not whole:

@@ -1,4 +1,4 @@
-"""N ranks over real groups compute what one process computes, whatever the placement."""
+"""N ranks over real groups compute the same as one process, under any placement."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ MODELS = (small_model, rich_model)
 
 
 def one_step(seat: Seat, placements: list[Placement], micro_batches: int, places: int = 1) -> list[dict[str, Any]]:
-    """Run one step per placement on a fresh model, the plain one and the rich one in turns; all in one group.
+    """Run one step per placement on a fresh model, alternating the plain and the rich one, all in one group.
 
     Args:
-        places: so many ranks in a row are places of a unit that have the same tokens.
+        places: the number of consecutive ranks that form a replica group with the same tokens.
     """
     comm = seat.connect(1)
     unit, place = divmod(seat.rank, places)
@@ -83,7 +83,7 @@ def one_step(seat: Seat, placements: list[Placement], micro_batches: int, places
 
 
 def _idle(layer: Any) -> float:
-    """Return the largest gradient of a row that is not in use."""
+    """Return the largest gradient of an unused row."""
     free = [row for row, expert in enumerate(layer.experts.row_experts) if expert < 0]
     return max((float(w.grad[free].abs().max()) for w in layer.experts.weights().values() if free), default=0.0)
 
@@ -115,7 +115,7 @@ def reference(build: Callable[[], SmallModel], micro_batches: int) -> dict[str, 
 
 
 def total(parts: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Return the sum of what there is."""
+    """Return the sum of all parts that are not None."""
     return np.sum([part for part in parts if part is not None], axis=0)
 
 
@@ -128,9 +128,9 @@ def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any],
     units = ranks[::places]
     for number, rank in enumerate(ranks):
         first = units[number // places]
-        assert rank["loss"] == first["loss"], "in every bit"
+        assert rank["loss"] == first["loss"], "the results must be equal in every bit"
         for mine, its in zip((rank["dense"], *rank["gates"]), (first["dense"], *first["gates"]), strict=True):
-            assert np.array_equal(mine, its), "places of a unit have the same gradients, in every bit"
+            assert np.array_equal(mine, its), "local ranks must have the same gradients in every bit"
     assert sum(rank["loss"] for rank in units) == pytest.approx(wanted["loss"], rel=TOLERANCE)
     assert len({rank["square"] for rank in ranks}) == 1
     assert ranks[0]["square"] == pytest.approx(wanted["square"], rel=TOLERANCE)
@@ -142,7 +142,7 @@ def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any],
         assert rank["void"] is None
         assert rank["nonfinite"] == 0
         assert rank["idle_rows"] == 0.0
-        assert rank["biases"] == wanted["biases"], "in every bit"
+        assert rank["biases"] == wanted["biases"], "the results must be equal in every bit"
         for got, loads in zip(rank["loads"], wanted["loads"], strict=True):
             assert got.tolist() == loads.tolist()
         for key, grad in rank["grads"].items():
@@ -157,7 +157,7 @@ def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batc
     rng = np.random.default_rng(ranks * 100 + micro_batches)
     placements = [random_placement(rng, ranks) for _ in range(6)]
     placements.append(place_everywhere(EXPERTS, ranks))
-    # All on one rank: the others host nothing at all.
+    # All experts are on one rank, and the others host none.
     placements.append(tuple((tuple(range(n)), *(((),) * (ranks - 1))) for n in EXPERTS))
     results = run_world(ranks, one_step, placements, micro_batches)
     wanted = [reference(build, micro_batches) for build in MODELS]
@@ -168,7 +168,7 @@ def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batc
 
 @pytest.mark.parametrize("places", [2, 4])
 def test_places_with_the_same_tokens_compute_what_one_process_computes(places: int) -> None:
-    """Of 5 tokens each: two places have 3 and 2 of them, four have 2, 2, 1 and none."""
+    """Each has 5 tokens: two local ranks split them as 3 and 2, four as 2, 2, 1 and 0."""
     rng = np.random.default_rng(places)
     placements = [random_placement(rng, 4) for _ in range(4)]
     results = run_world(4, one_step, placements, 3, places)
@@ -186,12 +186,12 @@ def local_gradients_survive(seat: Seat, placement: Placement) -> bool:
     reduce_gradients([gradients], comm, 0.25)
     gradients.use_reduced()
     free = expert_tensors(moe_layers(model), "grad")
-    # Clipped a second time: from the same local gradients.
+    # The second clipping starts from the same local gradients.
     norm = reduce_gradients([gradients], comm, 0.25).grad_square ** 0.5
     reduce_gradients([gradients], comm, 0.25, max_norm=0.5 * norm)
     gradients.use_reduced()
     for key, gradient in expert_tensors(moe_layers(model), "grad").items():
-        # (torch's formula adds 1e-6 to the norm)
+        # torch's formula adds 1e-6 to the norm.
         np.testing.assert_allclose(gradient, free[key] * 0.5 * norm / (norm + 1e-6), rtol=1e-12)
     gradients.use_local()
     after = expert_tensors(moe_layers(model), "grad")
@@ -205,7 +205,7 @@ def test_the_reduction_leaves_the_local_gradients_alone() -> None:
 
 
 def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype) -> list[float]:
-    """Train five steps with this dtype on the wire, and return the losses' sums of this rank."""
+    """Train five steps with this dtype on the wire, and return this rank's sums of the losses."""
     comm = seat.connect(1)
     model = small_model(torch.float32)
     state, gradients = bound(comm, model, placement)

@@ -1,4 +1,4 @@
-"""Places that have the same tokens share them out: what one place makes of them, at all in the same bits; refusals."""
+"""Local ranks with the same tokens split them: all get the bits that one rank alone would compute; and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens_of(count: int) -> torch.Tensor:
 
 
 class Threads:
-    """The group of the places, each a thread of this process; what one does not come to breaks the others."""
+    """The group of the local ranks, each a thread; a missing rank breaks the others."""
 
     def __init__(self, number: int, barrier: threading.Barrier, given: dict[int, torch.Tensor]) -> None:
         self._number, self._barrier, self._given = number, barrier, given
@@ -59,7 +59,7 @@ def at_all_places(body: Callable[[int, TokenSplit], Any]) -> list[Any]:
 
 
 def passed(layer: holdfast.MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a forward pass's output and loss, the gradients of tokens and router; and the experts'."""
+    """Return a forward pass's output and loss, the gradients of tokens and router, and the experts' gradients."""
     tokens = tokens.clone().requires_grad_()
     out = layer(tokens)
     ((out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() + layer.aux_loss).backward()
@@ -81,7 +81,7 @@ def test_all_places_have_what_one_would_have(count: int, options: dict[str, Any]
     found = at_all_places(place)
     for one in found:
         for mine, first, whole in zip(one[:4], found[0][:4], expected[:4], strict=True):
-            assert torch.equal(mine, first), "all places have the same bits"
+            assert torch.equal(mine, first), "all local ranks must have the same bits"
             torch.testing.assert_close(mine, whole, rtol=1e-13, atol=1e-15)
     for weight, whole in enumerate(expected[4:], 4):
         torch.testing.assert_close(sum(one[weight] for one in found), whole, rtol=1e-13, atol=1e-15)
@@ -117,9 +117,9 @@ def test_a_place_at_which_the_step_is_void_keeps_nobody_waiting(capacity: float 
     found = at_all_places(place)
     for one in found:
         close(one[0][:3], whole[:3])
-        assert not one[0][3:6].any(), "what the void place has is nothing"
+        assert not one[0][3:6].any(), "the void rank must contribute nothing"
         close(one[0][6:], whole[6:])
-        assert one[3].any(), "and all have gradients of the router, as FSDP2 needs it"
+        assert one[3].any(), "all ranks must have gradients of the router, as FSDP2 needs it"
 
 
 def refused_at_all(given: Sequence[torch.Tensor]) -> list[str]:
@@ -134,7 +134,7 @@ def refused_at_all(given: Sequence[torch.Tensor]) -> list[str]:
 
 
 def test_other_tokens_at_each_place_are_refused() -> None:
-    """As where activations are cut along their sequence."""
+    """For example if activations are sharded along the sequence."""
     for given, counts in ((tokens_of(6).chunk(3), "2, 2, 2"), ([tokens_of(7)[:n] for n in (7, 7, 6)], "7, 7, 6")):
         for why in refused_at_all(given):
             assert f"other tokens on each local rank along tensor ({counts} of them)" in why
