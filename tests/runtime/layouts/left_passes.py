@@ -1,4 +1,4 @@
-"""Operations that the scripts of these tests need and holdfast itself does not, because its groups last as long as a unit."""
+"""Operations that only the scripts of these tests need; holdfast keeps groups as long as their replica group."""
 
 from __future__ import annotations
 

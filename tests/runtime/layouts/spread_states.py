@@ -52,7 +52,7 @@ class Average:
 
 
 class Rows(torch.optim.Optimizer):
-    """An optimizer that keeps state of other shapes than its parameters: rows derived from a gradient, and a plain tensor."""
+    """An optimizer with state of other shapes than its parameters: rows derived from a gradient, and a plain tensor."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__(parameters, {})

@@ -125,7 +125,7 @@ def with_rows(layout: Layout) -> list[SpreadState]:
 def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_mesh(
     writer: str, reader: str, tmp_path: Path
 ) -> None:
-    """The state has the shape that torch derives from a gradient; otherwise the next step would mix incompatible tensors."""
+    """It gets the placement that torch derives for it; otherwise the next step would mix incompatible tensors."""
     (tmp_path / "here").mkdir()
     there = with_rows(LAYOUTS[writer])
     for number, one in enumerate(there):

@@ -332,7 +332,7 @@ def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
 def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generation that ends the job may begin before the old one has reported; the process must not be killed for that."""
+    """The generation that ends the job may begin before the old one has reported; this must not kill the process."""
     trained = Trained(tmp_path)
     voting, on_order = WorkerMachine.begin_vote, Session._on_order
     in_next_step = threading.Event()

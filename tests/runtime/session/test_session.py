@@ -114,7 +114,7 @@ def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undis
 
 
 def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: dict[int, float]) -> None:
-    """If a worker dies after the step result is known, others have passed or voted: the step is applied, never repeated."""
+    """If a worker dies once it knows the step result, the others apply the step and never repeat it."""
     with opened(tmp_path, 3) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=5, phase="passed")

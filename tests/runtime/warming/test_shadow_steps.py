@@ -22,7 +22,7 @@ STEPS = 10
 
 
 def drawing(directory: str, node: str, options: dict[str, Any]) -> None:
-    """A script that draws random numbers outside micro-batches, and requests a stop in shadow steps, which must not count."""
+    """A script that draws random numbers outside micro-batches, and requests a stop in shadow steps."""
     seed_all(0)
     random.seed(0)
     np.random.seed(0)
@@ -45,7 +45,7 @@ def drawing(directory: str, node: str, options: dict[str, Any]) -> None:
 
 
 def grown(path: Path, warm: str, **options: Any) -> tuple[dict[int, str], list[Any], list[msg.Warmed]]:
-    """Run a job of two workers that a third joins before step 6; return hashes by step, shadow steps, and Warmed reports."""
+    """Let a third worker join a job before step 6; return hashes by step, shadow steps, and Warmed reports."""
     path.mkdir(exist_ok=True)
     given: dict[str, Any] = {"steps": STEPS, "float64": True, "gates": (6,), **options}
     with Cluster(path, nodes=2, options=given) as cluster:
