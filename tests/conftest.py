@@ -1,4 +1,4 @@
-"""Settings of the whole suite."""
+"""Settings of the whole test suite."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hypothesis import HealthCheck, settings
 
 from end_with_tests import end_guard, start_guard
 
-# Properties are about results, not speed: a busy machine must not fail them.
+# Property tests check results, not speed, so a busy machine must not fail them.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
 
-# Among half a million objects of what is imported here, looking for garbage takes a twentieth of the tests' time, and a
-# fifth of that of importing.
+# With half a million imported objects, frequent garbage collection takes 5 % of the tests' time, and 20 % of the
+# imports'.
 gc.set_threshold(50_000, 20, 20)
 
-# What the commands keep of jobs goes with the tests, and not into the user's home.
+# The commands store state about jobs here, not in the user's home, and it is removed after the tests.
 _STATE = tempfile.TemporaryDirectory(prefix="holdfast-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
-#: the zygotes that all of xdist's processes share, by what they have imported
+#: The zygotes that all xdist processes share, by their preloaded modules.
 _ZYGOTES = "holdfast_zygotes"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes that tests start end with the tests, also if these are interrupted or killed."""
+    """End all processes that tests started with the test run, even if it is interrupted or killed."""
     if (guard := start_guard()) is not None:
         config.add_cleanup(lambda: end_guard(guard))
     _print_stack_at_exit()
@@ -43,7 +43,7 @@ def _print_stack_at_exit() -> None:
     stderr, me, end = os.dup(2), os.getpid(), os._exit
 
     def exit_with_stack(code: int) -> NoReturn:
-        if os.getpid() == me:  # not one that multiprocessing has forked
+        if os.getpid() == me:  # This is not the case in processes that multiprocessing has forked.
             faulthandler.dump_traceback(file=stderr)
         end(code)
 
@@ -52,7 +52,7 @@ def _print_stack_at_exit() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Tests of a file that share a fixture run in one of xdist's processes: else each of these makes it for itself."""
+    """Run tests of a file that share a fixture in one xdist process, so that the fixture is created once."""
     if config.getoption("dist") != "loadgroup":
         return None
     from whole_files import WholeFiles
@@ -62,8 +62,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """One zygote of each kind serves all of xdist's processes; it ends with the one that has started them."""
-    from warm_start import COMMANDS, PRELOAD, zygote  # (not above: mutants are tested without what it imports)
+    """Share one zygote of each kind among all xdist processes; it ends with the process that started them."""
+    from warm_start import COMMANDS, PRELOAD, zygote  # Import here, because mutants are tested without these modules.
 
     config = node.config
     if not hasattr(config, _ZYGOTES):
@@ -76,7 +76,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.fixture(scope="session")
 def warm_torch(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The socket of a zygote with torch; importing that once for all tests takes much off the suite."""
+    """The socket of a zygote that has imported torch once for all tests, which saves much time."""
     from warm_start import PRELOAD
 
     yield from _zygote(request, "torch", PRELOAD)
@@ -84,7 +84,7 @@ def warm_torch(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def warm_commands(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The socket of a zygote that has what `holdfast run` and its processes import, and no torch."""
+    """The socket of a zygote with the imports of `holdfast run` and its processes, but without torch."""
     from warm_start import COMMANDS
 
     yield from _zygote(request, "commands", COMMANDS)

@@ -1,8 +1,8 @@
-"""Ends all processes that a run of the tests has started, however the run ends: pytest may be interrupted, or killed.
+"""Ends all processes that a test run has started, even if pytest is interrupted or killed.
 
-`start_guard` starts this file as a process of its own. It waits until the tests' end of a pipe is closed, which the
-kernel does at the latest when their process ends. It knows the processes by a variable of the environment, which each
-process inherits from the one that starts it.
+`start_guard` runs this file as a separate process. It waits until the test run's end of a pipe is closed, which the
+kernel does when that process ends, at the latest. It recognises processes by an environment variable, which children
+inherit.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import time
 from pathlib import Path
 
 VARIABLE = "HOLDFAST_TEST_RUN"
-#: how long processes may take to end in good order, in seconds
+#: The time for a clean exit, in seconds.
 GRACE_S = 5.0
 _LOOK_S = 0.05
 
 
 def start_guard() -> subprocess.Popen[bytes] | None:
-    """Mark this process and all that it starts from here on, and start the guard; None if another has done so."""
+    """Mark this process and its later children, and start the guard; return None if another process has done so."""
     if VARIABLE in os.environ:
-        return None  # this is a process of xdist's
+        return None  # This is an xdist process.
     mark = os.environ[VARIABLE] = secrets.token_hex(8)
-    # A session of its own: Ctrl-C in the terminal must not end it.
+    # Start a new session, so that Ctrl-C in the terminal does not end the guard.
     command = [sys.executable, "-I", __file__, mark, str(os.getpid())]
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
 
 
 def end_guard(guard: subprocess.Popen[bytes]) -> None:
-    """The tests are over: end what is left of them, then the guard."""
+    """End the remaining processes of the tests, then the guard."""
     os.environ.pop(VARIABLE, None)
     assert guard.stdin is not None
     guard.stdin.close()
@@ -42,11 +42,11 @@ def end_guard(guard: subprocess.Popen[bytes]) -> None:
 
 
 def marked(mark: str, but: int) -> list[int]:
-    """Return the processes of a run of the tests, without the one that runs them."""
+    """Return the processes of a test run, except the one that runs it."""
     found: list[int] = []
     wanted = f"{VARIABLE}={mark}".encode()
     for entry in Path("/proc").iterdir():
-        # A process that ends meanwhile, or is another user's, cannot be read.
+        # A process that has just ended, or belongs to another user, cannot be read.
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and int(entry.name) != but and wanted in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
@@ -54,7 +54,7 @@ def marked(mark: str, but: int) -> list[int]:
 
 
 def end_all(mark: str, but: int) -> None:
-    """End the processes of a run: first in good order, then for certain."""
+    """End the processes of a run, first with SIGTERM, then with SIGKILL."""
     deadline, told = time.monotonic() + GRACE_S, set[int]()
     while left := marked(mark, but):
         late = time.monotonic() > deadline

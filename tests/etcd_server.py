@@ -1,4 +1,4 @@
-"""An etcd of the tests' own; they are skipped where the machine has none."""
+"""An etcd server for the tests; they are skipped if the machine has no etcd."""
 
 from __future__ import annotations
 

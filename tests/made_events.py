@@ -1,4 +1,4 @@
-"""Events for tests: what a test does not care about is blank."""
+"""Events for tests, with default values for all fields that a test does not set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.protocol.failures import SeenWorker, SharedStack
 from holdfast.protocol.messages.memory import MemoryOfNode
 from holdfast.protocol.plan import FaultThreshold, JoinedNode
 
-#: all kinds of events by the name that they have in JSON, from the union itself
+#: All kinds of events by their JSON names, taken from the union.
 KINDS: dict[str, type[AnyEvent]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
 _BLANK = {
     dict[str, float | None]: {},
@@ -31,7 +31,7 @@ _BLANK = {
 
 
 def made(name: str, time: float = 0.0, /, **fields: Any) -> AnyEvent:
-    """Return an event by its name in JSON, with the given fields; the others that it needs are blank."""
+    """Return an event by its name in JSON, with the given fields and default values for the other required ones."""
     kind = KINDS[name]
     blank = {field.name: _BLANK[field.type] for field in msgspec.structs.fields(kind) if field.required}
     return kind(**{**blank, "time": time, **fields})

@@ -1,4 +1,4 @@
-"""Where files are that tests need."""
+"""Paths of files that tests need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 EXAMPLES = ROOT / "examples"
-#: scripts that stand for training where no torch is wanted
+#: Scripts that replace training in tests without torch.
 CONTROL_SCRIPTS = ROOT / "tests" / "control" / "scripts"
-#: recorded traces; they are not part of the project, and a test that needs one is skipped where it is absent
+#: Recorded traces. They are not part of the project; tests that need a missing one are skipped.
 RECORDED = ROOT.parent / "shared" / "data"

@@ -1,4 +1,4 @@
-"""Whoever can write to a checkpoint directory can make a manifest that fits."""
+"""An attacker who can write to a checkpoint directory can create a matching manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.storage import LocalStorage
 
 
 def reseal(checkpoint: Path) -> None:
-    """Write a manifest that lists the files of a checkpoint as they are now."""
+    """Write a manifest for the current files of a checkpoint."""
     found = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name != directory.MANIFEST}
     files = [
         StoredFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

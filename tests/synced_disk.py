@@ -1,4 +1,4 @@
-"""Watches what a program syncs."""
+"""Records the sync and rename operations of a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class Disk:
-    """Notes in which order files and folders are synced, with their sizes, and files get their names."""
+    """Records the order in which files and folders are synced, with their sizes, and files get their names."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -34,11 +34,11 @@ class Disk:
         return os.path.relpath(path, self.folder)
 
     def last_sync(self, path: str) -> int:
-        """Return when a file or folder was synced last; -1: never."""
+        """Return when a file or folder was last synced, or -1 if it never was."""
         return max((n for n, (what, at, _) in enumerate(self.done) if what == "sync" and at == path), default=-1)
 
     def check_named(self, path: str, size: int) -> int:
-        """Check that a file was synced whole before it got its name; return when that was."""
+        """Check that a file was completely synced before it got its name; return when it got the name."""
         when = self.named_at(path)
         source = self.done[when][2]
         assert ("sync", source, size) in self.done[:when], f"{path} has its name before it is on disk: {self.done}"

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md: allowed imports, no circles, packages without torch, a map that is up to date."""
+"""The rules of docs/architecture.md: allowed imports, no cycles, packages without torch, and an up-to-date map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.cli.command_table import COMMANDS
 from holdfast.protocol.events import EVENTS
 from places import ROOT
 
-#: (each of xdist's processes would parse all files for itself)
+#: Otherwise each xdist process would parse all files again.
 pytestmark = pytest.mark.xdist_group("architecture")
 
 SOURCE = ROOT / "src" / "holdfast"
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"protocol", "planning", "planner", "coordination", "observability", "control"},
     "integrations": set(holdfast.__all__),
 }
-#: what a package may take from outside; the standard library goes without saying
+#: The third-party packages that a package may import.
 OUTSIDE: dict[str, set[str]] = {
     "protocol": {"msgspec"},
     "planning": {"numpy", "scipy"},
@@ -48,7 +48,7 @@ OUTSIDE: dict[str, set[str]] = {
     "integrations": {"torch", "transformers", "torchtitan"},
     "": {"fsspec", "msgspec"},
 }
-#: files that import or run modules by name: the name is computed, or pyright cannot know the module
+#: Files that import or run modules by name: the name is computed, or pyright cannot resolve the module.
 IMPORT_BY_NAME = {
     "__init__.py",
     "cli/command_table.py",
@@ -59,7 +59,7 @@ IMPORT_BY_NAME = {
     "observability/metric_rows.py",
     "runtime/data/main_module.py",
 }
-#: modules of the standard library, and of the base, without I/O, clocks and randomness
+#: Standard library and base modules without I/O, clocks and randomness.
 PURE = {
     *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "ipaddress"),
     *("itertools", "math", "operator", "re", "statistics", "sys", "types", "typing", "warnings"),
@@ -76,7 +76,7 @@ WITHOUT_TORCH = (
 )
 
 
-#: the folders whose types are checked
+#: The folders with type checks.
 CHECKED = ["src", "benchmarks", "examples", "tests/simulation", "tests/harness"]
 
 
@@ -86,23 +86,23 @@ def files() -> list[Path]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """Return a file's tree; all tests here look at the same."""
+    """Return a file's syntax tree, cached for all tests here."""
     return ast.parse(path.read_text())
 
 
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """Return those of a file, function bodies included."""
+    """Return the import statements of a file, including function bodies."""
     return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Yield the dotted names of all modules that a file imports, function bodies included."""
+    """Yield the dotted names of all modules that a file imports, including in function bodies."""
     for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         else:
-            assert node.level == 0, f"{path} imports relatively"
+            assert node.level == 0, f"{path} has a relative import"
             module = node.module or ""
             yield from (f"{module}.{alias.name}" for alias in node.names) if module == "holdfast" else (module,)
 
@@ -123,7 +123,7 @@ def test_imports_follow_the_table(package: str) -> None:
 
 
 def _base_modules() -> set[str]:
-    """Modules beside the packages that import nothing of ours but each other: base."""
+    """Return the base modules: top-level modules that import no other holdfast module than each other."""
     modules = {path.stem: path for path in SOURCE.glob("*.py") if not path.stem.startswith("_")}
     base = dict(modules)
     while True:
@@ -156,7 +156,7 @@ def test_dependencies_are_named_for_every_package() -> None:
 
 
 def test_only_named_files_import_modules_by_name() -> None:
-    """The other tests here read import statements, so `importlib.import_module` would get past them."""
+    """The other tests here read import statements, so `importlib.import_module` would bypass them."""
     found = set()
     for path in files():
         named = {name for node in ast.walk(parsed(path)) if isinstance(node, ast.stmt) for name in _names(node)}
@@ -174,7 +174,7 @@ def test_torch_is_only_in_runtime() -> None:
 
 
 def test_triton_waits_until_a_gpu_asks_for_it() -> None:
-    """Only its own files import it, and nobody imports those on being imported."""
+    """Only Triton's own files import it, and no module imports those files at the top level."""
     for path in files():
         if not path.stem.startswith("triton_"):
             top = {name for node in parsed(path).body for name in _names(node)}
@@ -191,7 +191,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
 
 
 def test_importing_leaves_torch_out() -> None:
-    """A fresh process imports every module but runtime's, and looks for torch after each package."""
+    """A fresh process imports every module except runtime's, and checks for torch after each package."""
     packages = {"": ["holdfast"]} | {package: list(_modules(package)) for package in WITHOUT_TORCH}
     code = (
         "import importlib, sys\n"
@@ -222,10 +222,11 @@ def test_coordination_does_no_io_and_reads_no_clock() -> None:
 
 
 def test_packages_do_not_import_each_other_in_circles() -> None:
-    """Of each package, at any depth, the modules and packages in it have an order in which each imports earlier ones.
+    """For each package at any depth, its modules and subpackages have an order without forward imports.
 
-    Function bodies and imports for types included. A package's own `__init__` is one of them: it may import what is
-    in the package, and then nothing in the package may import it.
+    This includes function bodies and imports for types. A package's own `__init__` counts as a module: it may import
+    the
+    contents of the package, but then they may not import the package.
     """
     graph = _import_graph()
     circles = {}
@@ -244,7 +245,7 @@ def test_packages_do_not_import_each_other_in_circles() -> None:
 
 
 def _part_of(package: str, module: str) -> str:
-    """Return the name of the direct part of a package that a module is, or lies in; "" if it does not lie in it."""
+    """Return the direct part of a package that contains a module, or "" if the module is outside."""
     if module == package:
         return "__init__"
     return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else ""
@@ -252,7 +253,7 @@ def _part_of(package: str, module: str) -> str:
 
 @cache
 def _import_graph() -> dict[str, set[str]]:
-    """Return which modules of holdfast each module imports."""
+    """Return the modules of holdfast that each module imports."""
     modules = {_module(path): path for path in files()}
     return {
         module: modules.keys() & set(_imported_modules(path, set(modules))) - {module}
@@ -261,7 +262,7 @@ def _import_graph() -> dict[str, set[str]]:
 
 
 def test_no_private_name_is_imported() -> None:
-    """Neither a name nor a module. pyright reports `module._name`."""
+    """This covers names and modules. pyright reports `module._name`."""
     private = [
         f"{path.relative_to(SOURCE)} imports {name}"
         for path in files()
@@ -273,9 +274,9 @@ def test_no_private_name_is_imported() -> None:
 
 
 def test_everything_in_the_wheel_can_be_reached() -> None:
-    """From the commands, `import holdfast`, the integrations, and the modules that these run by name (`python -m`).
+    """Reachable from the commands, `import holdfast`, the integrations, and modules run by name (`python -m`).
 
-    `holdfast examples copy` writes the examples: what they import counts, too.
+    `holdfast examples copy` writes the examples, so their imports count as well.
     """
     graph, paths = _import_graph(), {_module(path): path for path in files()}
     found = {name for name in graph if name.startswith("holdfast.integrations")}
@@ -325,7 +326,7 @@ def test_package_docstrings_name_only_what_exists() -> None:
 
 
 def _defined_names(path: Path) -> Iterator[str]:
-    """Yield the names of a module and its packages, and of all that it defines."""
+    """Yield the names of a module and its packages, and of all its definitions."""
     yield from (path.stem, *path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -335,7 +336,7 @@ def _defined_names(path: Path) -> Iterator[str]:
 
 
 def test_the_map_names_only_files_that_exist() -> None:
-    """A name after `::` must be in that file."""
+    """A name after `::` must occur in that file."""
     known = [*files(), *(ROOT / "tests").rglob("*.py")]
     for page in ("docs/architecture.md", "CONTRIBUTING.md"):
         for named, _, name in re.findall(r"`([\w/]+\.py)(::(\w+))?`", (ROOT / page).read_text()):
@@ -376,13 +377,13 @@ def test_the_map_has_the_table_of_allowed_imports() -> None:
 
 
 def test_no_two_files_of_tests_share_a_name() -> None:
-    """They are imported by it: of two, each runs alone, and the whole suite does not."""
+    """pytest imports test files by name: two equal names work alone, but not in one run."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_types_are_checked_strictly_everywhere() -> None:
-    """`make types`, which .ci/run calls, checks what is said here; a comment may silence one rule on one line."""
+    """`make types`, which .ci/run calls, uses these settings; a comment may silence one rule on one line."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
     assert settings["typeCheckingMode"] == "strict"
     assert settings["include"] == CHECKED
@@ -400,7 +401,7 @@ def test_a_whole_file_is_excused_from_strict_types_only_where_a_library_has_none
 
 
 def test_axes_are_written_one_way() -> None:
-    """`(L, E)`, not `[L, E]`; a name is quoted by backticks, not by stars."""
+    """Write `(L, E)`, not `[L, E]`, and quote names with backticks, not with stars."""
     other = re.compile(r"`\[(?:[A-Z]|\.\.\.)(?:, |\]| [+-] )|(?<![\w*`)\]])\*[a-z_]+\*(?![\w*])")
     found = [
         f"{path.relative_to(SOURCE)}:{number}"

@@ -1,4 +1,4 @@
-"""Every benchmark can be started, and says what it measures and what may be asked of it."""
+"""Every benchmark starts, and its help describes its purpose and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks of the clock, on which thousands do what they do over and over."""
+"""Marks of the clock, at which thousands of nodes do their periodic work."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_what_is_done_more_often_than_that_waits_as_it_is(now: float, within_s: 
 def test_on_a_mark_the_whole_time_is_waited_so_that_nothing_is_done_more_often() -> None:
     now = 1_700_000_000.0
     for _ in range(1000):
-        before, now = now, now + until_mark(now, 0.5) + 1e-4  # (a little late each time, as timers are)
+        before, now = now, now + until_mark(now, 0.5) + 1e-4  # Timers are always slightly late.
         assert now - before > 0.5 - 2e-4

@@ -1,4 +1,4 @@
-"""One line for many that are alike."""
+"""One log line for many similar ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and options read into a declared struct: what is wrong is one line, and says where and what to do."""
+"""Files and options are read into a struct: an error is one line with the place and the remedy."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_known_key_is_no_complaint() -> None:
 
 
 def test_a_pipe_is_read_to_its_end_and_nobody_waits_for_one_that_is_not_written_to(tmp_path: Path) -> None:
-    """What a shell makes of `<(command)` is a pipe; one that lay somewhere was waited for, for ever."""
+    """The shell makes a pipe of `<(command)`; a pipe without a writer must not block forever."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     assert load_toml(path) == {}

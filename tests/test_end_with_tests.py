@@ -1,4 +1,4 @@
-"""What tests have started ends with them, also if pytest is interrupted or killed in the middle of one."""
+"""Processes of a test run end with it, even if pytest is interrupted or killed in mid-test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from end_with_tests import VARIABLE
 
 DEADLINE_S = 60.0
 
-#: a test that starts a process which nothing ends, as a pool is that has not come up yet
+#: A test that starts a process and never ends it, like a pool that is still starting.
 INNER = """
 import subprocess, sys, time
 
@@ -66,5 +66,5 @@ def test_processes_end_with_the_tests(tmp_path: Path, how: signal.Signals) -> No
 
 
 def test_all_processes_of_one_run_have_one_guard() -> None:
-    assert VARIABLE in os.environ, "conftest.py has started it"
+    assert VARIABLE in os.environ, "conftest.py must have started the guard"
     assert end_with_tests.start_guard() is None

@@ -1,4 +1,4 @@
-"""The table of environment variables, and what workers get of an environment."""
+"""The table of environment variables, and the variables that workers inherit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event contract: other tools read these names. Fields may be added; none may change or go."""
+"""The event contract: other tools read these names. Fields may be added, but not changed or removed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_event_is_one_flat_json_object() -> None:
     )
     line = json.loads(msgspec.json.encode(event))
     assert line["event"] == "step_committed"
-    assert line["loss"] == 0.1 + 0.2, "the loss is in full precision"
+    assert line["loss"] == 0.1 + 0.2, "the loss must have full precision"
     assert set(line) == COMMON | CONTRACT["step_committed"] | {"event"}
 
 

@@ -1,4 +1,4 @@
-"""What docs/guarantees.md promises is held by tests that exist, and each pair of features has one."""
+"""Every promise in docs/guarantees.md names an existing test, and so does every pair of features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def table(after: str) -> list[list[str]]:
-    """Return the cells of the table below a heading, its line of dashes left out."""
+    """Return the cells of the table below a heading, without its separator row."""
     lines = PAGE.split(f"## {after}\n")[1].split("\n## ")[0].splitlines()
     rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows if set(row[0].strip()) != {"-"}]
@@ -39,10 +39,10 @@ def test_every_pair_of_features_is_tested_or_refused() -> None:
     columns = header[1:]
     legend = dict(re.findall(r"^- (\w): .*?`(tests/[^`]+)`", PAGE, re.MULTILINE))
     features = [name.strip("*") for name, *_ in rows]
-    assert [*columns[:1], *features[: len(columns) - 1]] == columns, "the same order both ways"
+    assert [*columns[:1], *features[: len(columns) - 1]] == columns, "rows and columns must have the same order"
     for place, row in enumerate(rows):
         cells = row[1:]
         assert all(cell in legend for cell in cells[: place + 1]), row
         assert not any(cells[place + 1 :]), row
     used = {cell for row in rows for cell in row[1:] if cell}
-    assert used == set(legend), "no mark without a pair"
+    assert used == set(legend), "every mark in the legend must be used"

@@ -1,4 +1,4 @@
-"""What is known of a pattern before it is looked for: whether that may take for ever, and how it must begin."""
+"""Properties of a regular expression before its use: whether it may take forever, and its fixed prefix."""
 
 from __future__ import annotations
 

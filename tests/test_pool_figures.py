@@ -1,4 +1,4 @@
-"""What `make bench-pool` makes of journals."""
+"""The figures that `make bench-pool` computes from journals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world(time: float, size: int) -> dict[str, Any]:
     return {"event": "generation_started", "time": time, "world_size": size}
 
 
-#: a step takes 0.5 s with two, 1 s with one: held up once by 0.25 s, once by 0.75 s
+#: A step takes 0.5 s with two workers and 1 s with one; it is delayed once by 0.25 s and once by 0.75 s.
 STORY = [
     world(0.0, 2),
     *(step(number / 2, 0.5) for number in range(1, 21)),

@@ -1,4 +1,4 @@
-"""What a step is made of: hashes that follow from seed, step and micro-batch alone, and sums that tell any mistake."""
+"""The samples of a step: hashes of seed, step and micro-batch alone, and sums that reveal any mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said_of(samples: StepSamples, step: int, commit: Commit) -> str:
 
 
 def test_hashes_are_those_that_journals_were_written_with() -> None:
-    """A journal is audited years later, by another version: these numbers never change."""
+    """Later versions audit old journals, so these numbers must never change."""
     assert [SAMPLES.hash_of(1, 0), SAMPLES.hash_of(1, 5), SAMPLES.hash_of(2, 0)] == [2494103547, 1556455934, 2019686946]
     assert StepSamples(seed=-1, micro_batches=2, micro_batch=1).hash_of(7, 1) == 793580530
 
@@ -82,7 +82,7 @@ def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
 
 
 def test_the_largest_step_is_summed_exactly_twice_over() -> None:
-    """With every micro-batch doubled by mistake all sums on the way are still whole numbers of float64."""
+    """Even if every micro-batch is counted twice, all intermediate sums are whole numbers that float64 holds."""
     assert 2 * MAX_MICRO_BATCHES * (2**32 - 1) < 2**53
 
 
@@ -90,7 +90,7 @@ PLACES = 4
 
 
 def elsewhere(step: int, joined: dict[int, list[int]]) -> int:
-    """Return the sum of place hashes if each place beside the first has these micro-batches."""
+    """Return the sum of place hashes if each place in `joined` has the given micro-batches."""
     return sum(
         place_hash(SAMPLES.hash_of(step, number), place, PLACES, SAMPLES.micro_batches)
         for place, numbers in joined.items()

@@ -1,4 +1,4 @@
-"""A folder and a URL answer the same, and what cannot be used is said before anybody trains."""
+"""A folder and a URL behave the same, and an unusable location is reported before training."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_url_of_no_kind_that_there_is_is_refused() -> None:
 
 
 class Refusing:
-    """A store that a wrong key leads to."""
+    """A store that rejects the key."""
 
     def __getattr__(self, name: str) -> Any:
         def refuse(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint that counts is on disk: each test fails if one sync is left out."""
+"""An accepted checkpoint is on disk: each test fails if one sync is missing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ FILES = {"part-00000-of-00001.safetensors": b"x" * 100, "state.msgpack": b"y" * 
 
 
 def test_a_checkpoint_that_counts_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reproducer fsync_root.py: the new folder's own entry in the checkpoint directory was not synced."""
+    """The new folder's own entry in the checkpoint directory must be synced too."""
     disk = Disk(tmp_path, monkeypatch)
     storage = storage_at(str(tmp_path / "above" / "checkpoints"))
     storage.check()
-    assert disk.last_sync(".") >= 0, "the folder above the checkpoint directory is new"
-    assert disk.last_sync("above") >= 0, "the checkpoint directory is new"
+    assert disk.last_sync(".") >= 0, "the new folder above the checkpoint directory must be synced"
+    assert disk.last_sync("above") >= 0, "the new checkpoint directory must be synced"
     root, folder = "above/checkpoints", f"above/checkpoints/{NAME.folder}"
     written = [directory.write_file(storage, NAME.folder, name, [content]) for name, content in FILES.items()]
     for name, content in FILES.items():
         named = disk.check_named(f"{folder}/{name}", len(content))
-        assert disk.last_sync(folder) > named, "a part that is reported is there under its name"
-    assert disk.last_sync(root) > disk.check_named(f"{folder}/state.msgpack", 10), "and its folder is"
+        assert disk.last_sync(folder) > named, "a reported part must be on disk under its name"
+    assert disk.last_sync(root) > disk.check_named(f"{folder}/state.msgpack", 10), (
+        "the folder of a reported part must be on disk"
+    )
     before = len(disk.done)
     directory.seal(storage, NAME, written)
     sealed = disk.check_named(f"{folder}/manifest.json", storage.size(f"{NAME.folder}/manifest.json"))
@@ -64,7 +66,7 @@ def test_a_copy_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, l
 
 
 def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk is seen to move: else a part would seem to hang."""
+    """Otherwise a slow disk would look like a hanging one."""
     monkeypatch.setattr(module, "_SYNC_BYTES", 10)
     disk = Disk(tmp_path, monkeypatch)
     LocalStorage(tmp_path).write("file", [b"x" * 6] * 5)

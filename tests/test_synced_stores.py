@@ -1,4 +1,4 @@
-"""A record that was written is on disk, and so are the events before it: each test fails if one sync is left out."""
+"""A written record is on disk, and so are the events before it: each test fails if one sync is missing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def test_a_store_s_writes_are_on_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     disk, path = Disk(tmp_path, monkeypatch), tmp_path / "store.db"
     store = SqliteStore(path)
     assert store.compare_and_swap("key", b"value", 0) == 1
-    assert disk.last_sync(".") > disk.named_at("store.db"), "the store's own entry"
+    assert disk.last_sync(".") > disk.named_at("store.db"), "the store's own entry must be synced"
     connection = store._connection
     assert connection is not None
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL: a write is synced before it is confirmed"
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,), (
+        "with FULL, a write is synced before it is confirmed"
+    )
     store.close()
 
 
 def test_no_library_decides_whether_a_store_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite can be built so that a store with a write-ahead log syncs less by default."""
+    """A build of SQLite may sync less by default for a store with a write-ahead log."""
     statements: list[str] = []
     real = sqlite3.connect
 
@@ -46,7 +48,7 @@ def test_a_journal_s_events_are_on_disk_once_they_are_synced(tmp_path: Path, mon
     disk, path = Disk(tmp_path, monkeypatch), tmp_path / "events.jsonl"
     journal = FileJournal(path)
     journal.append(made("job_started", seq=1))
-    assert disk.last_sync(".") >= 0, "the journal's own entry"
+    assert disk.last_sync(".") >= 0, "the journal's own entry must be synced"
     journal.sync()
     assert disk.done[-1] == ("sync", "events.jsonl", path.stat().st_size)
     journal.append(made("job_started", seq=2))

@@ -1,6 +1,7 @@
-"""The processes of ours that a command starts, forked from what it was before it began: nothing is imported again.
+"""Forks the holdfast processes that a command starts from its initial state, so that no module is imported again.
 
-They are its children, as they would be: they are forked twice (as by holdfast.control.mould) while it adopts orphans.
+They are the command's children, as usual: each is forked twice (as in holdfast.control.mould) while the command adopts
+orphans.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from holdfast.control.processes import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES, _MOST_DESCRIPTORS = 1 << 17, 16
-#: above what any of our processes is told to inherit
+#: Higher than any descriptor that our processes inherit.
 _OUT_OF_THE_WAY = 500
 
 _popen = subprocess.Popen
 
 
 class Order(msgspec.Struct):
-    """Be this command; `targets`: what its descriptors are there, in the order in which they come."""
+    """Run this command; `targets` are the numbers of its descriptors, in the order in which they are sent."""
 
     command: list[str]
     environment: dict[str, str]
@@ -40,7 +41,7 @@ class Order(msgspec.Struct):
 
 
 def fork_what_is_ours() -> None:
-    """From here on, processes of this one that are to run a module of ours are forked, not started."""
+    """Fork all further processes that run a module of holdfast, instead of starting them."""
     nursery = _Nursery()
 
     def start(command: Sequence[str], **how: Any) -> Any:
@@ -59,7 +60,7 @@ def _is_ours(command: Sequence[str]) -> bool:
 
 
 class _Forked:
-    """What holdfast.control.processes needs of subprocess.Popen."""
+    """The part of subprocess.Popen that holdfast.control.processes uses."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class _Forked:
 
 
 class _Nursery:
-    """A copy of this process as it is now, which forks others."""
+    """A copy of this process in its initial state, which forks others."""
 
     def __init__(self) -> None:
         self._asks, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,7 +125,7 @@ class _Nursery:
         its.close()
 
     def fork(self, order: Order, descriptors: Sequence[int]) -> int:
-        """Have a child of this process, with these descriptors."""
+        """Fork a child of this process with these descriptors."""
         _adopt(True)
         try:
             socket.send_fds(self._asks, [msgspec.msgpack.encode(order)], descriptors)
@@ -155,7 +156,7 @@ def _serve(asked: socket.socket) -> None:
             asked.close()
             for descriptor in (parent_is_gone, pid_read, pid_written):
                 os.close(descriptor)
-            os.read(orphaned, 1)  # until then the parent that some processes look for is another
+            os.read(orphaned, 1)  # Until then, some processes would look for another parent.
             os.close(orphaned)
             _become(msgspec.msgpack.decode(data, type=Order), descriptors)
         os.waitpid(pid, 0)
@@ -165,7 +166,7 @@ def _serve(asked: socket.socket) -> None:
 
 
 def _become(order: Order, descriptors: Sequence[int]) -> NoReturn:
-    """Be what the command would have become."""
+    """Run as the command would."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for descriptor in descriptors]
     for descriptor in descriptors:

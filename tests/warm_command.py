@@ -1,6 +1,6 @@
-"""`holdfast` in a process that was forked with everything imported; what it starts of ours is forked likewise.
+"""`holdfast` in a forked process with everything imported; the holdfast processes that it starts are forked too.
 
-Run by a zygote: `run_warm`, `WarmProcess`.
+A zygote runs it: `run_warm`, `WarmProcess`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ if __name__ == "__main__":
     from warm_children import fork_what_is_ours
 
     fork_what_is_ours()
-    del sys.path[0]  # (this folder; where `python -m` would look first is whatever runs there)
+    del sys.path[0]  # Remove this folder, because `python -m` would look in the working directory instead.
     sys.path.insert(0, "")
 
     from holdfast.cli import main

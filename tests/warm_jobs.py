@@ -1,4 +1,4 @@
-"""Jobs and commands without cold starts: what they import, another process has imported for all tests."""
+"""Jobs and commands without cold starts: another process has done their imports once for all tests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.harness.local_job import LocalJob
 from tests.harness.local_pool import Command, Ran
 from warm_start import WarmProcess
 
-#: `holdfast`, as a script that a zygote's children run
+#: `holdfast`, as a script for a zygote's children.
 HOLDFAST = Path(__file__).with_name("warm_command.py")
 
 
 class WarmJob(LocalJob):
-    """A job whose processes are forked with everything imported; its commands run in this one."""
+    """A job with processes forked after all imports; its commands run in this process."""
 
     def __init__(self, commands: str, *args: Any, cwd: Path | None = None, **options: Any) -> None:
-        """As a LocalJob.
+        """Like LocalJob.
 
         Args:
             commands: the socket of the zygote of its first process (the fixture `warm_commands`).
-            cwd: where that runs, None for where this does.
+            cwd: its working directory; None for this process's own.
         """
         super().__init__(*args, **options)
         self._commands = commands
@@ -47,13 +47,13 @@ class WarmJob(LocalJob):
 
 
 def run_here(command: Command) -> Ran:
-    """Run a command in this process: to start one takes a second."""
+    """Run a command in this process, because starting one takes a second."""
     code, printed, complained = spoken_here(command)
     return Ran(code, printed + complained)
 
 
 def spoken_here(command: Command) -> tuple[int, str, str]:
-    """Run a command in this process; return its exit code, and what it says on stdout and stderr."""
+    """Run a command in this process; return its exit code, stdout and stderr."""
     printed, complained, argv, environment, code = io.StringIO(), io.StringIO(), sys.argv, dict(os.environ), 0
     try:
         sys.argv = ["holdfast", *command.words]

@@ -1,4 +1,4 @@
-"""Scripts as processes of their own, forked from one that has imported what is heavy: no cold start for each."""
+"""Scripts as separate processes, forked from a process with the expensive imports, without cold starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, Streams
 from holdfast.control.link.framing import FrameDecoder, encode_frame
 from holdfast.control.processes import ProcessHandle, end_all
 
-#: a whole undisturbed run on a busy machine takes a minute or two
+#: A whole undisturbed run on a busy machine takes a minute or two.
 _DEADLINE_S = 300.0
 
-#: what commands and servers import, and what they start, but for workers; the first are imported where they are used
+#: The imports of commands, servers, and the processes that they start, except workers; the first ones are lazy imports.
 COMMANDS = (
     "anyio._backends._asyncio",
     "httpcore",
@@ -38,7 +38,7 @@ COMMANDS = (
 
 @contextmanager
 def zygote(preload: Sequence[str] = PRELOAD) -> Generator[str]:
-    """Keep a zygote that has imported these modules; yields its socket."""
+    """Run a zygote that has imported these modules; yields its socket."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         path = f"{folder}/zygote.sock"
         child = start_zygote(path, environment={**os.environ, "OMP_NUM_THREADS": "1"}, preload=preload)
@@ -52,7 +52,7 @@ def zygote(preload: Sequence[str] = PRELOAD) -> Generator[str]:
 def run_warm(
     socket_path: str, script: Path, *args: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in a zygote's child, whose environment this adds to; return how it ended and what it said."""
+    """Run a script in a zygote's child with additional environment variables; return its exit code and output."""
     with (
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
@@ -82,7 +82,7 @@ def _whole(stream: TextIO) -> str:
 
 
 class WarmProcess:
-    """A script in a zygote's child, with what tests use of subprocess.Popen; it ends with this process."""
+    """A script in a zygote's child, with the subprocess.Popen interface that tests use; it ends with this process."""
 
     def __init__(
         self,
@@ -95,11 +95,13 @@ class WarmProcess:
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start it.
+        """Start the script.
 
         Args:
-            output: where it prints; subprocess.PIPE: to `stdout`. errors: where it complains, None for the same.
-            environment: what its environment has beyond the zygote's. cwd: where it runs, None for where this does.
+            output: its stdout; with subprocess.PIPE, the attribute `stdout`.
+            errors: its stderr; None for the same as stdout.
+            environment: variables in addition to the zygote's.
+            cwd: its working directory; None for this process's own.
         """
         if isinstance(output, int):
             ours, its = os.pipe()
@@ -125,14 +127,14 @@ class WarmProcess:
         threading.Thread(target=self._hear, args=(more,), name="warm process", daemon=True).start()
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it runs."""
+        """Return the exit code, or None while the script runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code once it has ended.
+        """Return the exit code once the script has ended.
 
         Raises:
-            subprocess.TimeoutExpired: it has not, in so many seconds.
+            subprocess.TimeoutExpired: the script has not ended within the timeout.
         """
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired("a warm process", timeout or 0.0)
@@ -140,11 +142,11 @@ class WarmProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal it, if it still runs."""
+        """Send a signal if the script still runs."""
         self._handle.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the script immediately."""
         self.send_signal(signal.SIGKILL)
 
     def _heard(self) -> list[ZygoteReply]:

@@ -1,6 +1,6 @@
-"""Which tests one of xdist's processes runs together: those of a file that share what is dear.
+"""Selects the tests that one xdist process runs together: tests of a file that share something expensive.
 
-(xdist's own groups travel in the tests' names, where pytest 9.2 does not look for them any more.)
+xdist's own groups are part of the test names, where pytest 9.2 no longer looks for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHARED = 'scope="module"'
 
 
 class WholeFiles(LoadScopeScheduling):
-    """Hands out tests one by one, except of files that name a group or have a fixture for all their tests: at once."""
+    """Schedules tests one by one, except files with a group or a shared fixture, which are scheduled as a whole."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
@@ -31,7 +31,7 @@ class WholeFiles(LoadScopeScheduling):
 
 @cache
 def _shared_by(path: Path) -> str:
-    """Return what the tests of a file are run with: those of its group, or all of the file; "" for each by itself."""
+    """Return the key under which a file's tests run together: the group, the file, or "" for separate runs."""
     text = path.read_text()
     named = _GROUP.search(text)
     if named:

@@ -1,4 +1,4 @@
-"""Events that are read back: all of ours, those of older and newer versions, and what is none."""
+"""Reading events back: all known kinds, kinds of older and newer versions, and invalid lines."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
 
 def test_the_number_of_the_last_whole_event_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "e.jsonl"
-    assert last_number(file) == 0, "there is no file"
+    assert last_number(file) == 0, "the file must not exist"
     lines = [msgspec.json.encode(made("step_committed", seq=seq)) + b"\n" for seq in range(1, 9001)]
     file.write_bytes(b"".join(lines) + lines[-1][:20])
     assert file.stat().st_size > 1 << 20

@@ -1,4 +1,4 @@
-"""The journal: order, bounds, followers; on disk: torn ends, fences, sums."""
+"""The journal: order, limits and followers; on disk: torn ends, fences and checksums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from made_events import made
 
 
 class Event(ev.Event, frozen=True, kw_only=True, tag_field="event", tag="something"):
-    """Of a kind that this version does not know."""
+    """An event of a kind that this version does not know."""
 
     time: float = 0.0
     job: str = "j"
@@ -148,7 +148,7 @@ _history = st.lists(st.sampled_from(["step", "other", "generation", "back"]), ma
 
 
 def _events(history: list[str]) -> tuple[list[ev.Event], Position]:
-    """Return events made after a history, and what is true after them, told independently."""
+    """Return events made after a history, and the state after them, computed independently."""
     events: list[ev.Event] = []
     applied: list[int] = []
     last, last_loss = 0.0, 0.0
@@ -194,7 +194,7 @@ def test_a_file_cut_anywhere_goes_on_where_it_ends(
     again = FileJournal(path)
     assert again.position == _events(history[:kept])[1]
     assert again.last_seq == kept
-    # All events are said again, as after a crash between record and journal: none is missing, none double.
+    # All events are appended again, as after a crash between record and journal: none is lost or duplicated.
     assert [again.append(event) for event in events] == [False] * kept + [True] * (len(events) - kept)
     assert [msgspec.json.encode(event) for event in events] == path.read_bytes().splitlines()
     assert _numbers(again.read(0)) == list(range(1, len(events) + 1))
@@ -215,11 +215,11 @@ def test_a_loss_that_is_no_number_is_read_back(tmp_path: Path) -> None:
     again.close()
 
 
-# ---- power cuts, and files that somebody has cut ----
+# ---- power cuts, and truncated files ----
 
 
 class Disk:
-    """Notes how much of each file is on disk: what was there when it was last synced, and nothing else."""
+    """Simulates a disk that keeps only the data that was synced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synced: dict[str, int] = {}
@@ -245,7 +245,7 @@ def test_what_is_synced_is_on_disk_and_its_name_too(tmp_path: Path, monkeypatch:
         assert disk.synced[str(path)] == path.stat().st_size
     del disk.synced[str(path)]
     journal.sync()
-    assert str(path) not in disk.synced, "nothing was new"
+    assert str(path) not in disk.synced, "without a new event, nothing must be synced"
     journal.append(Event(seq=5))
     journal.close()
     assert disk.synced[str(path)] == path.stat().st_size
@@ -408,7 +408,7 @@ journal.close()
 
 @pytest.mark.parametrize(("way", "last"), [("stays", None), ("goes on", 100)])
 def test_a_full_disk_is_reported_once_and_events_wait_in_memory(tmp_path: Path, way: str, last: int | None) -> None:
-    """It ended the job."""
+    """A full disk must not end the job."""
     path = tmp_path / "events.jsonl"
     subprocess.run([sys.executable, "-c", _FULL, path, way], timeout=60, check=True)
     again = FileJournal(path)
@@ -429,7 +429,7 @@ def test_a_file_that_too_many_events_wait_for_ends_without_a_gap(
         journal.append(Event(seq=seq))
     monkeypatch.undo()
     journal.append(Event(seq=50))
-    assert _numbers(journal.read(0)) == [1, *range(51 - recent, 51)], "the newest in memory"
+    assert _numbers(journal.read(0)) == [1, *range(51 - recent, 51)], "memory must hold the newest events"
     assert _numbers(path.read_bytes().splitlines()) == [1]
     journal.close()
     again = FileJournal(path)

@@ -1,4 +1,4 @@
-"""A row a step, once, in its order: through events that come again, roll-backs, and a file of before."""
+"""One row per step, once and in order, despite repeated events, rollbacks, and an earlier file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_comes_again_stands_there_once_and_a_roll_back_cuts(tmp_path: Path)
 
 
 def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
-    """Whoever wrote it was killed in a line's middle; the journal is read from its begin again, or the job resumes."""
+    """The previous writer was killed inside a line; the journal is then read from its start, or the job resumes."""
     path = tmp_path / "rows"
     events = [step(number) for number in range(1, 5)]
     written(path, *events)
@@ -74,7 +74,7 @@ def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_what_an_evaluation_came_to_stands_at_its_own_step(tmp_path: Path) -> None:
-    """Told before that step is or after it, however late and often; not at the next step, whose metrics have it too."""
+    """The evaluation's event may come early, late or repeatedly; only its own step's row has the result."""
     once = [step(1), found(2, loss=2.0), step(2, fine=0.5), step(3, **{"eval/loss": 2.0}), step(4), found(4, loss=4.0)]
     path, expected = (
         tmp_path / "rows",
@@ -175,7 +175,7 @@ def test_five_hundred_steps_with_ten_faults_and_a_coordinators_death_are_five_hu
 
 
 class Recorder:
-    """Stands for TensorBoard's writer, whose interface is two methods."""
+    """Replaces TensorBoard's writer, which has an interface of two methods."""
 
     said: list[tuple[str, int, Any]]
 

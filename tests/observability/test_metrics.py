@@ -1,4 +1,4 @@
-"""Metrics follow the events, and live in a registry of their own."""
+"""Metrics follow the events, and have their own registry."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_page_names_all_of_them_and_no_other() -> None:
 
 
 def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
-    """The same metrics from a journal as from its events as they happened."""
+    """The metrics from a journal equal those from the live events."""
     events: list[ev.AnyEvent] = [
         made("job_started", 1.0, seq=1, job="j", term=1, flop_per_sample=2.0),
         made("generation_started", 5.0, seq=2, job="j", members=("a",), world_size=1, reason="start"),

@@ -1,4 +1,4 @@
-"""A replay's summary: what counts, and for how long nobody was there."""
+"""A replay's summary: the events that count, and the time without nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_replay_that_never_began_is_summed_up_too() -> None:
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=20))
 def test_the_time_without_nodes_is_that_of_every_second(changes: list[tuple[int, str]]) -> None:
-    """Against looking at each second: changes fall on whole seconds, a look on the half."""
+    """Compared with a check at every second: changes occur at whole seconds, checks at half seconds."""
     present: set[str] = set()
     events: list[AnyEvent] = [node(0.0, "first", joins=True), node(1.0, "first", joins=False)]
     there, now = {0: {"first"}}, 1

@@ -1,4 +1,4 @@
-"""What a job's events add up to."""
+"""The report of a job, computed from its events."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_counts_skipped_steps_and_rebalances() -> None:
 
 
 def test_steps_of_nan_are_not_put_down_to_the_loss_scale() -> None:
-    """All skipped steps were said to be "skipped by the loss scale"."""
+    """NaN must not be reported as "skipped by the loss scale"."""
     events = [
         made("job_started"),
         step(1, 1.0, skipped=True),
@@ -75,14 +75,14 @@ def test_steps_of_nan_are_not_put_down_to_the_loss_scale() -> None:
 
 
 def test_micro_batches_that_are_dealt_out_again_are_no_experts_that_move() -> None:
-    """A straggler's rebalance of a dense job was called "experts moved after their loads"."""
+    """A rebalance of a dense job after a straggler must not be reported as "experts moved after their loads"."""
     report = make_report([made("job_started"), step(1, 1.0), made("rebalanced", 1.5, experts_moved=0), step(2, 2.0)])
     assert (report.rebalances, report.redealt) == (0, 1)
 
 
 @pytest.mark.parametrize("reason", ["drain", "move"])
 def test_nodes_that_leave_in_good_order_are_told_from_failures(reason: str) -> None:
-    """They were shown as "shrink" or "replace", without nodes."""
+    """They must not be reported as "shrink" or "replace" without nodes."""
     events = [
         made("job_started"),
         joined("a", 0.5),
@@ -160,7 +160,7 @@ def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: py
     assert [axes.get_ylabel() for axes in figure.axes] == ["samples per second", "nodes", "seconds per step", "loss"]
     for axes in figure.axes:
         names = [text.get_text() for text in axes.get_legend().get_texts()]
-        marks = 1  # the dashed line of the failure, which has its name beside it
+        marks = 1  # The dashed line of the failure, with its name next to it.
         assert len(axes.get_lines()) == len(names) + marks
         assert not any(name.startswith("_") for name in names)
     assert [text.get_text() for text in figure.axes[0].texts] == ["b fails"]
@@ -188,11 +188,11 @@ def test_the_lines_of_a_resumed_job_have_a_gap_at_the_pause(tmp_path: Path, monk
         for line in axes.get_lines():
             points = list(zip(line.get_xdata(), line.get_ydata(), strict=True))
             if line.get_linestyle() == "--":
-                continue  # a mark
+                continue  # This line is a mark.
             breaks = [at for at, value in points if isnan(value)]
             assert any(10.0 <= at <= 504.0 for at in breaks), axes.get_ylabel()
             values = [value for _, value in points if not isnan(value)]
-            assert max(values) < 100.0, "the pause is not a step's time, nor part of the throughput"
+            assert max(values) < 100.0, "the pause counts neither as a step's time nor in the throughput"
 
 
 def test_names_of_events_do_not_hide_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

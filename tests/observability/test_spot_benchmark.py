@@ -1,4 +1,4 @@
-"""The spot benchmark's bookkeeping: where the nodes' time went, by hand."""
+"""The spot benchmark's bookkeeping of the nodes' time, checked by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spot() -> ModuleType:
 
 
 def events(*steps: tuple[float, int], restart: bool) -> list[ReadEvent]:
-    """Two nodes of which one is idle from the failure on."""
+    """Return the events of two nodes, one of which is idle after the failure."""
     out: list[ReadEvent] = [joined(name) for name in ("a", "b", "c")]
     out.append(made("generation_started", world_size=3))
     out += [made("step_committed", time, step=step, samples=10) for time, step in steps]
@@ -45,7 +45,7 @@ def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
     assert ours.busy == 3.5 * 3 + 5.5 * 2
     redone = [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4), (6.0, 3), (7.0, 4), (8.0, 5), (9.0, 6), (10.0, 7)]
     other = spot.account(events(*redone, restart=True), 10.0)
-    # From step 4 to step 5 it took four seconds, where a step usually takes one; one node was in the world.
+    # Steps 4 and 5 were four seconds apart instead of one, with one node in the world.
     assert (other.samples, other.steps, other.undone, other.down) == (60, 7, 2, 3.0)
     assert other.idle == 5.5
     assert other.down + other.idle + other.busy == ours.busy
@@ -53,7 +53,8 @@ def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
     assert sum(parts.values()) == pytest.approx(1.0)
     rate = 90 / 21.5
     assert parts["restarts"] == pytest.approx(rate * 3.0 / 30)
-    # 21.5 node-seconds; a sample has 32 tokens in 2 layers, forward and (twice as long) backward.
+    # 21.5 node-seconds; a sample has 32 tokens in 2 layers, and the backward pass takes twice as long as the forward
+    # pass.
     assert ours.at_most(0.01) == other.at_most(0.01) == pytest.approx(21.5 / (32 * 2 * 3 * 0.01))
 
 

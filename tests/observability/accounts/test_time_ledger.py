@@ -1,4 +1,4 @@
-"""The ledger of time: what a job's seconds went into, from its events."""
+"""The time ledger: how a job spent its seconds, computed from its events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def generation(time: float, reason: str, members: str = "abcd") -> AnyEvent:
 
 
 def begun(steps: int, **fields: Any) -> list[AnyEvent]:
-    """A job of four nodes that waits 10 s for them, whose first step takes 3 s and all others one."""
+    """Return the events of a job that waits 10 s for its four nodes, with a first step of 3 s and later ones of 1 s."""
     start = [made("job_started", **fields), *(joined(node, 5.0, worker_pids=(1,)) for node in "abcd")]
     return [*start, generation(10.0, "start"), *(step(number, 12.0 + number) for number in range(1, steps + 1))]
 
@@ -40,7 +40,7 @@ def after(events: Iterable[AnyEvent]) -> TimeLedger:
 
 
 def spent(account: TimeAccount) -> dict[str, float]:
-    """The seconds per cause, those that are none left out."""
+    """Return the seconds per cause, without causes of zero seconds."""
     return {str(cause): round(seconds, 9) for cause, seconds in account.seconds.items() if seconds}
 
 
@@ -52,7 +52,8 @@ def test_a_failure_is_detection_transition_and_what_is_computed_again() -> None:
     failed = made("failure_detected", 22.75, node="b", after_s=0.25)
     events = [*begun(10), failed, generation(23.0, "failure", "acd"), step(11, 24.5, 3)]
     told = made("recovered", 24.5, action="shrink", detect_s=0.25, decide_s=0.25, regroup_s=0.5, redo_s=1.0, down_s=2.0)
-    # Half a step was done, a whole one's time came after it; three take 4/3 of four's time for the same work.
+    # Half a step was done before the failure. The time of a whole one follows, and three nodes take 4/3 of four nodes'
+    # time.
     assert spent(after([*events, told]).account()) == {
         "waiting": 10.0,
         "transition": 2.0 + 0.25 + 0.5,
@@ -64,7 +65,7 @@ def test_a_failure_is_detection_transition_and_what_is_computed_again() -> None:
 
 
 def test_a_step_that_is_told_after_a_failure_was_before_it() -> None:
-    """Who was silent was last heard of before the step that the others tell of once they are asked."""
+    """The silent node was last heard before a step that the others report only after the failure."""
     failed = made("failure_detected", 25.8, node="b", after_s=3.4)
     events = [*begun(10), failed, generation(25.9, "failure"), step(11, 23.0), step(12, 26.9)]
     told = made("recovered", 26.9, action="shrink", detect_s=3.4, decide_s=0.1, redo_s=1.0, down_s=4.5)
@@ -85,7 +86,7 @@ def test_fewer_workers_and_late_ones_are_sub_healthy() -> None:
     assert spent(after(late).account()) == {
         "waiting": 10.0,
         "transition": 2.0,
-        "effective": pytest.approx(12.09),  # (up to a tenth more is no news)
+        "effective": pytest.approx(12.09),  # A step that takes up to a tenth longer than usual counts as effective.
         "sub_healthy": pytest.approx(0.5),
     }
 
@@ -106,7 +107,7 @@ def test_steps_after_a_roll_back_are_redone() -> None:
     again = [*begun(10), *back, *(step(number, 16.0 + number) for number in range(9, 13))]
     account = after(again).account()
     assert spent(account) == {"waiting": 10.0, "transition": 2.0 + 1.0, "effective": 12.0, "redone": 3.0}
-    assert account.goodput == pytest.approx(12 / 28), "what was undone counts once"
+    assert account.goodput == pytest.approx(12 / 28), "a repeated step counts once"
 
 
 def test_a_step_ends_the_wait_where_who_was_waited_for_came_back_to_a_later_coordinator_as_it_was() -> None:
@@ -121,7 +122,7 @@ def test_a_job_without_nodes_waits() -> None:
     lost = [made("failure_detected", 22.2, node="a"), made("job_waiting", 22.3, nodes=1)]
     ledger = after([*begun(10), *lost])
     assert spent(ledger.account(100.0))["waiting"] == 10.0 + 77.7
-    assert ledger.settled(100.0)[Cause.WAITING] == 10.0 + 77.7, "an hour of waiting is not only told once it is over"
+    assert ledger.settled(100.0)[Cause.WAITING] == 10.0 + 77.7, "a long wait must be reported before it ends"
     ledger.take(generation(122.3, "rollback"))
     ledger.take(step(11, 123.5))
     assert spent(ledger.account())["waiting"] == 10.0 + 100.0
@@ -130,7 +131,7 @@ def test_a_job_without_nodes_waits() -> None:
 def test_a_join_costs_what_is_beyond_a_usual_step() -> None:
     events = [*begun(10), joined("e", 21.0), generation(22.5, "join", "abcde"), step(11, 23.0), step(12, 24.5, 5)]
     grown = made("recovered", 24.5, action="grow", regroup_s=0.6, redo_s=0.9, down_s=1.5)
-    # (five take 0.8 s)
+    # Five nodes take 0.8 s.
     assert spent(after([*events, grown]).account())["transition"] == pytest.approx(2.0 + 0.7)
     moved = made("rebalanced", 24.5, down_s=1.5)
     assert spent(after([*events, moved]).account())["rebalance"] == pytest.approx(0.7)
@@ -145,7 +146,7 @@ def test_checkpoints_are_taken_from_the_steps_that_they_hold_up() -> None:
 
 
 def test_steps_of_an_outage_are_steps() -> None:
-    """The coordinator is away from the tenth step on: the others come late, and after them what it then saw."""
+    """The coordinator is away from the tenth step on: it receives the missed steps first, and then sees later ones."""
     back = made("coordinator_restarted", 40.0)
     missed = [step(number, 12.0 + number) for number in range(11, 26)]
     assert spent(after([*begun(10), back, *missed]).account()) == {
@@ -155,7 +156,7 @@ def test_steps_of_an_outage_are_steps() -> None:
     }
     broke = [made("failure_detected", 43.0, node="b", after_s=3.0), generation(43.0, "failure"), step(26, 44.0)]
     assert spent(after([*begun(10), back, *missed, *broke]).account()) == {
-        "waiting": 10.0 + 2.0,  # the nodes for a coordinator, for what was left of the broken step's time
+        "waiting": 10.0 + 2.0,  # The nodes also wait for a coordinator during the rest of the interrupted step.
         "transition": 2.0,
         "effective": 26.0,
         "detection": 3.0,
@@ -202,8 +203,10 @@ def test_a_failure_of_a_node_that_trains_not_yet_disturbs_nobody() -> None:
 def test_flop_mfu_and_node_hours() -> None:
     account = after([*begun(10, flop_per_sample=2.0, peak_flop_per_s=4.0), made("job_finished", 22.0)]).account(500.0)
     assert account.flop_delivered == 160.0
-    assert account.mfu == pytest.approx(160.0 / (4.0 * 4 * 17.0)), "all accelerators from when they came"
-    assert account.node_hours == account.accelerator_hours == pytest.approx(4 * 17.0 / 3600), "until the job was done"
+    assert account.mfu == pytest.approx(160.0 / (4.0 * 4 * 17.0)), "all accelerators count from their arrival"
+    assert account.node_hours == account.accelerator_hours == pytest.approx(4 * 17.0 / 3600), (
+        "the accelerators count until the job has finished"
+    )
     unsaid = after(begun(10)).account()
     assert (unsaid.flop_delivered, unsaid.mfu) == (None, None)
 
@@ -242,4 +245,4 @@ def test_whatever_the_events_the_causes_add_up_and_counters_only_grow(events: li
         assert all(seconds >= -1e-9 for seconds in account.seconds.values())
         assert all(settled[cause] >= before[cause] for cause in Cause)
         before = settled
-    assert asdict(after(events).account()) == asdict(ledger.account()), "looking changes nothing"
+    assert asdict(after(events).account()) == asdict(ledger.account()), "reading the account must not change it"

@@ -1,4 +1,4 @@
-"""What a journal proves, and that whatever is cut out of it, doubled or edited is named with its line."""
+"""The audit of a journal: any event that is removed, duplicated or edited is reported with its line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulation.cluster import SimCluster
 from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 SAMPLES = StepSamples(seed=4, micro_batches=3, micro_batch=2)
-#: edits of fields, and of which events these fields prove anything (else: of all)
+#: Edits of fields, and the events in which the edited field proves something (by default all).
 EDITS: dict[str, Callable[[Any], Any]] = {
     "seq": lambda old: old + 1,
     "term": lambda old: old + 1,
@@ -49,7 +49,7 @@ PROVING = {
 
 @cache
 def journal() -> tuple[bytes, ...]:
-    """The journal of a simulated job: a refusal, failures, another coordinator, a join, a roll-back, an end."""
+    """The journal of a simulated job: a refusal, failures, a second coordinator, a join, a rollback, an end."""
     faults = (
         Fault(kind=FaultKind.CORRUPT_SUM, boundary="reducing", step=2, target=1),
         Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=4, target=2),
@@ -67,7 +67,7 @@ def journal() -> tuple[bytes, ...]:
 
 
 def named(result: AuditResult) -> dict[int, About]:
-    """Return what the findings are about, by line."""
+    """Return the subjects of the findings, by line."""
     return {finding.line: finding.about for finding in reversed(result.findings)}
 
 
@@ -106,7 +106,8 @@ def test_every_edit_is_named_with_its_line(field: str) -> None:
         line = json.dumps({**event, field: EDITS[field](event[field])}).encode() + b"\n"
         found = named(audit_lines([*lines[:at], line, *lines[at + 1 :]]))
         assert found, f"line {at + 1}: {event}"
-        # What others are compared with (the first line, how a generation begins) is wrong where the next is looked at.
+        # An error in a reference value (the first line, or a generation's start) is found at the next event compared
+        # with it.
         later = at == 0 or field in ("event", "term", "generation", "seed", "micro_batches", "global_batch")
         assert min(found) == at + 1 or (later and min(found) <= at + 8)
         edited += 1
@@ -114,7 +115,7 @@ def test_every_edit_is_named_with_its_line(field: str) -> None:
 
 
 def undone(at: int) -> bool:
-    """Tell whether a roll-back comes before any further step: without the step here the lineage is the same."""
+    """Return whether a rollback precedes the next step, because the lineage is then the same without this step."""
     kinds = (json.loads(line)["event"] for line in journal()[at + 1 :])
     return next((kind for kind in kinds if kind in ("step_committed", "rolled_back")), "") == "rolled_back"
 
@@ -133,11 +134,11 @@ def test_a_journal_without_its_last_lines_is_that_of_a_job_that_runs() -> None:
     assert result.outcome == "running"
 
 
-# ---- by hand ----
+# ---- constructed journals ----
 
 
 def told(*events: ev.AnyEvent) -> list[ev.AnyEvent]:
-    """Return events numbered from 1, of one job, term and generation (but for those that have their own)."""
+    """Return the events with numbers from 1, and one job, term and generation unless an event has its own."""
     out: list[ev.AnyEvent] = []
     for number, event in enumerate(events, 1):
         own = event.seq or (out[-1].seq if out else 0) + 1
@@ -229,7 +230,7 @@ def test_a_failed_job_that_is_taken_up_again_goes_on() -> None:
 
 
 def repaired(cut: int, **lies: Any) -> AuditResult:
-    """Audit a journal that has lost its events after `cut`, and that is mended from the record."""
+    """Audit a journal that lost its events after `cut` and was repaired from the record."""
     events = told(STARTED, FIRST, *(step(number) for number in range(1, 7)))
     whole = Position()
     for event in events:
@@ -271,7 +272,7 @@ def test_a_repair_that_does_not_fit_is_found(lies: dict[str, Any], about: About)
 
 
 def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> None:
-    """`kill -9` of the whole command came after step 3 was saved. The next run begins there."""
+    """`kill -9` of the whole command came after step 3 was saved, and the next run starts there."""
     saved = made("checkpoint_saved", generation=1, step=1)
     again = made("coordinator_restarted", term=2)
 
@@ -281,5 +282,5 @@ def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> 
         return About.ROLL_BACK in {finding.about for finding in found}
 
     assert not is_doubted(3, again)
-    assert is_doubted(5, again), "that step was not committed"
-    assert is_doubted(3), "the coordinator that announces checkpoints is there"
+    assert is_doubted(5, again), "step 5 was not committed"
+    assert is_doubted(3), "the same coordinator would have announced the checkpoint"

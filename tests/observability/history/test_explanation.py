@@ -1,4 +1,4 @@
-"""Why something happened: failures, what was tried, what it cost, and what was not done."""
+"""Explanations of events: failures, attempted remedies, their cost, and rejected alternatives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def generation(time: float, number: int, reason: str, members: str = "abc", deci
     )
 
 
-#: three nodes, nine steps, a checkpoint of the fifth
+#: Three nodes, nine steps, and a checkpoint of the fifth.
 CALM = [
     made("job_started"),
     *(joined(node, 1.0, worker_pids=(1,)) for node in "abc"),
@@ -42,7 +42,7 @@ CALM = [
     *(step(number, 1.0 + number) for number in range(1, 10)),
     made("checkpoint_saved", 9.9, step=5),
 ]
-#: the group breaks, the same members try again; that fails too, and b is taken out
+#: The group breaks and the same members try again. That fails too, and b is removed.
 BROKEN = [
     made("failure_detected", 10.5, node="a", kind="connection_lost", detector="exception", severity=3, after_s=0.25),
     generation(10.6, 2, "failure", decision="redo"),
@@ -94,7 +94,7 @@ def test_a_recovery_under_way_says_so() -> None:
     assert (found.over, found.action, found.phases) == (False, "", None)
     assert [rung.held for rung in found.rungs] == [False]
     assert found.seconds is not None
-    assert sum(found.seconds.values()) == pytest.approx(2.0), "what is under way counts too"
+    assert sum(found.seconds.values()) == pytest.approx(2.0), "an unfinished recovery must count too"
 
 
 def test_a_step_is_measured_by_the_usual_one() -> None:
@@ -137,7 +137,7 @@ def test_what_was_refused_says_what_was_wrong_with_it() -> None:
 
 
 def test_workers_that_differ_are_explained_as_such() -> None:
-    """It said "the settings of step 10 were not what they must be"."""
+    """The explanation must not read "the settings of step 10 were not what they must be"."""
     detail = "the settings of a differ from those of b (lr 0.1, not lr 0.2)"
     found = made("corruption_found", 10.5, step=10, what="settings", detail=detail)
     again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
@@ -175,7 +175,7 @@ def test_what_a_person_is_asked_for_is_explained_by_what_it_is_about() -> None:
 
 
 def test_what_came_long_before_is_no_part_of_a_recovery() -> None:
-    """A coordinator's restart, a limit, a node that came and was not needed: the recovery counts from its failure."""
+    """An earlier restart, limit or spare node is not part of a recovery, which starts with its failure."""
     early = [made("coordinator_restarted", 9.95), made("limit_raised", 9.96), joined("x", 9.97)]
     steps = [step(number, 1.0 + number) for number in range(10, 20)]
     late = [msgspec.structs.replace(event, time=event.time + 10.0) for event in BROKEN[:5]]

@@ -1,4 +1,4 @@
-"""Why a job stands, by its newest events."""
+"""The reason why a job makes no progress, from its newest events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_may_help_is_said() -> None:
     standing = standing_of(numbered([*CALM, *waiting, asked]))
     assert (standing.state, standing.who, standing.command) == ("waiting", "operator", "holdfast scale +2")
     later = standing_of(numbered([*CALM, *waiting, asked, *BROKEN[:1]]))
-    assert (later.state, later.command) == ("waiting", "holdfast scale +2"), "whatever fails meanwhile"
+    assert (later.state, later.command) == ("waiting", "holdfast scale +2"), "later failures must not change the reason"
 
 
 def test_a_job_that_has_only_begun_waits() -> None:
