@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_agent_machine import STOPPED, Bench, attach, begin_node, down, said
+from test_agent_machine import STOPPED, Bench, attach, begin_node, down, messages_of
 
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import KillHung, Pass, StartWorker
@@ -18,7 +18,7 @@ def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
     node = NodeIdentity(job="job", node="node-0", workers=1, digest="d", agent_pid=7, standby=standby)
     machine = AgentMachine(node, lambda: "0" * 8)
     machine.start()
-    (hello,) = said(machine.connected(0.0))
+    (hello,) = messages_of(machine.connected(0.0))
     assert isinstance(hello, msg.Hello)
     assert hello.standby is standby
 
@@ -49,7 +49,7 @@ def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code:
     bench.order(msg.Warm(term=1))
     ending = msgspec.structs.replace(down(bench.worker), exit_code=exit_code, final=final)
     out = bench.machine.worker_ended(ending, bench.now, clean=exit_code == EXIT_DONE)
-    cold, gone = said(out)
+    cold, gone = messages_of(out)
     assert isinstance(cold, msg.FromWorker)
     assert isinstance(cold.message, msg.Warmed)
     assert cold.message.error
@@ -75,7 +75,7 @@ def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> N
     else:
         bench.hear(begin_node(1, 1, bench.worker))
     before = bench.worker
-    assert said(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
+    assert messages_of(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
 
 
 def test_a_warm_worker_that_is_stopped_for_longer_than_a_lease_is_ended_while_it_waits() -> None:
