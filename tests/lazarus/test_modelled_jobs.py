@@ -48,7 +48,7 @@ def test_an_undisturbed_job_trains_and_saves() -> None:
 
 def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
     lived = ModelledJob(static(live=True), COSTS, window(20.0, (4.5, "-a"))).run()
-    # 4 steps; half a step lost; 5 s; 6 steps on two nodes; 2 s of saving; 2 steps, and half a step at the end.
+    # 4 steps, half a step lost, then 5 s. On two nodes: 6 steps, 2 s of saving, 2.5 steps.
     assert (lived.steps, lived.samples) == (12, 4 * 4 + 8 * 2)
     expected = {"effective": 12.5, "lost": 0.5, "reconfigure": 5.0, "checkpoint": 2.0}
     assert lived.seconds == pytest.approx(expected)
@@ -57,7 +57,7 @@ def test_a_live_recovery_costs_its_time_and_the_step_that_was_struck() -> None:
 
 def test_a_restart_loses_what_came_after_the_checkpoint() -> None:
     lived = ModelledJob(static(live=False), COSTS, window(30.0, (15.5, "-a"))).run()
-    # 10 steps, saved until 12; 3 steps and a half lost; 7 s; 7 steps on two nodes, and half a step at the end.
+    # 10 steps, saved until 12. 3.5 steps lost, then 7 s. On two nodes: 7.5 steps.
     assert (lived.steps, lived.samples) == (17, 40 + 14)
     assert lived.seconds == pytest.approx({"effective": 17.5, "checkpoint": 2.0, "lost": 3.5, "restart": 7.0})
     assert sum(lived.seconds.values()) == pytest.approx(30.0)
