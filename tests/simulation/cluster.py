@@ -325,9 +325,9 @@ class SimCluster:
             shell.crash()
         world.timeline.after(seconds, self._put_back)
 
-    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None:
+    def on_outdated_message(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None:
         """Check a message from a coordinator with an outdated store to an agent."""
-        self.checker.told_by_outdated(self.agents[name].machine.heard, message, shell.machine.record)
+        self.checker.on_outdated_message(self.agents[name].machine.heard, message, shell.machine.record)
 
     def _put_back(self) -> None:
         assert self._newest_journal is not None
@@ -365,7 +365,7 @@ class SimCluster:
         """The number of writes of all coordinators."""
         return self._writes
 
-    def pool_told(self, shell: CoordinatorShell, stands: JobState) -> None:
+    def on_job_state(self, shell: CoordinatorShell, stands: JobState) -> None:
         """Pass a coordinator's report about the job to its pool."""
         if self.pool is not None:
             self.pool.told(stands)

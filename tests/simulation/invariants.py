@@ -77,7 +77,7 @@ class Checker:
 
     # ---- a worker's side ----
 
-    def told(self, worker: Peer, message: msg.WorkerMessage) -> None:
+    def on_worker_message(self, worker: Peer, message: msg.WorkerMessage) -> None:
         """Check a worker's message; a report is a promise."""
         if isinstance(message, msg.Report):
             self._experts_of_the_step(worker)
@@ -290,7 +290,7 @@ class Checker:
             if wrong := wrong_source(decision.source, decision.applied, *known):
                 self._fail(f"{decision} {wrong}")
 
-    def told_by_outdated(self, heard: HeardGeneration, message: CoordinatorMessage, record: Record) -> None:
+    def on_outdated_message(self, heard: HeardGeneration, message: CoordinatorMessage, record: Record) -> None:
         """Check a message from a coordinator with an outdated store to an agent."""
         if heard.generation > record.generation:
             self._fail(f"an outdated store of generation {record.generation} led to {message} for {heard}")
@@ -421,7 +421,7 @@ class Checker:
             self._fail(f"step {step} was committed, but no member applied it")
         if event.loss != event.loss:
             self._nobody_knows(step)
-        elif training.told_wrongly(event, commit):
+        elif training.is_announced_wrongly(event, commit):
             self._fail(f"step {step} was announced as {event}, but the lineage has {commit}")
         # The newest record may already have a later generation. If all members with a state leave, the others have
         # none.

@@ -17,7 +17,7 @@ class LowerEnd(Protocol):
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
-    def hear(self, connection: SimConnection, message: CoordinatorMessage) -> None: ...
+    def on_message(self, connection: SimConnection, message: CoordinatorMessage) -> None: ...
 
     def disconnected(self, connection: SimConnection) -> None: ...
 
@@ -98,7 +98,7 @@ class SimConnection:
 
     def _arrive_down(self, message: CoordinatorMessage) -> None:
         if not self._lost:
-            self.agent.deliver(self.agent.hear, self, message)
+            self.agent.deliver(self.agent.on_message, self, message)
 
     def _end_above(self) -> None:
         coordinator = self.coordinator

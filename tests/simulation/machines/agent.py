@@ -344,7 +344,7 @@ class SimAgent(Process):
             if self._connection is not None:
                 self._connection.send_up(message)
 
-    def hear(self, connection: SimConnection, message: msg.CoordinatorMessage) -> None:
+    def on_message(self, connection: SimConnection, message: msg.CoordinatorMessage) -> None:
         """Handle a message from the coordinator."""
         if connection is not self._connection:
             return

@@ -69,7 +69,7 @@ class Builder:
         own = key_of(rank, "address")
         got = {own} | self._early_posts.pop(plan.generation, set())
         building = self._builds[plan.generation] = Building(plan, world.group(plan), pending, got)
-        worker.tell(msg.Post(worker=worker.id, generation=plan.generation, keys={own: b"address"}))
+        worker.send(msg.Post(worker=worker.id, generation=plan.generation, keys={own: b"address"}))
         world.timeline.after(world.timing.build_timeout_s, worker.deliver, self._late, building)
         self._connect(building)
 

@@ -49,7 +49,7 @@ class CoordinatorSurroundings(Protocol):
     places: PlacesTaken
     outdated_seen: int
 
-    def told_by_outdated(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None: ...
+    def on_outdated_message(self, shell: CoordinatorShell, name: str, message: CoordinatorMessage) -> None: ...
 
     def write_due(self, shell: CoordinatorShell, what: str) -> bool: ...
 
@@ -57,7 +57,7 @@ class CoordinatorSurroundings(Protocol):
 
     def persisted(self, record: Record) -> None: ...
 
-    def pool_told(self, shell: CoordinatorShell, stands: JobState) -> None: ...
+    def on_job_state(self, shell: CoordinatorShell, stands: JobState) -> None: ...
 
     def job_ended(self, exit_code: int, why: str) -> None: ...
 
@@ -224,7 +224,7 @@ class CoordinatorShell(Process):
         if connection is not None:
             world.trace("coordinator", self.pid, "->", number, message)
             if world.store.outdated:
-                self._cluster.told_by_outdated(self, connection.agent.name, message)
+                self._cluster.on_outdated_message(self, connection.agent.name, message)
             self._free_at = max(self._free_at, world.timeline.now) + world.plan.send_s
             connection.send_down(message, self._free_at)
 
@@ -278,7 +278,7 @@ class CoordinatorShell(Process):
                 self.ended = True
                 self._cluster.job_ended(exit_code, why)
             case TellPool(stands):
-                self._cluster.pool_told(self, stands)
+                self._cluster.on_job_state(self, stands)
             case Broadcast():
                 raise AssertionError("a broadcast must be split into single messages")
 

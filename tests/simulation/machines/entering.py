@@ -188,7 +188,7 @@ class SimEntrance:
         file = worker.world.checkpoints.files.get(source.name)
         if file is None or file.damaged:
             damaged = msg.CheckpointDamaged(worker=worker.id, generation=generation, name=source.name, why="cut short")
-            worker.tell(damaged)
+            worker.send(damaged)
             return None
         states = tuple(file.states[place] for place in range(file.places))
         return file.step, worker.world.relaid.under(states, worker.places)[worker.place]
@@ -234,6 +234,6 @@ class SimEntrance:
 
     def _complain(self, snapshot: SnapshotPart, node: str, generation: int) -> None:
         worker = self._worker
-        worker.tell(
+        worker.send(
             msg.SnapshotDamaged(worker=worker.id, generation=generation, snapshot=snapshot, node=node, why="of no use")
         )

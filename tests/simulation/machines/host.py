@@ -21,7 +21,7 @@ class PartWriter(Protocol):
 
     def busy(self, worker: str) -> bool: ...
 
-    def take(self, handed: HandedPart) -> None: ...
+    def write_part(self, handed: HandedPart) -> None: ...
 
 
 class NodeHost(Protocol):
@@ -55,7 +55,7 @@ class WorkerHost(Peer, Protocol):
 
     def deliver(self, action: Callable[..., object], *args: Any) -> None: ...
 
-    def tell(self, message: WorkerMessage) -> None: ...
+    def send(self, message: WorkerMessage) -> None: ...
 
     def obey(self, instructions: Iterable[WorkerInstruction]) -> None: ...
 
@@ -88,7 +88,9 @@ def attachment(world: World, worker: str, pid: int, experts: StoredExperts | Non
     )
 
 
-def told_of(machine: WorkerMachine, place: str, micro_batch: int | None = None, *, looped: bool = True) -> Raised:
+def raised_message(
+    machine: WorkerMachine, place: str, micro_batch: int | None = None, *, looped: bool = True
+) -> Raised:
     """Return the report of an exception that a script raised inside or outside its loop."""
     step = machine.step if looped else None
     error = ScriptError(place=place, step=step, micro_batch=micro_batch, phase=machine.phase)

@@ -89,7 +89,7 @@ class Saver:
         if rank is not None:
             self._pending = _name(plan, step)
             handed = HandedPart(worker.id, self._pending, rank, len(plan.members), plan.places, state)
-            worker.agent.writer.take(handed)
+            worker.agent.writer.write_part(handed)
 
 
 def _name(plan: msg.GenerationPlan, step: int) -> CheckpointName:
@@ -116,7 +116,7 @@ class SimWriter:
         """Return whether a part of the worker at this local rank is being written."""
         return any(node_and_index_of(handed.worker) == node_and_index_of(worker) for handed in self._writing)
 
-    def take(self, handed: HandedPart) -> None:
+    def write_part(self, handed: HandedPart) -> None:
         """Write a part when the disk is ready."""
         self._writing.append(handed)
         self._world.after_disk("checkpoint", self._agent, self._node, self._written, handed)
@@ -182,7 +182,7 @@ class SnapshotCopier:
         snapshot = plan.snapshot_part(rank, step)
         worker.world.after("copy", worker, self._copied, snapshot)
 
-    def put_away(self, plan: msg.GenerationPlan) -> None:
+    def stash_state(self, plan: msg.GenerationPlan) -> None:
         """Stash the state in the node's memory before another layout takes effect."""
         worker, machine = self._worker, self._worker.machine
         rank, step = plan.rank(worker.id), machine.applied or 0
@@ -218,14 +218,14 @@ class SnapshotCopier:
     def _written(self, snapshot: SnapshotPart, state: int, experts: tuple[int, ...] = ()) -> None:
         worker, world = self._worker, self._worker.world
         if world.troubles(worker.node).memory_full_until > world.timeline.now:
-            worker.tell(
+            worker.send(
                 msg.SnapshotLeftOut(
                     worker=worker.id, generation=snapshot.generation, step=snapshot.step, why="no room for 1 byte"
                 )
             )
             return
         world.memory(worker.node).parts[snapshot] = MemoryPart(state, experts=experts)
-        worker.tell(msg.SnapshotTaken(worker=worker.id, snapshot=snapshot, bytes=1, seconds=0.1))
+        worker.send(msg.SnapshotTaken(worker=worker.id, snapshot=snapshot, bytes=1, seconds=0.1))
 
 
 class SimKeeper:

@@ -196,7 +196,7 @@ def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
     return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
 
 
-def told_wrongly(event: StepCommitted, commit: Commit) -> bool:
+def is_announced_wrongly(event: StepCommitted, commit: Commit) -> bool:
     """Return whether the announced event of a step differs from its step result."""
     metrics = {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()}
     told = (event.loss, event.skipped, event.metrics)

@@ -86,7 +86,7 @@ class Consent:
         worker.world.after("pause", worker, self._bring, self._asked)
         worker.boundary("proposing")
 
-    def look(self) -> None:
+    def withdraw_if_unwanted(self) -> None:
         """Withdraw the proposal after a delay, if an order has made it unwanted."""
         asked = self._asked
         if asked is not None and not asked.wanted():
@@ -97,7 +97,7 @@ class Consent:
         if not worker.hung and self._asked is asked and not self._lies:
             self._lies = True
             self.page.propose(worker.id, asked.proposal, lambda: worker.world.after("pause", worker, self._go, asked))
-            self.look()  # An order may have made it unwanted before it reached the page.
+            self.withdraw_if_unwanted()  # An order may have made it unwanted before it reached the page.
 
     def _withdraw(self, asked: _Asked) -> None:
         if self._worker.hung or self._asked is not asked or asked.wanted():
@@ -152,10 +152,10 @@ class Work:
             withdrawn=lambda: machine.withdraw_proposal(micro_batch),
         )
 
-    def look(self) -> None:
+    def withdraw_if_unwanted(self) -> None:
         """Withdraw a proposal that an order has made unwanted."""
         if self._consent is not None:
-            self._consent.look()
+            self._consent.withdraw_if_unwanted()
 
     def _compute(self, micro_batch: int) -> None:
         worker, world, step = self._worker, self._worker.world, self._worker.machine.step

@@ -26,7 +26,7 @@ from tests.simulation.machines.building import Builder
 from tests.simulation.machines.entering import SimEntrance
 from tests.simulation.machines.experts.moving import Mover
 from tests.simulation.machines.experts.stored import StoredExperts, shape_of
-from tests.simulation.machines.host import attachment, told_of
+from tests.simulation.machines.host import attachment, raised_message
 from tests.simulation.machines.saving import Saver, SimWriter, SnapshotCopier
 from tests.simulation.machines.transfer import Pusher
 from tests.simulation.machines.unit import Consent, Page, Work
@@ -125,7 +125,7 @@ class SimWorker(Process):
         """Attach to the coordinator and wait for a generation."""
         if self.boundary("attach"):
             return
-        self.tell(attachment(self.world, self.id, self.pid, self.experts, self.places))
+        self.send(attachment(self.world, self.id, self.pid, self.experts, self.places))
         if self.world.plan.raises is Raises.BEFORE or self.world.plan.fails_under(self.places) == 1:
             self.busy = "before"
             self.world.after("start", self, self._script_raises, None)
@@ -151,10 +151,10 @@ class SimWorker(Process):
         if group is not None and self.operation is not None:
             group.glitch(self.id)
 
-    def tell(self, message: msg.WorkerMessage) -> None:
+    def send(self, message: msg.WorkerMessage) -> None:
         """Send a message to the coordinator through the agent."""
         if self.alive:
-            self.checker.told(self, message)
+            self.checker.on_worker_message(self, message)
             self.agent.deliver(self.agent.relay, self, message)
 
     # ---- the listener thread ----
@@ -163,11 +163,11 @@ class SimWorker(Process):
         """Queue an order for the listener thread, which handles orders one after another."""
         timeline, until = self.world.timeline, self._troubles.deaf_until
         if until > timeline.now:
-            timeline.at(until, self.deliver, self.hear, order)
+            timeline.at(until, self.deliver, self.handle_order, order)
         else:
-            self.hear(order)
+            self.handle_order(order)
 
-    def hear(self, order: msg.Order) -> None:
+    def handle_order(self, order: msg.Order) -> None:
         """Handle an order from the coordinator."""
         match order:
             case msg.Posted():
@@ -186,7 +186,7 @@ class SimWorker(Process):
         if isinstance(order, msg.Begin | msg.StandBy):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
-        self._work.look()
+        self._work.withdraw_if_unwanted()
         boundary = "stopped" if isinstance(order, msg.Stop) else "begun" if isinstance(order, msg.Begin) else ""
         if not (boundary and self.boundary(boundary)):
             self.advance()
@@ -196,7 +196,7 @@ class SimWorker(Process):
         for instruction in instructions:
             match instruction:
                 case tasks.SendToCoordinator(message):
-                    self.tell(message)
+                    self.send(message)
                 case tasks.Halt():
                     self._halt()
                 case tasks.Build(plan, pending):
@@ -246,7 +246,7 @@ class SimWorker(Process):
             case tasks.WarmUp() | tasks.Load() | tasks.Move() | tasks.Receive() | tasks.Enter():
                 self._entrance.enter(task)
             case tasks.StashState(plan):
-                self.copier.put_away(plan)
+                self.copier.stash_state(plan)
             case tasks.Compute():
                 self._compute(task)
             case tasks.Finish():
@@ -309,7 +309,7 @@ class SimWorker(Process):
             self.raised("" if micro_batch is not None else place, looped=False)
             return
         self.gradients.clear()
-        self.tell(told_of(machine, place, micro_batch, looped=micro_batch is not None))
+        self.send(raised_message(machine, place, micro_batch, looped=micro_batch is not None))
         self.advance()
 
     def _reduce(self) -> None:
@@ -317,7 +317,7 @@ class SimWorker(Process):
             return
         self.reduced = None
         if (tally := training.tally(self.machine, self.world.plan, len(self.gradients))) is not None:
-            self.tell(tally)
+            self.send(tally)
         generation = self.machine.generation
         step, plan = self.machine.step, self.world.plan
         combine = partial(training.reduce_shares, plan=plan, generation=generation, step=step, count=self.places)
@@ -440,14 +440,14 @@ class SimWorker(Process):
         self.checker.applied(self, before, reduced, commit)
         self.obey(instructions)
         if self._mover is not None:
-            self._mover.tell_loads()
+            self._mover.send_loads()
         self._saver.applied(plan, self.machine.applied or 0, self.state, commit)
         if not self.boundary("applied"):
             self.advance()
 
     def raised(self, place: str = "", *, looped: bool = True) -> None:
         """End with an exception of the script and lose the state; report `place` if it is set."""
-        error = told_of(self.machine, place, looped=looped).error if place else None
+        error = raised_message(self.machine, place, looped=looped).error if place else None
         self.agent.deliver(self.agent.worker_raised, self, error)
         self.kill()
 

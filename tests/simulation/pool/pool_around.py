@@ -23,7 +23,7 @@ class PoolParts:
 
     pool: type[Pool] = Pool
     fence: type[Fence] = Fence
-    hear: Callable[[Held, JobShares, float], Held] = apply_shares
+    apply_shares: Callable[[Held, JobShares, float], Held] = apply_shares
     update_roles: Callable[[Held, Mapping[str, bool], Mapping[str, str]], Held] = update_roles
 
 
@@ -87,9 +87,9 @@ class PoolAround(Protocol):
 
     def work_s(self, job: str) -> float: ...
 
-    def begin(self, job: PooledJob) -> None: ...
+    def start_coordinator(self, job: PooledJob) -> None: ...
 
-    def close(self, job: str, submission: int) -> None: ...
+    def stop_coordinator(self, job: str, submission: int) -> None: ...
 
     def server_died(self, server: LineEnd) -> None: ...
 

@@ -95,7 +95,7 @@ class PoolCluster:
 
     def _start_server(self) -> None:
         if self.server is None:
-            self.world.tell("a server starts")
+            self.world.note("a server starts")
             self.server = SimPoolServer(self)
             self.server.start()
 
@@ -109,7 +109,7 @@ class PoolCluster:
                 self.coordinators.pop(key).die()
         self.world.later(0.2, 5.0, self._start_server)
 
-    def begin(self, job: PooledJob) -> None:
+    def start_coordinator(self, job: PooledJob) -> None:
         """Start a coordinator for a job, if it has none."""
         key = (job.name, job.submission)
         self._closed.discard(key)
@@ -119,7 +119,7 @@ class PoolCluster:
                 disk = self.world.job_disks[key] = JobDisk(job.spec, Held(submission=job.submission))
             self.coordinators[key] = SimJobCoordinator(self, job.name, job.submission, disk)
 
-    def close(self, job: str, submission: int) -> None:
+    def stop_coordinator(self, job: str, submission: int) -> None:
         """Stop the coordinator of a job that needs none."""
         self._closed.add((job, submission))
         coordinator = self.coordinators.pop((job, submission), None)
@@ -141,7 +141,7 @@ class PoolCluster:
     def _start_node(self, name: str) -> None:
         if name not in self.nodes:
             self._lives += 1
-            self.world.tell(f"{name} comes")
+            self.world.note(f"{name} comes")
             self.nodes[name] = SimPoolNode(self, name, self._lives)
 
     # ---- users ----
@@ -167,7 +167,7 @@ class PoolCluster:
         if what == "compact":
             if self.server is not None:
                 found = compact(build_occupancy(self.server.pool.state), RACK_WORTH_S)
-                self.world.tell(f"{found.moves} is asked for")
+                self.world.note(f"{found.moves} is asked for")
                 self.server.feed(MoveJobs(found.moves))
             return
         requests: dict[str, PoolRequest] = {
@@ -179,7 +179,7 @@ class PoolCluster:
         }
         if self.server is not None:
             said = self.server.feed(requests[what])
-            self.world.tell(f"{what} {job}: {said or 'done'}")
+            self.world.note(f"{what} {job}: {said or 'done'}")
 
     # ---- faults ----
 
@@ -190,7 +190,7 @@ class PoolCluster:
         jobs = sorted(self.coordinators)
         node = names[fault.who % len(names)] if names else ""
         job = jobs[fault.who % len(jobs)] if jobs else None
-        self.world.tell(f"{fault.kind} strikes {node if 'node' in fault.kind else job or ''} for {fault.lasts_s:.1f} s")
+        self.world.note(f"{fault.kind} strikes {node if 'node' in fault.kind else job or ''} for {fault.lasts_s:.1f} s")
         match fault.kind:
             case PoolFaultKind.NODE_DIES if node:
                 self.nodes.pop(node).die()

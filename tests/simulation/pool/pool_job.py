@@ -119,9 +119,9 @@ class SimJobCoordinator:
         step_s = (1.0, 4.0, 0.5)[kind] / nodes + (0.01, 0.5, 0.2 * nodes)[kind]
         return JobPace(step_s={nodes: step_s}, micro_batches=8, samples=8, workers=1, flop_per_sample=float(kind))
 
-    def _hear(self, shares: JobShares) -> None:
+    def _on_shares(self, shares: JobShares) -> None:
         disk = self.disk
-        held = self._cluster.parts.hear(disk.held, shares, self._world.now)
+        held = self._cluster.parts.apply_shares(disk.held, shares, self._world.now)
         if disk.standing in ("finished", "stopped", "failed"):
             self._report()
             return
@@ -213,10 +213,10 @@ class SimJobCoordinator:
 
     # ---- nodes ----
 
-    def heard(self, line: Line, message: Any) -> None:
+    def on_message(self, line: Line, message: Any) -> None:
         """Handle a message from the pool or from a node."""
         if line is self._pool:
-            self._hear(message)
+            self._on_shares(message)
         elif isinstance(message, NodeComes):
             node = message.node
             held = mark_connected(self.disk.held, node, message.grant)

@@ -41,7 +41,7 @@ class SimPoolNode:
 
     # ---- lines ----
 
-    def heard(self, line: Line, message: Any) -> None:
+    def on_message(self, line: Line, message: Any) -> None:
         """Handle a message from the pool or from the job that runs here."""
         if line is self._pool:
             if isinstance(message, NodeGrant):

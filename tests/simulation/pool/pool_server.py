@@ -76,7 +76,7 @@ class SimPoolServer:
         self._jobs[job.name] = line
         self.feed(JobConnected(job.name))
 
-    def heard(self, line: Line, message: Any) -> None:
+    def on_message(self, line: Line, message: Any) -> None:
         """Handle a message from a node or a job."""
         for name, known in self._jobs.items():
             if known is line:
@@ -118,7 +118,7 @@ class SimPoolServer:
         world, disk = self._world, self._world.disk
         world.writing("pool")
         if disk.version != self._version:
-            world.tell("a server finds that another has taken the pool")
+            world.note("a server finds that another has taken the pool")
             self.die()
             return
         before, disk.record = disk.record, record
@@ -149,12 +149,12 @@ class SimPoolServer:
             case DisconnectNode(connection):
                 self._numbers[connection].cut()
             case StartCoordinator(job):
-                self._cluster.begin(job)
+                self._cluster.start_coordinator(job)
             case SendToJob(job, shares):
                 if job in self._jobs:
                     self._jobs[job].send(self, shares)
             case StopCoordinator(job, submission):
                 self._jobs.pop(job, None)
-                self._cluster.close(job, submission)
+                self._cluster.stop_coordinator(job, submission)
             case SolveNextPlans(question):
                 world.timeline.after(_SOLVED_S, lambda: self.feed(NextPlansSolved(question.number, question.solve())))

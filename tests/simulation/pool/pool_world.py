@@ -36,7 +36,7 @@ class LineEnd(Protocol):
 
     up: bool
 
-    def heard(self, line: Line, message: Any) -> None: ...
+    def on_message(self, line: Line, message: Any) -> None: ...
 
     def lost(self, line: Line) -> None: ...
 
@@ -100,7 +100,7 @@ class PoolWorld:
         """
         self._writes[who] += 1
         if not self.quiet and self._writes[who] in self.plan.crashes.get(who, ()):
-            self.tell(f"{who} dies before its write {self._writes[who]}")
+            self.note(f"{who} dies before its write {self._writes[who]}")
             raise Crash(who)
 
     def block(self, one: str, other: str, by: int = 1) -> None:
@@ -111,7 +111,7 @@ class PoolWorld:
         """Return whether a pair can reach each other."""
         return self._blocked[one, other] <= 0
 
-    def tell(self, what: str) -> None:
+    def note(self, what: str) -> None:
         """Add a line to the story of this run."""
         self.story.append(f"{self.now - BEGIN:9.3f} {what}")
 
@@ -146,7 +146,7 @@ class Line:
         if self.open and not (self._world.reaches(*self._names) and self._ends[to].up):
             self.cut()
         if self.open:
-            self._ends[to].heard(self, message)
+            self._ends[to].on_message(self, message)
 
     def _notice(self, end: LineEnd) -> None:
         if end.up:

@@ -216,7 +216,7 @@ _told_to_wait: dict[int, frozenset[int]] = {}
 
 WRONG = {
     "reports_each_role_at_once": PoolParts(update_roles=reports_each_role_at_once),
-    "follows_changes_only": PoolParts(hear=follows_changes_only),
+    "follows_changes_only": PoolParts(apply_shares=follows_changes_only),
     "takes_from_the_silent": PoolParts(pool=TakesFromTheSilent),
     "tells_first": PoolParts(pool=TellsFirst),
     "believes_old_words": PoolParts(pool=BelievesOldWords),
@@ -228,7 +228,7 @@ WRONG = {
     "starts_at_once": PoolParts(fence=StartsAtOnce),
     "starts_twice": PoolParts(fence=StartsTwice),
     "never_reaps": PoolParts(fence=NeverReaps),
-    "takes_again": PoolParts(hear=takes_again),
+    "takes_again": PoolParts(apply_shares=takes_again),
 }
 
 

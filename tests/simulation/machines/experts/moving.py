@@ -116,10 +116,10 @@ class Mover:
             )
         self._stored.serving = self._holding.placed
 
-    def tell_loads(self) -> None:
+    def send_loads(self) -> None:
         """Send the experts' loads every few steps."""
         worker, machine = self._worker, self._worker.machine
         step = machine.applied or 0
         if step % LOADS_EVERY == 0 and machine.generations.rank == 0:
             rng = worker.world.rng
-            worker.tell(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))
+            worker.send(drifting_loads(self._stored.shape, worker.id, machine.generation, step, rng))

@@ -59,7 +59,7 @@ class StoredExperts:
         return np.full((self.shape.layers, self.shape.experts), -1, dtype=np.int64)
 
     @property
-    def _whole(self) -> IntArray:
+    def _newest(self) -> IntArray:
         return np.maximum(self._steps, self._aside)
 
     @property
@@ -69,11 +69,11 @@ class StoredExperts:
 
     def of(self, counts: IntArray) -> tuple[int, ...]:
         """Return the steps of these experts only, in the format of `steps`."""
-        return tuple(int(step) for step in np.where(counts > 0, self._whole, -1).flat)
+        return tuple(int(step) for step in np.where(counts > 0, self._newest, -1).flat)
 
     def keep(self, counts: IntArray) -> bool:
         """Drop all other experts; return False if one of these is missing."""
-        self._steps, self._aside = np.where(counts > 0, self._whole, -1), self._nothing
+        self._steps, self._aside = np.where(counts > 0, self._newest, -1), self._nothing
         self._coming = {}
         return bool((self._steps[counts > 0] >= 0).all())
 
@@ -113,7 +113,7 @@ class StoredExperts:
 
     def are_of(self, counts: IntArray, step: int) -> bool:
         """Return whether all these experts are here and have this step."""
-        return bool((self._whole[counts > 0] == step).all())
+        return bool((self._newest[counts > 0] == step).all())
 
     def serves(self, step: int) -> bool:
         """Return whether the served experts have this step; experts that arrived during the step do not count."""
