@@ -37,15 +37,15 @@ def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
 
 
 def test_the_last_copy_is_lost_without_a_checkpoint_and_somebody_is_told(start_job: StartJob, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--alert", f"tee -a {told}"))
+    alerts = tmp_path / "alerts"
+    job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--alert", f"tee -a {alerts}"))
     job.wait(StepCommitted, step=5)
     for node in job.nodes():
         job.signal_node(node)
     assert job.wait_exit() == 1
     assert "no live copy" in job.output()
     (failed,) = job.all(JobFailed)
-    assert json.loads(told.read_text().splitlines()[-1])["about_seq"] == failed.seq
+    assert json.loads(alerts.read_text().splitlines()[-1])["about_seq"] == failed.seq
 
 
 def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_job: StartJob, tmp_path: Path) -> None:

@@ -54,15 +54,15 @@ def test_a_sample_that_always_raises_ends_the_job(start_job: StartJob, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "expected"),
     [("interrupt", "KeyboardInterrupt (raising.py"), ("exit", "sys.exit(7) (r")],
 )
 def test_where_all_ranks_raise_what_they_have_is_saved_first(
-    start_job: StartJob, tmp_path: Path, where: str, said: str
+    start_job: StartJob, tmp_path: Path, where: str, expected: str
 ) -> None:
     job = start_job(*SLOWLY, "--where", where, "--at", "7", nodes=2, options=saving(tmp_path), script=RAISING)
     failed = check_ended(job)
-    assert said in failed.why
+    assert expected in failed.why
     assert job.all(StepCommitted)[-1].step == 6
 
 
@@ -92,11 +92,11 @@ def test_the_only_worker_that_raises_is_saved_and_started_again(start_job: Start
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "expected"),
     [("before", "ValueError: bad before 0 (raising.py, line "), ("done", "the script ended before its first step")],
 )
-def test_a_script_that_ends_before_its_loop_on_all_nodes(start_job: StartJob, where: str, said: str) -> None:
+def test_a_script_that_ends_before_its_loop_on_all_nodes(start_job: StartJob, where: str, expected: str) -> None:
     job = start_job(*FOREVER, "--where", where, script=RAISING)
     assert job.wait_exit(60) == 1, job.story()
-    assert said in job.all(JobFailed)[0].why
+    assert expected in job.all(JobFailed)[0].why
     assert not [event for event in job.all(NodeLeft) if event.reason == "quarantined"]

@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1"))
     job.wait(StandbyReady)
     goes_on(job)
-    for arguments, code, said in (
+    for arguments, code, text in (
         (("node-9",), EXIT_UNREACHABLE, "there is no node 'node-9'"),
         (("node-1", "--to", "node-2"), EXIT_BAD_INPUT, "node node-2 is in use"),
         (("node-1", "node-1"), EXIT_BAD_INPUT, "'node-1' is named twice"),
@@ -55,11 +55,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
         (("standby-0",), EXIT_BAD_INPUT, "node standby-0 is a standby"),
         (("--compact",), EXIT_BAD_INPUT, ", and no pool: give the --address of a pool"),
     ):
-        found, told = refused(job, *arguments)
-        assert (found, said in told) == (code, True), (arguments, told)
-    said = job.call("move", "node-1", "--dry-run")
-    assert said.startswith("standby-0 takes the place of node-1 (rank ")
-    assert "why: standby-0 is warm" in said
+        found, error = refused(job, *arguments)
+        assert (found, text in error) == (code, True), (arguments, error)
+    output = job.call("move", "node-1", "--dry-run")
+    assert output.startswith("standby-0 takes the place of node-1 (rank ")
+    assert "why: standby-0 is warm" in output
     (forecast,) = json.loads(job.call("drain", "node-1", "--dry-run", "--json"))["forecast"]
     assert (forecast["node"], forecast["to"]) == ("node-1", "standby-0")
     assert status(job)["leaving"] == []
@@ -67,17 +67,17 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     assert len(job.all(GenerationStarted)) == 1
     for token in ("", "of-a-job-that-is-over"):
         job.environment["HOLDFAST_TOKEN"] = token
-        code, said = refused(job, "node-1")
-        assert (code, "no coordinator answers" in said) == (EXIT_UNREACHABLE, True), said
+        code, output = refused(job, "node-1")
+        assert (code, "no coordinator answers" in output) == (EXIT_UNREACHABLE, True), output
     check_losses(job, script=TINY, least=4)
 
 
 def test_the_last_node_without_a_standby_stays(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=1)
     job.wait(StepCommitted, step=2)
-    code, said = refused(job, "node-0")
+    code, error = refused(job, "node-0")
     assert code == EXIT_REFUSED
-    assert "there is no standby; start one (holdfast agent --standby)" in said
+    assert "there is no standby; start one (holdfast agent --standby)" in error
     goes_on_until_interrupted(job)
 
 
@@ -86,8 +86,8 @@ def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> N
     job.wait(StandbyReady)
     goes_on(job)
     before, pids = job.all(GenerationStarted)[-1].members, job.pids("node-1")
-    said = job.call("move", "node-1", "--to", "standby-0")
-    assert "standby-0 has taken node-1's place: " in said
+    output = job.call("move", "node-1", "--to", "standby-0")
+    assert "standby-0 has taken node-1's place: " in output
     after = tuple("standby-0" if name == "node-1" else name for name in before)
     assert job.all(GenerationStarted)[-1].members == after
     assert job.wait(NodeMoved, from_node="node-1", to_node="standby-0").reason == "move"
@@ -123,10 +123,10 @@ def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> N
     with job.client() as client:
         after = client.status()["events"]
         client.move(["node-1"])
-        told = await_moved(client, ["node-1"], after, say=None)["node-1"]
+        outcome = await_moved(client, ["node-1"], after, say=None)["node-1"]
     assert job.wait_exit() == 0, job.story()
     (stayed,) = job.all(NodeStayed)
-    assert told == stayed
+    assert outcome == stayed
     assert (stayed.node, stayed.reason) == ("node-1", "job_ended")
     assert not job.all(NodeMoved)
 
@@ -169,10 +169,10 @@ def test_many_moves_leave_nothing_behind_and_what_they_took_is_told(start_job: S
         job.wait(StandbyReady, node=leaver, since=place)
 
     move()
-    told = job.wait(MemorySampled)
-    assert {one.role for one in told.nodes} == {"leaver", "joiner", "stayer"}
-    assert all(one.peak == max(sample.memory for sample in one.samples) > 1 << 20 for one in told.nodes)
-    (joiner,) = [one for one in told.nodes if one.role == "joiner"]
+    sampled = job.wait(MemorySampled)
+    assert {one.role for one in sampled.nodes} == {"leaver", "joiner", "stayer"}
+    assert all(one.peak == max(sample.memory for sample in one.samples) > 1 << 20 for one in sampled.nodes)
+    (joiner,) = [one for one in sampled.nodes if one.role == "joiner"]
     assert joiner.samples[-1].received > joiner.samples[0].received
     for _ in range(3):
         move()

@@ -62,9 +62,9 @@ def _check_that_it_moves_together(pool: LocalPool) -> None:
     assert foreseen["to"] not in {"", *here}
     assert "one: 2 -> 1 racks" in pool.call("move", "--compact", "--dry-run")
     assert set(pool.job("one")["nodes"]) == here
-    told = pool.call("move", "--compact")
-    assert "one: 2 -> 1 racks" in told
-    assert "2 moves, one after another" in told
+    output = pool.call("move", "--compact")
+    assert "one: 2 -> 1 racks" in output
+    assert "2 moves, one after another" in output
     assert set(pool.job("one")["nodes"]) == {"a0", "a1"}
     worlds = [event["world_size"] for event in pool.events_of("one", "generation_started")]
     assert min(worlds[1:]) >= 2, "the job had fewer nodes than its share"

@@ -44,8 +44,8 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
     assert pool.call("status", "-j", "dense", code=3).startswith("holdfast: no pool answers at http://127.0.0.1:")
     pool.wait(lambda: len(pool.events("pool_started")) == 2, "another server")
     pool.goes_on("dense", "experts")
-    told = {job["job"]: job for job in json.loads(pool.call("jobs", "--json"))["jobs"]}
-    assert [len(told[name]["nodes"]) for name in ("dense", "experts")] == [2, 2]
+    jobs = {job["job"]: job for job in json.loads(pool.call("jobs", "--json"))["jobs"]}
+    assert [len(jobs[name]["nodes"]) for name in ("dense", "experts")] == [2, 2]
 
     lost = pool.job("dense")["nodes"][0]
     grants = len(pool.events("node_granted"))
@@ -78,9 +78,9 @@ def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refu
     pool.submit("a", "2:2", TINY, *FOREVER, options=saved)
     pool.submit("b", "3:3", TINY, *FOREVER)
     assert "queued: it needs 3 nodes, and 2 can be given" in pool.call("jobs")
-    told = pool.call("explain", "-j", "b")
-    assert "1 more node" in told
-    assert "the end of a" in told
+    explained = pool.call("explain", "-j", "b")
+    assert "1 more node" in explained
+    assert "the end of a" in explained
     pool.goes_on("a")
     assert "a  suspended" in pool.call("suspend", "-j", "a")
     steps = len(pool.steps("a"))
@@ -130,10 +130,10 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     pool.wait(lambda: len(pool.job("two")["refuses"]) == 2, "both other nodes to be of no use")
     assert set(pool.job("two")["nodes"]) == mine
     assert not mine & set(pool.job("two")["refuses"])
-    told = pool.call("explain", "-j", "two")
+    explained = pool.call("explain", "-j", "two")
     for node in pool.job("two")["refuses"]:
-        assert f"{node} cannot be used: script or arguments of node {node} differ from those of the job" in told
-    assert f"a node needs {script}, the same as on the job's other nodes" in told
+        assert f"{node} cannot be used: script or arguments of node {node} differ from those of the job" in explained
+    assert f"a node needs {script}, the same as on the job's other nodes" in explained
     refused = set(pool.job("two")["refuses"])
     differ = re.compile(r"script or arguments of node (node-\d) differ")
     pool.wait(lambda: set(differ.findall(pool.log.read_text())) == refused, "both to say so themselves")

@@ -32,9 +32,9 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     )
     gate.touch()
     found = tmp_path / "pace.toml"
-    said = pool.call("calibrate", str(spec), "--nodes", "1:2", "-o", str(found))
-    assert "1 node: " in said
-    assert "2 nodes: " in said
+    output = pool.call("calibrate", str(spec), "--nodes", "1:2", "-o", str(found))
+    assert "1 node: " in output
+    assert "2 nodes: " in output
     pace = tomllib.loads(found.read_text())["pace"]
     assert len(pace["step_s"]) == 2
     assert pace["step_s"][0] > pace["step_s"][1] > 0, "two nodes must be faster than one"
@@ -47,9 +47,9 @@ def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool:
     assert pool.job("one")["pace"]["step_s"].keys() == {"1", "2"}
     pool.wait(pool.has("one", 3), "all nodes")
     pool.goes_on("one")
-    told = json.loads(pool.call("whatif", "lose", pool.job("one")["nodes"][0], "--json"))
-    assert (told["shares_now"], told["shares"]) == ({"one": 3}, {"one": 2})
-    assert told["worth"]["gain"] > 0
+    answer = json.loads(pool.call("whatif", "lose", pool.job("one")["nodes"][0], "--json"))
+    assert (answer["shares_now"], answer["shares"]) == ({"one": 3}, {"one": 2})
+    assert answer["worth"]["gain"] > 0
     assert "4 then" in pool.call("whatif", "add", "1")
     assert "is admitted" in pool.call("whatif", "submit", str(spec), code=2)
     assert "lose, add, submit" in pool.call("whatif", "win", "1", code=2)
@@ -82,9 +82,9 @@ def test_a_calibration_that_a_failure_interrupts_keeps_what_it_has(pool: LocalPo
     script, spec, found = tmp_path / "raises.py", tmp_path / "job.toml", tmp_path / "pace.toml"
     script.write_text(RAISES)
     spec.write_text(f'script = "{script}"\nname = "two"\n[experiments]\nemulate_compute = "0.02/micro-batch"\n')
-    said = pool.call("calibrate", str(spec), "--nodes", "1:3", "-o", str(found), code=1)
-    assert "1 node: " in said
-    assert "the calibration is kept as far as it came: two-calibrate is over: failed" in said
+    output = pool.call("calibrate", str(spec), "--nodes", "1:3", "-o", str(found), code=1)
+    assert "1 node: " in output
+    assert "the calibration is kept as far as it came: two-calibrate is over: failed" in output
     pace = tomllib.loads(found.read_text())["pace"]
     assert len(pace["step_s"]) == 1
     assert pace["micro_batches"] == 4

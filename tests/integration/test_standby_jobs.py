@@ -197,8 +197,8 @@ def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: Start
 def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_failed(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", "--cold", options=("--standbys", "1"))
     last = job.wait(StandbyFailed, again=False)
-    told = job.all(StandbyFailed)
-    assert [event.tries for event in told] == list(range(1, MAX_TRIES + 1))
+    failures = job.all(StandbyFailed)
+    assert [event.tries for event in failures] == list(range(1, MAX_TRIES + 1))
     assert "no step for me" in last.why
     goes_on(job)
     job.signal_node("node-1")

@@ -349,8 +349,8 @@ class Checker:
         self._generation, self._waiting, self._outcome = 0, False, ""
         for event in self._world.journal.events:
             self._follow(event)
-        told = {event.step for event in self._world.journal.events if isinstance(event, ev.CheckpointSaved)}
-        self._saved = {name: step for name, step in self._saved.items() if step in told}
+        saved_steps = {event.step for event in self._world.journal.events if isinstance(event, ev.CheckpointSaved)}
+        self._saved = {name: step for name, step in self._saved.items() if step in saved_steps}
 
     def _follow(self, event: ev.AnyEvent) -> None:
         self._last, self._position = event, self._position.after(event)

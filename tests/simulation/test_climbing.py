@@ -92,8 +92,8 @@ def needs(level: int, dead: int) -> set[int]:
         on_it = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
         stuck |= {rank for rank, group in on_it.items() if stuck & set(group)}
     for number, owners in reversed(list(enumerate(levels[0].owners))):
-        told = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
-        stuck |= {rank for rank, group in told.items() if len(group) > owners and stuck & set(group)}
+        on_level = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+        stuck |= {rank for rank, group in on_level.items() if len(group) > owners and stuck & set(group)}
     return stuck
 
 

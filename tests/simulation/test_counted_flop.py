@@ -21,7 +21,7 @@ def test_it_is_told_at_most_once_and_is_what_each_rank_counts() -> None:
     for plan in plans:
         cluster = SimCluster(replace(plan, counts_flop=True))
         assert failure(cluster) == "", f"seed {plan.seed}"
-        told = [event for event in cluster.world.journal.events if isinstance(event, ev.FlopCounted)]
-        assert [event.flop_per_sample for event in told] in ([], [FLOP_PER_SAMPLE]), f"seed {plan.seed}"
-        known += len(told)
+        counted = [event for event in cluster.world.journal.events if isinstance(event, ev.FlopCounted)]
+        assert [event.flop_per_sample for event in counted] in ([], [FLOP_PER_SAMPLE]), f"seed {plan.seed}"
+        known += len(counted)
     assert known > SCHEDULES

@@ -67,11 +67,11 @@ def test_each_write_is_tried_with_a_death_and_with_a_power_cut() -> None:
 
 def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert not writes(1, seed=0, processes=1, parts=Parts(coordinator=CannotTakeOver))
-    said = capsys.readouterr().out
-    assert "RuntimeError: a coordinator took over" in said
+    output = capsys.readouterr().out
+    assert "RuntimeError: a coordinator took over" in output
     number = one_failure(0).number
-    assert f"python -m tests.simulation replay {number} --write 2\n" in said
-    assert "; 0 failed" not in said
+    assert f"python -m tests.simulation replay {number} --write 2\n" in output
+    assert "; 0 failed" not in output
 
 
 def test_a_long_run_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,9 +88,9 @@ def test_a_job_that_must_be_done_and_is_not_counts_as_failed() -> None:
 def test_a_disturbed_schedule_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     schedule = Schedule(number=one_failure(3).number, write=9, power_cut=True)
     assert main(["replay", *str(schedule).split()]) == EXIT_DONE
-    said = capsys.readouterr().out
-    assert "crashes=(9,)" in said
-    assert "power cut" in said
+    output = capsys.readouterr().out
+    assert "crashes=(9,)" in output
+    assert "power cut" in output
 
 
 def _random(seed: int) -> Schedule:

@@ -75,8 +75,8 @@ def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody
         (after,) = started[1:]
         decisions[after.decision] += 1
         if after.decision == "forward":
-            (told,) = [event for event in events if isinstance(event, ev.Recovered)]
-            assert (told.micro_batches_kept, told.micro_batches_redone) == (4 * EACH, 0), number
+            (recovered,) = [event for event in events if isinstance(event, ev.Recovered)]
+            assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (4 * EACH, 0), number
             steps = [event for event in events if isinstance(event, ev.StepCommitted)]
             finished = next(event.step for event in steps if event.time > after.time)
             assert {step for step, _ in again} <= {finished + 1}, "a micro-batch of a finished step was computed again"
@@ -85,7 +85,7 @@ def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody
 
 def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_what_they_had() -> None:
     """One rank dies in the reduction; a READY rank finishes the step and dies while it sends the state."""
-    told: list[str] = []
+    histories: list[str] = []
     for seed in range(200):
         faults = (
             Fault(kind=FaultKind.KILL_NODE, target=0, boundary="reduced", step=3),
@@ -94,14 +94,16 @@ def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_
         begun, events = computed(replace(CALM, seed=seed, nodes=4, faults=faults))
         assert not [event for event in events if isinstance(event, ev.RolledBack)], seed
         decisions = [event.decision for event in events if isinstance(event, ev.GenerationStarted)]
-        told += [" ".join(decisions)]
-        survivors = Counter((step, one) for worker, step, one in begun if worker.partition("/")[0] not in gone(events))
-        if "forward redo" in told[-1]:
+        histories += [" ".join(decisions)]
+        survivors = Counter(
+            (step, one) for worker, step, one in begun if worker.partition("/")[0] not in lost_nodes(events)
+        )
+        if "forward redo" in histories[-1]:
             assert max(survivors.values()) == 1, "a survivor computed a micro-batch twice"
             return
-    pytest.fail(f"no READY rank died while it sent: {Counter(told)}")
+    pytest.fail(f"no READY rank died while it sent: {Counter(histories)}")
 
 
-def gone(events: list[ev.AnyEvent]) -> set[str]:
+def lost_nodes(events: list[ev.AnyEvent]) -> set[str]:
     """Return the lost nodes."""
     return {event.node for event in events if isinstance(event, ev.FailureDetected)}

@@ -40,19 +40,19 @@ for number in sys.argv[1:]:
     main(["replay", number])
 """
     command = [sys.executable, "-c", code, *map(number_of, FAMILIES)]
-    told: list[dict[str, str]] = []
+    printed: list[dict[str, str]] = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         parts = done.stdout.split("\f")[1:]
-        told.append(dict(zip(parts[::2], parts[1::2], strict=True)))
-    return told
+        printed.append(dict(zip(parts[::2], parts[1::2], strict=True)))
+    return printed
 
 
 @pytest.mark.xdist_group("stories")
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_schedule_has_the_same_story_in_every_process(stories: list[dict[str, str]], family: str) -> None:
-    first, second = (told[number_of(family)] for told in stories)
+    first, second = (printed[number_of(family)] for printed in stories)
     assert first == second
     assert first.count("FaultPlan(seed=") == first.count("JobStarted(") == 1
 
@@ -155,10 +155,10 @@ def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) 
     tally = Tally()
     tally.run(Schedule(number=seed), BLIND)
     report(tally, 1.0, ("random",))
-    said = capsys.readouterr().out
-    assert "FAILED 1 x InvariantError: at the job is stuck" in said
-    assert f"python -m tests.simulation replay {seed}" in said
-    assert f"FaultPlan(seed={seed}" in said
+    output = capsys.readouterr().out
+    assert "FAILED 1 x InvariantError: at the job is stuck" in output
+    assert f"python -m tests.simulation replay {seed}" in output
+    assert f"FaultPlan(seed={seed}" in output
     assert replay(plan_of(seed), BLIND) == EXIT_FAILED
     assert "the job is stuck" in capsys.readouterr().out
 
@@ -169,9 +169,9 @@ def test_replay_of_a_schedule_that_passes() -> None:
 
 def test_one_job_of_any_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["one", "--nodes", "40", "--steps", "10", "--faults", "4"]) == EXIT_DONE
-    said = capsys.readouterr().out
-    assert "40 nodes, 10 steps, 4 of 4 faults struck" in said
-    assert "(0, 'done')" in said
+    output = capsys.readouterr().out
+    assert "40 nodes, 10 steps, 4 of 4 faults struck" in output
+    assert "(0, 'done')" in output
 
 
 def test_large_schedules_leave_time_to_the_others() -> None:

@@ -78,7 +78,7 @@ def start(blocked: tuple[tuple[int, int], ...], start_nodes: int) -> SimCluster:
     return cluster
 
 
-def told(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
+def summary_of(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
     """Return the refused nodes, all members, and the failures."""
     events = cluster.world.journal.events
     refused = [event.node for event in events if isinstance(event, ev.NodeRefused)]
@@ -90,20 +90,20 @@ def told(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEvent]]:
 @pytest.mark.parametrize("sends", [True, False])
 def test_a_node_that_is_bad_from_the_start_is_refused_before_the_first_generation(bad: int, sends: bool) -> None:
     """The bad node may be the one that would send its initial state to all others."""
-    refused, members, failures = told(start(((-1, bad),) if sends else ((bad, -1),), start_nodes=3))
+    refused, members, failures = summary_of(start(((-1, bad),) if sends else ((bad, -1),), start_nodes=3))
     assert refused == [f"n{bad}"]
     assert members == {"n0", "n1", "n2", "n3"} - {f"n{bad}"}
     assert not failures
 
 
 def test_a_job_waits_if_all_nodes_are_needed_and_a_new_one_takes_the_place_of_the_bad_one() -> None:
-    refused, members, failures = told(start(((-1, 1),), start_nodes=4))
+    refused, members, failures = summary_of(start(((-1, 1),), start_nodes=4))
     assert refused == ["n1"]
     assert members == {"n0", "n2", "n3", "n4"}
     assert not failures
 
 
 def test_one_link_that_fails_from_the_start_refuses_nobody() -> None:
-    refused, members, _ = told(start(((2, 3),), start_nodes=4))
+    refused, members, _ = summary_of(start(((2, 3),), start_nodes=4))
     assert not refused
     assert len(members) == 4

@@ -27,8 +27,8 @@ def saved(cluster: SimCluster) -> list[int]:
 
 
 def periods(cluster: SimCluster) -> set[float]:
-    told = (event.period_s for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved))
-    return {round(period, 3) for period in told if period is not None}
+    saved_periods = (event.period_s for event in cluster.world.journal.events if isinstance(event, ev.CheckpointSaved))
+    return {round(period, 3) for period in saved_periods if period is not None}
 
 
 def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -> None:
@@ -37,8 +37,8 @@ def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -
         steps = saved(cluster)
         assert 3 <= len(steps) < 30, f"seed {seed}: the saves do not follow the time interval: {steps}"
         files = sorted(cluster.world.checkpoints.files.items(), key=lambda item: parse_name(item[0]))
-        whole = [file.sealed and len(file.parts) == 4 for _, file in files]
-        assert all(whole[:-1]), f"seed {seed}: a checkpoint before the last one is incomplete"
+        complete = [file.sealed and len(file.parts) == 4 for _, file in files]
+        assert all(complete[:-1]), f"seed {seed}: a checkpoint before the last one is incomplete"
 
 
 def test_the_wish_outlives_a_coordinator() -> None:

@@ -71,8 +71,8 @@ def test_every_event_can_be_explained_and_is_part_of_one_story(family: str) -> N
         events = cluster.world.journal.events
         parts = [event.seq for episode in episodes(events) for event in episode.events]
         assert len(parts) == len(set(parts)), f"schedule {number}"
-        told = {event.seq for event in events if isinstance(event, FailureDetected | Recovered | GenerationStarted)}
-        assert told <= set(parts), f"schedule {number}"
+        expected = {event.seq for event in events if isinstance(event, FailureDetected | Recovered | GenerationStarted)}
+        assert expected <= set(parts), f"schedule {number}"
         for event in events:
             found = explain(events, event.seq)
             assert found.seconds is None or min(found.seconds.values(), default=0.0) >= 0.0, f"schedule {number}"

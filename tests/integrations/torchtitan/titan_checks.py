@@ -62,8 +62,8 @@ class Watched(ElasticTrainer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.seen: list[list[Any]] = []
-        self.said: list[Any] = []
-        self.metrics.say = lambda line, **_: self.said.append(line)
+        self.lines: list[Any] = []
+        self.metrics.say = lambda line, **_: self.lines.append(line)
 
     def train_step(self, step: Any) -> bool:
         self.seen.append([])
@@ -116,13 +116,13 @@ def check_arithmetic() -> None:
         made = config(spmd_backend=backend)
         trainer = Watched(made, holdfast.init(layout=layout_of(made)))
         trainer.train(Text(ignored=False))
-        assert [line.number for line in trainer.said] == [1, 2, 3]
+        assert [line.number for line in trainer.lines] == [1, 2, 3]
         expected = serial(trainer.seen)
-        assert [line.loss for line in trainer.said] == pytest.approx([loss for loss, _, _ in expected], rel=1e-5)
-        assert [line.norm for line in trainer.said] == pytest.approx([norm for _, norm, _ in expected], rel=1e-4)
-        assert [line.tokens for line in trainer.said] == [SAMPLES * LENGTH * step for step in (1, 2, 3)]
-        assert trainer.said[1].rates == {"lr/AdamW": pytest.approx(8e-4)}  # This is the second of two warm-up steps.
-        assert all(line.largest > line.loss for line in trainer.said)
+        assert [line.loss for line in trainer.lines] == pytest.approx([loss for loss, _, _ in expected], rel=1e-5)
+        assert [line.norm for line in trainer.lines] == pytest.approx([norm for _, norm, _ in expected], rel=1e-4)
+        assert [line.tokens for line in trainer.lines] == [SAMPLES * LENGTH * step for step in (1, 2, 3)]
+        assert trainer.lines[1].rates == {"lr/AdamW": pytest.approx(8e-4)}  # This is the second of two warm-up steps.
+        assert all(line.largest > line.loss for line in trainer.lines)
         holdfast_groups_away(trainer)
 
 
@@ -138,8 +138,8 @@ def check_ignored() -> None:
     trainer.train(Text(ignored=True))
     (loss, norm, counted), *_ = serial(trainer.seen[:1])
     assert counted < SAMPLES * LENGTH
-    assert trainer.said[0].loss == pytest.approx(loss, rel=1e-5)
-    assert trainer.said[0].norm * SAMPLES * LENGTH / counted == pytest.approx(norm, rel=1e-4)
+    assert trainer.lines[0].loss == pytest.approx(loss, rel=1e-5)
+    assert trainer.lines[0].norm * SAMPLES * LENGTH / counted == pytest.approx(norm, rel=1e-4)
 
 
 class Refused:
@@ -252,8 +252,8 @@ def check_spread() -> None:
         for name, parameter in model.named_parameters():
             for _, gradients in found:
                 assert torch.allclose(torch.from_numpy(gradients[name]), parameter.grad, rtol=1e-3, atol=1e-6), name
-    for said in run_world(4, _spread_gradients, "spmd_types"):
-        assert not isinstance(said, str) or "give 'partial_dtensor'" in said  # A later torch supports it.
+    for result in run_world(4, _spread_gradients, "spmd_types"):
+        assert not isinstance(result, str) or "give 'partial_dtensor'" in result  # A later torch supports it.
 
 
 class CountingLoader(BaseDataLoader):

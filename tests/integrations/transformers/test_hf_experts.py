@@ -187,7 +187,7 @@ def miscounted() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "error"),
     [
         (
             lambda: nn.Sequential(nn.Linear(2, 2)),
@@ -208,10 +208,10 @@ def miscounted() -> nn.Module:
         (lambda: hf_model("qwen2_moe").to("meta"), "not loaded yet"),
     ],
 )
-def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: object, told: str) -> None:
+def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: object, error: str) -> None:
     given: nn.Module = model()  # type: ignore[operator]
     before = [type(module) for module in given.modules()]
-    with pytest.raises(BadInputError, match=told) as refusal:
+    with pytest.raises(BadInputError, match=error) as refusal:
         elastic_experts(given)
     assert "\n" not in str(refusal.value)
     assert [type(module) for module in given.modules()] == before

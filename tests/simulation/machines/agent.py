@@ -254,15 +254,15 @@ class SimAgent(Process):
         self._units.pop(number, None)
         others = [one for one in self.workers if one is not worker and one.places == places]
         mates = [one for one in others if msg.index_of(one.id) // places == number]
-        told = self._world.rng.random() < 0.5 if mates else True
+        reported = self._world.rng.random() < 0.5 if mates else True
         for mate in mates:
             mate.kill()
             self.workers.remove(mate)
             self._world.trace(mate.id, "ended with", worker.id)
             detail = f"ended with {worker.id}"
             down = msg.WorkerDown(worker=mate.id, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=-9)
-            said = self.machine.worker_ended(down, self._now, clean=False)
-            self._obey([one for one in said if told or one != ask.Say(down)])
+            instructions = self.machine.worker_ended(down, self._now, clean=False)
+            self._obey([one for one in instructions if reported or one != ask.Say(down)])
 
     def _replace(self, name: str) -> None:
         """Kill the process at a worker's local rank and start another process there."""

@@ -179,12 +179,12 @@ class SimEntrance:
                 place, places = 0, 1
             numbers = range(place, source.dense, places)
             states = [self._read_part(source, number, generation) for number in numbers]
-            whole = [state for state in states if state is not None]
-            if len(whole) < len(states):
+            complete = [state for state in states if state is not None]
+            if len(complete) < len(states):
                 return None
             if source.everywhere:
-                return source.step, worker.world.relaid.under(tuple(whole), worker.places)[worker.place]
-            return source.step, whole[0] if len(set(whole)) == 1 else worker.world.garbage()
+                return source.step, worker.world.relaid.under(tuple(complete), worker.places)[worker.place]
+            return source.step, complete[0] if len(set(complete)) == 1 else worker.world.garbage()
         file = worker.world.checkpoints.files.get(source.name)
         if file is None or file.damaged:
             damaged = msg.CheckpointDamaged(worker=worker.id, generation=generation, name=source.name, why="cut short")

@@ -129,11 +129,11 @@ class SimWriter:
     def _written(self, handed: HandedPart) -> None:
         self._writing.remove(handed)
         name, world = handed.name, self._world
-        told: dict[str, Any] = {"worker": handed.worker, "term": name.term}
-        told |= {"generation": name.generation, "step": name.step}
+        fields: dict[str, Any] = {"worker": handed.worker, "term": name.term}
+        fields |= {"generation": name.generation, "step": name.step}
         if world.troubles(self._node).full_until > world.timeline.now:
             # A failed checkpoint must not stop the training.
-            self._say(msg.CheckpointUnwritten(**told, name=name.folder, why="No space left on device"))
+            self._say(msg.CheckpointUnwritten(**fields, name=name.folder, why="No space left on device"))
             return
         file = world.checkpoints.files.setdefault(name.folder, CheckpointFile(step=name.step, places=handed.places))
         place = handed.part % handed.places
@@ -143,7 +143,7 @@ class SimWriter:
         files = (msg.StoredFile(name=f"part-{handed.part}", bytes=1, sha256="0" * 64),)
         self._say(
             msg.CheckpointWritten(
-                **told, name=name.folder, part=handed.part, parts=handed.parts, files=files, seconds=0.1
+                **fields, name=name.folder, part=handed.part, parts=handed.parts, files=files, seconds=0.1
             )
         )
 
@@ -155,13 +155,13 @@ class SimWriter:
                 files.pop(name, None)
             return
         file = files.get(order.name)
-        told: dict[str, Any] = {"worker": f"{self._node}/0/0", "term": order.term}
-        told |= {"generation": order.generation, "step": order.step}
+        fields: dict[str, Any] = {"worker": f"{self._node}/0/0", "term": order.term}
+        fields |= {"generation": order.generation, "step": order.step}
         if file is None or file.damaged or len(file.parts) != len(order.files):
-            self._say(msg.CheckpointUnwritten(**told, name=order.name, why="cut short"))
+            self._say(msg.CheckpointUnwritten(**fields, name=order.name, why="cut short"))
             return
         file.sealed = True
-        self._say(msg.CheckpointKept(**told, name=order.name, bytes=1, seconds=0.1))
+        self._say(msg.CheckpointKept(**fields, name=order.name, bytes=1, seconds=0.1))
 
 
 class SnapshotCopier:

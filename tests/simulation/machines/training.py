@@ -191,16 +191,16 @@ def same_bits(one: Commit, other: Commit) -> bool:
 def wrong_v(plan: FaultPlan, reduced: SimReduced, commit: Commit) -> bool:
     """Return whether a step result lacks samples of the step, or differs from the metrics that its script logs."""
     # In a replica group the first worker logs the metrics; the parts here may belong to another worker.
-    told = dict(reduced.v.metrics) if plan.places > 1 else logged(reduced.parts)
-    right = replace(commit, metrics=told if plan.logs else {})
+    metrics = dict(reduced.v.metrics) if plan.places > 1 else logged(reduced.parts)
+    right = replace(commit, metrics=metrics if plan.logs else {})
     return commit.samples != plan.micro_batches * plan.micro_batch or not same_bits(commit, right)
 
 
 def is_announced_wrongly(event: StepCommitted, commit: Commit) -> bool:
     """Return whether the announced event of a step differs from its step result."""
     metrics = {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()}
-    told = (event.loss, event.skipped, event.metrics)
-    return told != (commit.loss_sum / commit.samples, commit.nonfinite > 0, metrics)
+    announced = (event.loss, event.skipped, event.metrics)
+    return announced != (commit.loss_sum / commit.samples, commit.nonfinite > 0, metrics)
 
 
 def next_state(state: int, reduced: SimReduced, commit: Commit) -> int:

@@ -150,10 +150,10 @@ class PoolCluster:
         if self.server is None:
             self.world.later(0.5, 1.0, self._submit, job)
             return
-        said = self.server.feed(SubmitJob(job.spec))
+        refusal = self.server.feed(SubmitJob(job.spec))
         record = self.world.disk.record
         if record is None or job.spec.name not in record.jobs:
-            assert not said or self.server is None, said
+            assert not refusal or self.server is None, refusal
             self.world.later(0.5, 1.0, self._submit, job)  # The server died before its write.
             return
         self._submitted.add(job.spec.name)
@@ -178,8 +178,8 @@ class PoolCluster:
             "weight": UpdateJob(job, {"weight": self.world.rng.uniform(0.5, 2.0)}),
         }
         if self.server is not None:
-            said = self.server.feed(requests[what])
-            self.world.note(f"{what} {job}: {said or 'done'}")
+            refusal = self.server.feed(requests[what])
+            self.world.note(f"{what} {job}: {refusal or 'done'}")
 
     # ---- faults ----
 

@@ -107,9 +107,9 @@ class StoredExperts:
 
     def apply(self, counts: IntArray, step: int) -> bool:
         """Keep only these experts and train them for one step; return False if one has another step."""
-        whole = self.are_of(counts, step - 1)
+        correct = self.are_of(counts, step - 1)
         self._steps, self._aside = np.where(counts > 0, step, -1), self._nothing
-        return whole
+        return correct
 
     def are_of(self, counts: IntArray, step: int) -> bool:
         """Return whether all these experts are here and have this step."""
