@@ -82,7 +82,7 @@ def test_a_window_has_the_trace_in_it(events: list[tuple[float, bool, str]], beg
         ("", "line 1: the header is ''"),
         ("seconds,nodes\n0,4\n", "line 1: the header is 'seconds,nodes'"),
         ("0,add,a\n", "line 1: the header is '0,add,a'"),
-        (HEAD, "no event below the header"),
+        (HEAD, "the trace has only a header"),
         (HEAD + "soon,add,a\n", "line 2: seconds is 'soon'"),
         (HEAD + "0,add," + "a" * 200_000, "line 2: it is not CSV: field larger than field limit"),
         (HEAD + "nan,add,a\n", "line 2: seconds is nan"),

@@ -1,9 +1,9 @@
 """Expert placement, token dispatch and node division: pure functions of numpy arrays.
 
-`make_plan` is the entry for placements. It allocates replicas to experts by their loads, places them on nodes by a
-strategy, and maps the result to the nodes so that few experts move. The order of calls in a job:
+`make_plan` computes placements. It allocates replicas to experts by their loads and places them on nodes by a strategy.
+Then it maps the result to the nodes so that few experts move. A job calls, in this order:
 
-1. `make_plan`: loads and slots in, a `Plan` out, or a `Shortage` if there are more experts than slots.
+1. `make_plan`: from loads and slots to a `Plan`, or to a `Shortage` if there are more experts than slots.
 2. `plan_transfers`: which node sends which expert to which node.
 3. `decide_rebalance`: whether these moves are worth their cost.
 4. `dispatch_schedule`: in each step, which rank computes which tokens.
@@ -14,7 +14,7 @@ Example, with 1 layer, 4 experts and 3 nodes of 4 slots:
     plan = make_plan(loads, np.full(3, 4), fault_threshold=2, strategy=strategy_named("best"))
     plan.counts  # (L, E, N): replicas of each expert on each node
 
-`waf` divides the nodes of a pool among its jobs, and `survival` computes the probability that a placement survives.
+`waf` divides the nodes of a pool among its jobs. `survival` computes the probability that a placement survives.
 """
 
 from holdfast.planning.dispatch.interval import Interval as Interval

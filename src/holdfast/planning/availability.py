@@ -1,7 +1,7 @@
-"""When nodes come and go: a recorded availability trace, read and checked, and the part of it that a job lives through.
+"""Recorded availability traces: when nodes join and leave. Parses and checks a trace and selects a window of it.
 
-A trace is CSV with the header `seconds,event,node`; the events are `add` and `remove`, seconds count from its start and
-never decrease. Who can do something with it also reads `fault`: a process fails on a node that lives.
+A trace is CSV with the header `seconds,event,node`. Seconds count from the start of the trace and never decrease. The
+events are `add` and `remove`. Callers that support it also accept `fault`: a process fails on a live node.
 """
 
 from __future__ import annotations
@@ -22,42 +22,54 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEvent:
-    """One row: a node comes (`add`) or goes, or has a `fault` and stays. `line` is where it stands in the file."""
+    """One row of a trace."""
 
+    #: Seconds since the start of the trace.
     seconds: float
+    #: Whether the node joins. If False, it leaves or has a fault.
     add: bool
     node: str
+    #: The row's line in the file, for messages.
     line: int
+    #: A process fails, and the node stays.
     fault: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What happens at one moment, in the rows' order; `seconds` since the window's begin."""
+    """All events of one moment, in the order of their rows."""
 
+    #: Seconds since the start of the window.
     seconds: float
     events: tuple[NodeEvent, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The part of a trace that a job lives through, `seconds` long: the nodes at its begin, and what follows."""
+    """The part of a trace during which a job runs."""
 
+    #: The nodes present at the start.
     start_nodes: tuple[str, ...]
+    #: The later events.
     batches: tuple[Batch, ...]
+    #: The length of the window.
     seconds: float
 
     @property
     def names(self) -> frozenset[str]:
-        """All nodes that ever are there."""
+        """All nodes that are present at any time in the window."""
         return frozenset(self.start_nodes) | {event.node for batch in self.batches for event in batch.events}
 
 
 def parse_trace(text: str, *, faults: bool = False) -> tuple[NodeEvent, ...]:
-    """Read a trace; `faults`: one that may have such rows.
+    """Parse and check a trace.
+
+    Args:
+        text: The CSV text.
+        faults: Whether `fault` events are allowed.
 
     Raises:
-        BadInputError: with the line and the rule that it breaks.
+        BadInputError: A line breaks a rule; the message names the line and the rule.
     """
     rows = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:
@@ -81,20 +93,25 @@ def _parsed(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
         _come_or_go(event, present)
         events.append(event)
     if not events:
-        raise BadInputError("there is no event below the header: a trace needs at least one node")
+        raise BadInputError("the trace has only a header: give at least one event that adds a node")
     return tuple(events)
 
 
 def window_of(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | None = None) -> Window:
-    """Return the part of a trace from `begin` up to and with `end` (by default its last event), in its seconds.
+    """Return the part of a trace after `begin` up to and including `end`, both in seconds of the trace.
+
+    Args:
+        events: The trace, in the order of time.
+        begin: The start of the window. Events at this moment count as the state at the start.
+        end: The end of the window; None for the last event.
 
     Raises:
-        BadInputError: no node is there at the begin, or the end comes before it.
+        BadInputError: No node is present at the start, or the end is before the start.
     """
     last = events[-1].seconds if end is None else end
     if last < begin:
         raise BadInputError(f"it would end at {last:g} s, before it begins at {begin:g} s")
-    present: dict[str, None] = {}  # in the order in which they came
+    present: dict[str, None] = {}  # in the order in which they joined
     for event in events:
         if event.seconds <= begin and event.add:
             present[event.node] = None
@@ -133,6 +150,7 @@ def _seconds(text: str, line: int) -> float:
 
 
 def _come_or_go(event: NodeEvent, present: set[str]) -> None:
+    """Update the `present` nodes by an event; raise `BadInputError` if the event does not fit them."""
     if event.fault:
         if event.node not in present:
             raise _broken(event.line, f"{event.node} has a fault, but it is not there: add it before")

@@ -1,4 +1,4 @@
-"""Share of time lost to checkpoints and to failures between them: sparing paper, Eq. 5 and Appendix C."""
+"""The share of time lost to checkpoints and to failures between them (sparing paper, Eq. 5 and Appendix C)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from holdfast.planning.special import (
 
 
 class FailureClock(StrEnum):
-    """Whether failures can strike while the job detects, restarts or saves."""
+    """Whether failures can occur while the job detects a failure, restarts or saves."""
 
-    #: They cannot: what Appendix C assumes.
+    #: They cannot, as Appendix C assumes.
     FROZEN = "frozen"
-    #: They can, as in life: a failure while saving loses the period, one while restarting starts that over.
+    #: They can. A failure while saving loses the period; a failure while restarting begins the restart again.
     RUNNING = "running"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeriodTimes:
-    """Mean time spent per checkpoint period, by purpose; one unit, arrays of one shape."""
+    """Mean time spent per checkpoint period, by purpose. All arrays have one shape and one unit of time."""
 
     useful: FloatArray
     save: FloatArray
@@ -37,7 +37,7 @@ class PeriodTimes:
 
     @property
     def total(self) -> FloatArray:
-        """The whole period's mean length; infinite where no period ever completes."""
+        """The mean length of the whole period; infinite if no period ever completes."""
         return self.useful + self.save + self.lost_work + self.restart
 
 
@@ -50,11 +50,13 @@ def period_times(
     restart: Floats,
     clock: FailureClock = FailureClock.FROZEN,
 ) -> PeriodTimes:
-    """Return where the time of one checkpoint period goes, for a job that fails at `rate`.
+    """Return how one checkpoint period divides into its purposes, for a job that fails at `rate`.
 
-    Frozen clock: T = (exp(rate period) - 1) (1/rate + detect + restart) + save (Appendix C, with the factor that its
-    last line and Eq. 5 lost). Running clock: T = (exp(rate (period + save)) - 1) exp(rate (detect + restart)) / rate.
-    Arguments broadcast, all in one unit of time.
+    Frozen clock: T = (exp(rate period) - 1) (1/rate + detect + restart) + save. This is Appendix C with the factor that
+    its last line and Eq. 5 omit. Running clock: T = (exp(rate (period + save)) - 1) exp(rate (detect + restart)) /
+    rate.
+
+    The arguments broadcast and share one unit of time.
     """
     lam, tc, ts, down = as_floats(rate), as_floats(period), as_floats(save), as_floats(detect) + as_floats(restart)
     lam, tc, ts, down = np.broadcast_arrays(lam, tc, ts, down)
@@ -76,7 +78,7 @@ def log_useful_fraction(
     restart: Floats,
     clock: FailureClock = FailureClock.FROZEN,
 ) -> FloatArray:
-    """Return log(1 - gamma), finite even where gamma rounds to 1, so that hopeless cases still compare."""
+    """Return log(1 - gamma). It stays finite if gamma rounds to 1, so that hopeless cases remain comparable."""
     lam, tc, ts = as_floats(rate), as_floats(period), as_floats(save)
     down = as_floats(detect) + as_floats(restart)
     with np.errstate(divide="ignore"):
@@ -103,7 +105,7 @@ def wasted_fraction(
     restart: Floats,
     clock: FailureClock = FailureClock.FROZEN,
 ) -> FloatArray:
-    """Return gamma, the share of unblocked time that is not useful work: 1 - period / T (Eq. 5 as corrected)."""
+    """Return gamma = 1 - period / T, the share of unblocked time that is not useful work (Eq. 5, corrected)."""
     return -np.expm1(
         log_useful_fraction(rate=rate, period=period, save=save, detect=detect, restart=restart, clock=clock)
     )
@@ -114,19 +116,19 @@ def best_period(
 ) -> FloatArray:
     """Return the checkpoint period that minimises gamma, exactly, in the unit of `save`.
 
-    With x = rate * period, the derivative of T / period vanishes where (x - 1) exp(x) + 1 = c, that is at
-    x = 1 + W((c - 1) / e), W being Lambert's function. Frozen clock: c = rate save / (1 + rate (detect + restart));
-    running clock: c = 1 - exp(-rate save), Daly's exact optimum.
+    With x = rate * period, the derivative of T / period is zero if (x - 1) exp(x) + 1 = c. The solution is x = 1 + W((c
+    - 1) / e), with Lambert's function W. Frozen clock: c = rate save / (1 + rate (detect + restart)). Running clock: c
+    = 1 - exp(-rate save), Daly's exact optimum.
 
     Raises:
-        BadInputError: `rate` or `save` is not positive (saving for free means saving all the time).
+        BadInputError: `rate` or `save` is not positive. If saving were free, the best period would be 0.
     """
     require_positive("rate", rate)
     require_positive("save", save)
     require_not_negative("detect + restart", as_floats(detect) + as_floats(restart))
     lam, ts, down = as_floats(rate), as_floats(save), as_floats(detect) + as_floats(restart)
     c = lam * ts / (1.0 + lam * down) if clock is FailureClock.FROZEN else -np.expm1(-lam * ts)
-    # Near W's branch point rounding in c - 1 costs digits: start from the expansion there, then polish by Newton.
+    # Near W's branch point, rounding in c - 1 loses digits: start from the series and refine it by Newton's method.
     x = np.where(c < 1e-3, np.sqrt(2.0 * c), 1.0 + lambert_w((c - 1.0) / np.e))
     for _ in range(4):
         x = x - (x * np.exp(x) - np.expm1(x) - c) / (x * np.exp(x))
@@ -139,7 +141,7 @@ def young_period(*, rate: Floats, save: Floats) -> FloatArray:
 
 
 def daly_period(*, rate: Floats, save: Floats) -> FloatArray:
-    """Return Daly's higher-order period, 1/rate if save >= 2/rate (FGCS 22(3), 2006, Eq. 37)."""
+    """Return Daly's higher-order period (FGCS 22(3), 2006, Eq. 37); 1/rate if save >= 2/rate."""
     mtbf, ts = 1.0 / as_floats(rate), as_floats(save)
     ratio = ts / (2.0 * mtbf)
     series = np.sqrt(2.0 * ts * mtbf) * (1.0 + np.sqrt(ratio) / 3.0 + ratio / 9.0) - ts

@@ -1,13 +1,14 @@
-"""How the members of a group add up, level by level: within a node first, then across nodes, a few at a time.
+"""The groups of a hierarchical sum: first the members of each node, then across nodes, in small groups.
 
-On each level the members form small groups, one beside the other. Of the members of a group the first ones, as many in
-every group of the level, are its **owners**: each takes over one part of what the group adds up, and goes on with that
-part to the next level, where it meets those that own the same part in other groups. With the last level everything is
-added up. Whoever is no owner (a group may have a member more than owners) has put in its share, and waits for the
-result. So each member is in one small group per level, about log(members) of them, whatever the number of members: no
-number is awkward, and a result that has come anywhere has come from everybody.
+On each level the members form small groups. The first members of each group are its *owners*; every group of a level
+has the same number of them. Each owner adds up one part of the group's sum. On the next level it meets the owners of
+the same part from other groups. After the last level, everything is added up.
 
-All of it follows from the order of the members and their nodes alone.
+A group may have one member more than owners. A member that is not an owner contributes its share and waits for the
+result. So each member is in one small group per level, about log(members) groups in all. Any number of members works. A
+result that exists on any member contains the shares of all members.
+
+The groups depend only on the order of the members and on their nodes.
 """
 
 from __future__ import annotations
@@ -16,44 +17,44 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Up to so many members there is one level: everybody meets everybody. With 16, two levels already take less processor
-#: time (benchmarks/levels.py); with 8 they do not, and one is half as many waits.
+#: Up to this many members form one level, in which each meets all others. With 16 members, two levels take less
+#: processor time (benchmarks/levels.py). With 8 they do not, and one level has half as many waits.
 FLAT_UP_TO = 8
-#: So many owners a group has at most, but for the workers of one node. An operation takes levels * L + messages * o,
-#: with L a message's way through the network (30 us) and o what sending and receiving it costs (5 us): from 16 to 1,024
-#: nodes fan-outs of 4 to 16 are within a quarter of each other, and smaller ones have fewer connections.
+#: The most owners of a group, except for the workers of one node. An operation takes levels * L + messages * o, with L
+#: the network latency (30 us) and o the cost to send and receive one message (5 us). From 16 to 1,024 nodes, fan-outs
+#: of 4 to 16 take times within 25 % of each other, and smaller ones need fewer connections.
 FAN_OUT = 8
-#: What members add up is cut at multiples of so many elements, the squares of which are added up in floating point.
+#: Parts are cut at multiples of this many elements. The squares of each block are added up in floating point.
 BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Levels:
-    """One member's place in all levels, lowest first.
+    """One member's groups on all levels, lowest level first."""
 
-    owners: how many owners each group of a level has.
-    groups: this member's group on each level that it is on, as members in the order in which they are added up; fewer
-        than there are levels where it is no owner on its last.
-    """
-
+    #: The number of owners of each group, by level.
     owners: tuple[int, ...]
+    #: This member's group on each of its levels: the members, in the order in which they are added up. There are fewer
+    #: groups than levels if the member is not an owner on its last level.
     groups: tuple[tuple[int, ...], ...]
 
 
 def levels_of(nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO, fan_out: int = FAN_OUT) -> Levels:
-    """Return a member's levels.
+    """Return the groups of one member on all levels.
 
     Args:
-        nodes: of each member, its node; members of one node need not be neighbours.
-        member: whose levels; a place in `nodes`.
-        flat_up_to: so many members are one level.
-        fan_out: the most owners in a group across nodes; at least 2.
+        nodes: The node of each member. Members of one node need not be adjacent.
+        member: The member, as an index in `nodes`.
+        flat_up_to: Up to this many members form a single level.
+        fan_out: The most owners in a group across nodes; at least 2.
 
     Raises:
-        ValueError: such a member or fan-out there is not.
+        ValueError: The member does not exist, or the fan-out is below 2.
     """
     if not 0 <= member < len(nodes) or fan_out < 2:
-        raise ValueError(f"member {member} of {len(nodes)}, fan-out {fan_out}: there is no such member or fan-out")
+        raise ValueError(
+            f"member is {member}, fan-out {fan_out}: give a member below {len(nodes)}, and a fan-out of at least 2"
+        )
     everybody = list(range(len(nodes)))
     if len(nodes) <= flat_up_to:
         return Levels(owners=(len(nodes),), groups=(tuple(everybody),))
@@ -62,7 +63,7 @@ def levels_of(nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO
         homes.setdefault(node, []).append(place)
     fewest, most = min(map(len, homes.values())), max(map(len, homes.values()))
     if most == 1 or 2 * fewest <= most:
-        # On nodes that are this unlike, an owner would have to take in what several do elsewhere.
+        # On nodes of such different sizes, one owner would do the work of several owners elsewhere.
         return _across(everybody, len(nodes), member, fan_out)
     home = homes[nodes[member]]
     place = home.index(member)
@@ -72,11 +73,13 @@ def levels_of(nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO
 
 
 def _across(row: list[int], length: int, member: int, fan_out: int) -> Levels:
-    """Return the levels in which those of a row add up, neighbours first.
+    """Return the levels on which the members of one row add up, adjacent members first.
 
     Args:
-        row: those that meet; empty where the member is not among them.
-        length: of every member's row on this level.
+        row: The members of the row; empty if `member` is not one of them.
+        length: The length of every row on this level.
+        member: The member that the result is for.
+        fan_out: The most owners in a group.
     """
     owners: list[int] = []
     groups: list[tuple[int, ...]] = []
@@ -95,6 +98,8 @@ def _across(row: list[int], length: int, member: int, fan_out: int) -> Levels:
 
 
 def _starts(length: int, count: int) -> list[int]:
-    """Return where each of `count` groups of a row begins; their sizes differ by one at most, larger ones first."""
+    """Return the index at which each of `count` groups of a row starts. Group sizes differ by at most one, larger ones
+    first.
+    """
     size, larger = divmod(length, count)
     return [group * size + min(group, larger) for group in range(count)]

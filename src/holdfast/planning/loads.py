@@ -1,4 +1,4 @@
-"""Loads as they come (counts, weighted sums, lists), turned into exact integers.
+"""Turns expert loads (counts, weighted sums, lists) into exact integers.
 
 Axes: L layers, E experts.
 """
@@ -11,18 +11,19 @@ from numpy.typing import ArrayLike
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray
 
-#: A layer's loads are scaled to this sum at most, so that load x slots stays exact in 64 bits for 2**22 slots.
+#: A layer's loads are scaled down to at most this sum, so that load x slots is exact in 64 bits for 2**22 slots.
 _LARGEST_SUM = 1 << 40
 
 
 def as_token_counts(loads: ArrayLike) -> IntArray:
-    """Return the loads as integers `(L, E)`, checked.
+    """Return the loads as checked integers `(L, E)`.
 
-    `loads` is tokens per layer and expert, `(L, E)` (or `(E,)` for one layer), integers or floats. Whole numbers are
-    kept as they are; other ones (weighted sums) are scaled per layer and rounded, which keeps equal loads equal
-    and the order of the others.
+    `loads` are tokens per layer and expert, `(L, E)`, or `(E,)` for one layer, as integers or floats. Whole numbers
+    stay as they are. Other numbers, such as weighted sums, are scaled per layer and rounded. Equal loads stay equal,
+    and the order of loads is kept.
 
-    Raises `BadInputError` for loads that are negative, not finite, or not of that shape.
+    Raises:
+        BadInputError: Loads are negative, not finite, or not of that shape.
     """
     try:
         array = np.asarray(loads, dtype=np.float64)
@@ -35,7 +36,7 @@ def as_token_counts(loads: ArrayLike) -> IntArray:
     _check_values(array)
     largest = float(array.max())
     if largest > _LARGEST_SUM:
-        # Sums of numbers near the end of the range would leave it.
+        # The sum of very large floats would overflow.
         array = array / largest * _LARGEST_SUM
     sums = array.sum(axis=1, keepdims=True)
     whole = bool((array == np.floor(array)).all()) and float(sums.max()) <= _LARGEST_SUM
@@ -45,7 +46,7 @@ def as_token_counts(loads: ArrayLike) -> IntArray:
 
 
 def _check_values(array: FloatArray) -> None:
-    """Raise for the first load that is not a finite number >= 0, naming its place."""
+    """Raise `BadInputError` for the first load that is not a finite number >= 0, with its layer and expert."""
     for wrong, what in ((~np.isfinite(array), "not a finite number"), (array < 0, "negative")):
         if wrong.any():
             layer, expert = (int(index) for index in np.argwhere(wrong)[0])

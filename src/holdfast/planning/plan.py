@@ -1,4 +1,4 @@
-"""One call from loads to a plan: allocation, placement, migration.
+"""From loads to a plan in one call: allocation, placement, migration.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -21,7 +21,7 @@ from holdfast.planning.placement.spread import Compact, Spread
 from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
 from holdfast.planning.survival.odds import as_rates
 
-#: The balance weight where the fault threshold asked for does not fit.
+#: The balance weight if the requested fault threshold does not fit.
 PAYS_OFF = 1.0
 
 
@@ -31,7 +31,7 @@ def strategies() -> dict[str, Strategy]:
 
 
 def strategy_named(name: str) -> Strategy:
-    """Return a strategy by its name; raises `BadInputError` for a name that is none."""
+    """Return a placement strategy by its name; raise `BadInputError` if the name is unknown."""
     known = strategies()
     if name not in known:
         raise BadInputError(f"strategy is {name!r}: choose one of {', '.join(known)}")
@@ -40,7 +40,7 @@ def strategy_named(name: str) -> Strategy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Where every replica of every layer lives."""
+    """The nodes of every replica of every layer."""
 
     #: `(L, E, N)` replicas per node.
     counts: IntArray
@@ -49,9 +49,9 @@ class Plan:
     fault_threshold: Guarantee
     #: Layers that had no load and were planned as uniform.
     uniform_layers: tuple[int, ...]
-    #: How to get there from what the nodes held; None for a first plan.
+    #: The migration from the replicas held before; None for a first plan.
     migration: Migration | None
-    #: What would have survived more, where balance weighed more; its busiest node is busier.
+    #: The placement that survives more but has a busier busiest node, if it was rejected for its balance.
     passed_over: Option | None = None
 
     @property
@@ -74,17 +74,26 @@ def make_plan(
 ) -> Plan | Shortage:
     """Plan all layers from `loads` `(L, E)` for nodes with `slots` `(N,)`.
 
-    `held` `(L, E, N)`: replicas the nodes hold now, a column per node (0 for joiners): the plan is then mapped to the
-    nodes so that the fewest experts move. `racks` `(N,)`; `failure_weights` `(N + 1,)` (both see `PlacementProblem`).
+    Args:
+        loads: Tokens per layer and expert.
+        slots: Slots per node, for one layer.
+        fault_threshold: The number of distinct nodes that each expert should live on.
+        strategy: The placement strategy.
+        held: `(L, E, N)` replicas that the nodes hold now, 0 for joining nodes. If given, the plan is mapped to the
+            nodes so that the fewest experts move.
+        racks: `(N,)`; see `PlacementProblem`.
+        failure_weights: `(N + 1,)`; see `PlacementProblem`.
+        balance_weight: For the strategy `best`: the share of fatal losses that is accepted for a busiest node with one
+            mean node's work less. 0 puts survival first and balances only among equals. None means 0 if each expert
+            lives on as many nodes as asked, else `PAYS_OFF`: then further survival must be worth its price.
+        failure_rates: `(N,)` how often each node fails, in any unit, for the strategy `best`. Experts with few hosts go
+            to the nodes that fail least, and leave a node when its rate rises.
 
-    `balance_weight`, for the strategy `best`: how large a share of losses may be fatal for a busiest node that has one
-    mean node's work less; 0: survival first, balance only among equals. None: 0 while each expert lives on as many
-    nodes as asked; `PAYS_OFF` where that does not fit: then what is left of survival must be worth its price.
+    Returns:
+        The plan, or a `Shortage` if there are more experts than slots.
 
-    `failure_rates` `(N,)`, for the strategy `best`: how often each node fails, in any unit. What few nodes hold then
-    goes to those that fail least, and leaves a node whose rate rises.
-
-    Raises `BadInputError` for bad loads, weights or rates; returns a `Shortage` for more experts than slots.
+    Raises:
+        BadInputError: Loads, weights or rates are wrong.
     """
     _check_weight(balance_weight)
     allocation = allocate(loads, slots, fault_threshold=fault_threshold)
@@ -112,7 +121,7 @@ def make_plan(
     return Plan(
         counts=counts if migration is None else migration.counts,
         slots=slots,
-        # Strategies without a guarantee (compact) give what they give.
+        # A strategy without a guarantee (compact) may give less.
         fault_threshold=Guarantee(asked=threshold.asked, given=min(threshold.given, fewest_hosts(counts))),
         uniform_layers=allocation.uniform_layers,
         migration=migration,
@@ -121,21 +130,24 @@ def make_plan(
 
 
 def _migration(problem: PlacementProblem, held: IntArray, counts: IntArray, strategy: Strategy) -> Migration:
-    """Return how to get from the replicas `held` `(L, E, N)` to these `counts`."""
-    # On many nodes a second look at the roles costs more than it saves; where rates tell nodes apart it would mix them.
+    """Return the migration from the replicas `held` `(L, E, N)` to `counts` `(L, E, N)`."""
+    # On many nodes, assigning roles again costs more than it saves. With failure rates it would undo their assignment.
     many = problem.nodes > OPTIMAL_UP_TO_NODES
     mapped = isinstance(strategy, Best) and (many or problem.failure_rates is not None)
     return plan_migration(held, counts, kinds=node_kinds(problem.slots, problem.racks), mapped=mapped)
 
 
 def _check_weight(balance_weight: float | None) -> None:
+    """Raise `BadInputError` unless the weight is None, or finite and at least 0."""
     if balance_weight is not None and not 0 <= balance_weight < np.inf:
         raise BadInputError(f"balance weight is {balance_weight:g}: give a number of at least 0")
 
 
 def _weighed(problem: PlacementProblem, balance_weight: float) -> tuple[IntArray, Option | None]:
-    """Return the placement `(L, E, N)` that survives enough for how busy it is, and the one that survives most, if that
-    is another."""
+    """Return the placement `(L, E, N)` with the best trade-off between survival and balance, and the one passed over.
+
+    The second is the placement that survives most; None if it is the first.
+    """
     found = options(problem)
     chosen = weighed(found, balance_weight, problem.failure_weights)
     return chosen.counts, None if chosen is found[0] else found[0]

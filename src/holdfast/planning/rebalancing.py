@@ -1,4 +1,4 @@
-"""Whether a new placement is worth its migration: predicted gain over the next interval against cost.
+"""Whether a new placement is worth its migration: the predicted gain over the next interval against the cost.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -17,13 +17,13 @@ from holdfast.planning.placement.strategy import fewest_hosts
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.recovery_probability import fatal_share
 
-#: Losses that are fatal to one placement and not to another: a smaller share of all is not worth a switch.
+#: The smallest difference between the fatal shares of two placements that is worth a switch.
 _WORTH_A_SWITCH = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadAverage:
-    """Tokens per step, layer and expert, exponentially weighted towards the recent steps."""
+    """Tokens per step, layer and expert: an average with exponentially larger weights for recent steps."""
 
     #: `(L, E)` weighted sum of tokens.
     tokens: FloatArray
@@ -32,13 +32,14 @@ class LoadAverage:
 
     @classmethod
     def empty(cls, layers: int, experts: int) -> LoadAverage:
-        """Return an average of nothing."""
+        """Return an average of no steps."""
         return cls(tokens=np.zeros((layers, experts)), steps=0.0)
 
     def add(self, tokens: IntArray | FloatArray, *, steps: int, half_life: float) -> LoadAverage:
         """Return the average with `tokens` `(L, E)` of `steps` more steps; steps `half_life` ago count half.
 
-        Raises `BadInputError` for another shape, or fewer than one step.
+        Raises:
+            BadInputError: The tokens have another shape, there is less than one step, or the half-life is not positive.
         """
         if tokens.shape != self.tokens.shape:
             raise BadInputError(f"loads have shape {tokens.shape}: this job's are {self.tokens.shape}")
@@ -54,7 +55,7 @@ class LoadAverage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """What steps and migrations cost on this cluster; measured by the runtime."""
+    """What steps and migrations cost on this cluster, as measured by the runtime."""
 
     #: Seconds a node (or rank) computes for one token of one expert, forward and backward.
     token_s: float
@@ -62,25 +63,28 @@ class CostModel:
     expert_bytes: int
     #: Bytes per second that a node sends, and that it receives at the same time.
     bandwidth: float
-    #: Seconds the job stands still to switch, whatever moves.
+    #: Seconds that the job pauses to switch, whatever moves.
     pause_s: float
-    #: Seconds of the transfers that nobody waits for: as long as the step that they travel beside.
+    #: Seconds of the transfers that cost no time, since they overlap with a step.
     hidden_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebalanceDecision:
-    """Adopt the new placement or keep the current one, and why."""
+    """Whether to adopt the new placement, and why."""
 
     adopt: bool
-    #: Seconds saved over the interval, and seconds the migration costs.
+    #: Seconds saved over the interval.
     gain_s: float
+    #: Seconds that the migration costs.
     cost_s: float
     reason: str
 
 
 def migration_seconds(migration: Migration, model: CostModel) -> float:
-    """Return how long the migration holds training up: the busiest link's transfers not hidden, plus the pause."""
+    """Return how long the migration stops training: the busiest link's transfer time beyond the hidden part, plus the
+    pause.
+    """
     if not migration.expert_moves:
         return 0.0
     nodes = migration.counts.shape[2]
@@ -102,18 +106,26 @@ def decide_rebalance(
     racks: IntArray | None = None,
     rates: FloatArray | None = None,
 ) -> RebalanceDecision:
-    """Decide on a new placement for the next `steps` steps.
+    """Decide whether to adopt a new placement for the next `steps` steps.
 
-    `loads` `(L, E)` tokens per step expected; `current` `(L, E, N)` replicas now; `migration` leads to the new ones;
-    `threshold` the distinct nodes each expert should have. A placement that has lost its guarantee is replaced at
-    any price; one that needs an expert nobody holds is refused. One that was `mended`, so that nobody has looked at
-    what it survives, is replaced at any price, too, where the new one survives clearly more (losses of whole `racks`
-    `(N,)`, where nodes share some; of nodes that fail at these `rates` `(N,)`, where they are not alike).
+    A placement that has lost its guarantee is replaced at any price. A placement that needs an expert without a live
+    copy is rejected. A mended placement is also replaced at any price if the new one survives clearly more.
+
+    Args:
+        loads: `(L, E)` expected tokens per step.
+        current: `(L, E, N)` replicas now.
+        migration: Leads to the new placement.
+        threshold: The distinct nodes that each expert should have.
+        steps: The steps of the next interval.
+        model: What steps and migrations cost.
+        mended: The current placement was repaired, and its survival was not considered.
+        racks: `(N,)`; if given without `rates`, survival counts losses of whole racks.
+        rates: `(N,)` failure rates; if given, survival counts losses of nodes at these rates.
     """
     saved = model.token_s * (busiest_tokens(current, loads) - busiest_tokens(migration.counts, loads)).sum()
     gain, cost = float(saved) * steps, migration_seconds(migration, model)
     if (migration.counts != current).any():
-        cost = max(cost, model.pause_s)  # copies on one node are worth a switch, too, though nothing travels
+        cost = max(cost, model.pause_s)  # More copies on the same node need a switch, although nothing is transferred.
     if migration.lost:
         layer, expert = migration.lost[0]
         return _decided(False, gain, cost, f"expert {expert} of layer {layer} has no live copy to move")
@@ -131,13 +143,17 @@ def decide_rebalance(
 
 @dataclass(frozen=True, slots=True)
 class _Between:
+    """Two bounds of a share."""
+
     least: float
     most: float
 
 
 def _fatal_losses(counts: IntArray, racks: IntArray | None, rates: FloatArray | None) -> _Between:
-    """Return the share of losses of nodes (or racks) that a placement `(L, E, N)` does not survive, as likely as they
-    are by default, between two bounds."""
+    """Return bounds of the share of losses that a placement `(L, E, N)` does not survive, with the default weights.
+
+    A loss takes nodes, or whole racks if `racks` are given without `rates`.
+    """
     hosts = counts > 0
     if racks is not None and rates is None:
         hosts = np.stack([hosts[:, :, racks == rack].any(axis=2) for rack in range(int(racks.max()) + 1)], axis=2)

@@ -1,6 +1,7 @@
-"""The solvers of SciPy that planning uses, with types (SciPy ships none).
+"""The SciPy solvers that planning uses, with types, which SciPy does not ship.
 
-SciPy is imported at their first use: that takes half a second, in each process of every job, and most need no solver.
+SciPy is imported at first use. The import takes half a second in each process of every job, and most processes need no
+solver.
 
 Axes: R rows, C columns, M edges.
 """
@@ -19,7 +20,7 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray
 
 
 def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
-    """Return a column for each row of `gain` `(R, C)`, R <= C, all different, with the largest sum."""
+    """Return a different column for each row of `gain` `(R, C)`, R <= C, so that the sum of gains is largest."""
     from scipy.optimize import linear_sum_assignment
 
     _, columns = linear_sum_assignment(gain, maximize=True)
@@ -27,19 +28,19 @@ def best_assignment(gain: FloatArray | NDArray[np.float32]) -> IntArray:
 
 
 def least_squares_from_zero(terms: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the `x` `(C,)`, none below 0, for which `terms @ x` `(R,)` is nearest to `values`."""
+    """Return the `x` `(C,)` >= 0 that brings `terms @ x` `(R,)` nearest to `values` `(R,)`."""
     from scipy.optimize import nnls
 
     return np.asarray(nnls(terms, values)[0], dtype=np.float64)
 
 
-#: Bits of the capacities that SciPy's flow takes: those of both directions of an edge add up to 31 bits.
+#: Bits of a capacity in SciPy's flow: the capacities of both directions of an edge add up to 31 bits.
 _BITS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
-    """A maximum flow, and the side of a minimum cut that the source is on."""
+    """A maximum flow, and the source's side of a minimum cut."""
 
     total: int
     #: `(M,)` flow of each edge.
@@ -49,10 +50,10 @@ class Flow:
 
 
 def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: int, sink: int) -> Flow:
-    """Return one maximum flow from `source` to `sink` over edges `(M,)`; edges are distinct, and none runs both ways.
+    """Return one maximum flow from `source` to `sink` over edges `(M,)`, which are distinct and never run both ways.
 
-    SciPy counts in 32 bits. Greater capacities are first filled by their upper bits; what can still flow then is less
-    than one unit of the last of these bits for each edge, so that the next bits of what is left fit again.
+    SciPy counts in 32 bits. Larger capacities are first filled by their upper bits. The flow that is still possible is
+    then less than one unit of the last of these bits per edge. So the next bits of the rest fit into 32 bits again.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -61,7 +62,7 @@ def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: i
     flow = np.zeros_like(capacity)
     shift = max(int(capacity.max()).bit_length() - _BITS, 0)
     while True:
-        # What is left along each edge, and what may flow back.
+        # The residual capacity of each edge, forward and backward.
         left = np.minimum(np.concatenate([capacity - flow, flow]) >> shift, (1 << _BITS) - 1)
         both_ways = np.concatenate([tails, heads]), np.concatenate([heads, tails])
         graph = csr_array((left.astype(np.int32), both_ways), shape=(size, size))

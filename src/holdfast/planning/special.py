@@ -1,6 +1,6 @@
-"""Array types, typed doors to SciPy's untyped special functions, and checks of arguments.
+"""Array types, typed access to SciPy's special functions, and checks of arguments.
 
-(Quantiles are here because importing `scipy.stats` takes a second.)
+Quantiles are computed here because importing `scipy.stats` takes a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Floats: TypeAlias = float | FloatArray
 
 
 def _special() -> Any:
-    from scipy import special  # pyright: ignore[reportMissingTypeStubs] - it takes long, and few need it
+    """Import and return `scipy.special`."""
+    from scipy import special  # pyright: ignore[reportMissingTypeStubs] - a slow import that few callers need
 
     return special
 
@@ -42,17 +43,17 @@ def lambert_w(z: FloatArray) -> FloatArray:
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """Return below which number Student's t with `freedom` degrees of freedom lies with probability `share`."""
+    """Return the value that Student's t with `freedom` degrees of freedom stays below with probability `share`."""
     return float(_special().stdtrit(freedom, share))
 
 
 def chi_square_quantile(share: float, freedom: int) -> float:
-    """Return below which number chi-square with `freedom` degrees of freedom lies with probability `share`."""
+    """Return the value that chi-square with `freedom` degrees of freedom stays below with probability `share`."""
     return float(2.0 * _special().gammaincinv(freedom / 2.0, share))
 
 
 def require_positive(key: str, value: Floats) -> None:
-    """Raise `BadInputError` naming `key` unless every element is finite or infinite and above 0."""
+    """Raise `BadInputError` naming `key` unless every element is above 0; infinity is allowed."""
     _require(key, value, as_floats(value) > 0, "must be greater than 0")
 
 
@@ -73,6 +74,7 @@ def require_fraction(key: str, value: Floats) -> None:
 
 
 def _require(key: str, value: Floats, holds: BoolArray, rule: str) -> None:
+    """Raise `BadInputError` with the `rule` and the first wrong value unless all elements of `holds` are true."""
     if not np.all(holds):
         wrong = as_floats(value)[~np.asarray(holds)].flat[0]
         raise BadInputError(f"{key} = {wrong:g}: {rule}")

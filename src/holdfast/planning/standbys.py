@@ -16,13 +16,14 @@ from holdfast.planning.special import FloatArray, IntArray, require_finite, requ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandbyCase:
-    """A job on `nodes` nodes, some of which may be kept warm and idle instead of training."""
+    """A job with some nodes that may be kept warm and idle instead of training."""
 
     nodes: int
     mtbf_node_hours: float
     mttr_hours: float
-    #: the whole job's stop after a failure when a warm standby takes over, and when none is there
+    #: How long the whole job stops after a failure if a warm standby takes over.
     down_seconds_with: float
+    #: How long it stops if no standby is ready.
     down_seconds_without: float
 
     def __post_init__(self) -> None:
@@ -41,40 +42,42 @@ class StandbyCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StandbyPlan:
-    """Outcome for 0, 1, 2, ... standbys; arrays (S,)."""
+    """The outcome for 0, 1, 2, ... standbys; arrays `(S,)`."""
 
     standbys: IntArray
-    #: probability that a failure finds no standby ready
+    #: The probability that a failure finds no standby ready.
     p_none_ready: FloatArray
-    #: share of time the job is stopped
+    #: The share of time in which the job is stopped.
     stopped: FloatArray
-    #: nodes' worth of training done, on average
+    #: The average training done, in nodes.
     goodput_nodes: FloatArray
 
     @property
     def best(self) -> int:
-        """The number of standbys with most goodput, the smallest of equals."""
+        """The number of standbys with the most goodput; the smallest of equals."""
         return int(self.standbys[np.argmax(self.goodput_nodes)])
 
     @property
     def most_that_pay(self) -> int:
-        """The largest number of standbys that is still better than none; 0 if none is."""
+        """The largest number of standbys that is better than no standby; 0 if no number is."""
         return int(self.standbys[self.goodput_nodes > self.goodput_nodes[0]].max(initial=0))
 
 
 def plan_standbys(case: StandbyCase) -> StandbyPlan:
-    """Return what every number of standbys from 0 to one less than the nodes brings.
+    """Return the outcome for every number of standbys from 0 to `nodes - 1`.
 
-    s standbys leave n = nodes - s at work. A failure takes a standby if one is ready, and the repaired node becomes
-    the new standby after MTTR; if none is ready the job waits `down_seconds_without` for a node from elsewhere. So
-    the standbys are the servers of a loss system with offered load a = n MTTR / MTBF, and a failure finds none with
-    Erlang's B(s, a), whatever the distribution of repair times. The job stops for the mean down time once per
-    failure: goodput = n / (1 + n / MTBF * down). Failures while stopped are not counted.
+    With s standbys, n = nodes - s nodes train. After a failure a ready standby takes over, and the repaired node
+    becomes the new standby after MTTR. If no standby is ready, the job waits `down_seconds_without` for a node from
+    elsewhere.
+
+    So the standbys are the servers of a loss system with offered load a = n MTTR / MTBF. A failure finds no standby
+    with probability B(s, a) (Erlang B), whatever the distribution of repair times. The job stops for the mean down time
+    once per failure: goodput = n / (1 + n / MTBF * down). Failures during a stop are not counted.
     """
     standbys = np.arange(case.nodes, dtype=np.int64)
     working = (case.nodes - standbys).astype(np.float64)
     load = working * case.mttr_hours / case.mtbf_node_hours
-    # Ten standard deviations above the mean number in repair, the loss probability is 0 to all digits.
+    # Ten standard deviations above the mean number in repair, the loss probability rounds to 0.
     tail = min(case.nodes, int(load[0] + 10.0 * math.sqrt(load[0])) + 50)
     none_ready = np.zeros(case.nodes)
     none_ready[:tail] = erlang_b(standbys[:tail], load[:tail])
@@ -89,26 +92,26 @@ def plan_standbys(case: StandbyCase) -> StandbyPlan:
 
 
 def none_ready(standbys: IntArray, load: float) -> FloatArray:
-    """Return how likely it is that none of `standbys` (S,) is ready, where no node comes from elsewhere.
+    """Return the probability that none of `standbys` `(S,)` is ready, if no node comes from elsewhere.
 
-    As `load` nodes are in repair on the average, each by itself and whatever the distribution of repair times, so many
-    are there as a Poisson distribution says; a failure finds none ready where that many have failed before it.
+    On average `load` nodes are in repair, independently. Their number then has a Poisson distribution, whatever the
+    distribution of repair times. A failure finds no standby ready if at least that many nodes are already in repair.
     """
     from_none = 1.0 - in_repair(int(standbys.max(initial=0)), load).cumsum()
     return np.clip(np.where(standbys > 0, from_none[np.maximum(standbys, 1) - 1], 1.0), 0.0, 1.0)
 
 
 def in_repair(most: int, load: float) -> FloatArray:
-    """Return how likely it is that 0, 1, ... `most` nodes are in repair, `(most + 1,)`, where `load` are on average."""
+    """Return the probabilities `(most + 1,)` that 0, 1, ..., `most` nodes are in repair, with `load` on average."""
     terms = np.ones(most + 1)
     terms[1:] = load / np.arange(1, most + 1)
     return math.exp(-load) * terms.cumprod()
 
 
 def erlang_b(servers: IntArray, load: FloatArray) -> FloatArray:
-    """Return Erlang's loss probability for `servers` (S,) and offered `load` (S,), each pair on its own.
+    """Return Erlang's loss probability for each pair of `servers` `(S,)` and offered `load` `(S,)`.
 
-    By the stable recursion 1/B(s) = 1 + s/a / B(s-1), 1/B(0) = 1.
+    Uses the stable recursion 1/B(s) = 1 + s/a / B(s-1), 1/B(0) = 1.
     """
     inverse = np.ones(load.shape)
     for s in range(1, int(servers.max(initial=0)) + 1):

@@ -200,5 +200,5 @@ def test_a_weight_of_nothing_a_name_twice_and_too_few_nodes_are_refused() -> Non
         replace(one, weight=0.0)
     with pytest.raises(BadInputError, match="two jobs have the name 'a'"):
         Planner([one, one], 8, 1.0)
-    with pytest.raises(BadInputError, match="2 nodes are too few: together the jobs keep 3"):
+    with pytest.raises(BadInputError, match="2 nodes are too few: together the jobs need at least 3"):
         Planner([one], 2, 1.0)

@@ -1,11 +1,12 @@
-"""EPLB, DeepSeek's load balancer for expert parallelism, written anew from its description.
+"""EPLB, DeepSeek's load balancer for expert parallelism, implemented from its description.
 
-Groups of experts go to the nodes, heaviest first, each to the node with the least load that has room. Within its node,
-each further replica goes to the expert with the most load per replica; then replicas go to the node's GPUs as groups go
-to nodes. Where groups do not divide among the nodes, all GPUs count as one node with one group. It knows neither
-failures nor what is held already, and two replicas of an expert may meet on one GPU.
+Groups of experts go to the nodes, heaviest group first, each to the least loaded node that has room. Within a node,
+each further replica goes to the expert with the most load per replica. Then replicas go to the node's GPUs as groups go
+to nodes. If the groups do not divide evenly among the nodes, all GPUs count as one node with one group.
 
-Axes: L layers, E experts, R replicas (slots), X rows that are packed at once (layers, or nodes of layers).
+EPLB considers neither failures nor the experts that nodes hold already. Two replicas of an expert may be on one GPU.
+
+Axes: L layers, E experts, R replicas (slots), X rows that are packed together (layers, or nodes of layers).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.planning.arrays import FloatArray, IntArray, indices
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EplbShape:
-    """What the replicas are for; `replicas` divide among `gpus`, `gpus` among `nodes`, experts among `groups`."""
+    """The cluster and the groups; `replicas` divide among `gpus`, `gpus` among `nodes`, experts among `groups`."""
 
     replicas: int
     groups: int
@@ -33,12 +34,15 @@ class EplbShape:
 
 
 def eplb(loads: FloatArray, shape: EplbShape) -> IntArray:
-    """Return the expert in each slot `(L, R)`, slots GPU by GPU and node by node, for `loads` `(L, E)`."""
+    """Return the expert in each slot `(L, R)` for `loads` `(L, E)`.
+
+    Slots are in the order of the nodes, and within a node in the order of its GPUs.
+    """
     layers, experts = loads.shape
     groups, nodes = (shape.groups, shape.nodes) if shape.hierarchical else (1, 1)
     size, per_node = experts // groups, experts // nodes
     slot_of_group = _pack(loads.reshape(layers, groups, size).sum(axis=2), nodes)
-    # In the nodes' order: group by group as packed.
+    # The experts in the order of the nodes, group by group as packed.
     group_at = _inverse(slot_of_group)
     order = (group_at[:, :, None] * size + indices(size)).reshape(layers * nodes, per_node)
     rows = np.repeat(indices(layers), nodes)[:, None]
@@ -52,8 +56,10 @@ def eplb(loads: FloatArray, shape: EplbShape) -> IntArray:
 
 
 def extra_replicas(tokens: FloatArray, replicas: IntArray, extra: int) -> IntArray:
-    """Return the expert that gets each of `extra` further replicas, `(X, extra)`: always the one with the most tokens
-    per replica; `tokens` and `replicas` so far `(X, E)`."""
+    """Return the expert that gets each of `extra` further replicas, `(X, extra)`.
+
+    It is always the expert with the most tokens per replica. `tokens` and the present `replicas` are `(X, E)`.
+    """
     number = replicas.astype(np.float64)
     each = tokens / number
     row = indices(len(tokens))
@@ -73,8 +79,10 @@ def _replicate(tokens: FloatArray, slots: int) -> IntArray:
 
 
 def _pack(weight: FloatArray, packs: int) -> IntArray:
-    """Return for each item of `weight` `(X, items)` its place, pack by pack: as many items to each of the `packs`,
-    heaviest first to the lightest pack with room."""
+    """Return the position of each item of `weight` `(X, items)`, numbered pack by pack.
+
+    Each of the `packs` gets the same number of items. The heaviest item goes first, to the lightest pack with room.
+    """
     rows, items = weight.shape
     room = items // packs
     if room == 1:
@@ -95,14 +103,14 @@ def _pack(weight: FloatArray, packs: int) -> IntArray:
 
 
 def _inverse(places: IntArray) -> IntArray:
-    """Return what is at each place `(X, items)`, from the place of each."""
+    """Return the item at each position `(X, items)`, from the position of each item."""
     inverse = np.empty_like(places)
     np.put_along_axis(inverse, places, np.broadcast_to(indices(places.shape[1]), places.shape), axis=1)
     return inverse
 
 
 def _numbers(chosen: IntArray, experts: int) -> IntArray:
-    """Return how often each of the `experts` is among the `chosen` `(X, slots)`, `(X, E)`."""
+    """Return how often each of the `experts` is among the `chosen` `(X, slots)`, as `(X, E)`."""
     rows = len(chosen)
     cells = (indices(rows)[:, None] * experts + chosen).ravel()
     return np.bincount(cells, minlength=rows * experts).reshape(rows, experts)

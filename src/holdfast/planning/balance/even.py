@@ -1,8 +1,8 @@
-"""Evening out the nodes' work without touching what survives.
+"""Evens out the nodes' work without changing which losses a pattern survives.
 
-Where f forces more replicas on cold experts than their tokens ask for, a node full of them idles while the hot experts'
-few nodes work. A pattern survives a loss if each of its host sets keeps a node: which expert has which of the sets does
-not matter. So cold and hot experts can be shared evenly among host sets of one size, at no cost in recovery.
+The threshold f can force more replicas on cold experts than their tokens need. A node full of cold experts then idles
+while the few nodes of the hot experts work. A pattern survives a loss if each of its host sets keeps a node, whichever
+expert has which set. So cold and hot experts can be mixed among host sets of one size, at no cost in recovery.
 
 Axes: L layers, E experts, N nodes, S sets of nodes.
 """
@@ -15,10 +15,10 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_r
 
 
 def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
-    """Return by how much a replica of the expert of each rank has less work than the average slot, `(E,)`.
+    """Return the idleness `(E,)` of the expert of each rank: how much less work than average its replicas have.
 
-    1: none at all; 0: as much; below 0: more. The mean over the layers, from loads, replicas and the experts `by_rank`,
-    `(L, E)` each.
+    1 means no work, 0 the work of the average slot, and a negative value more than that. The result is the mean over
+    the layers. `loads`, `replicas` and the experts `by_rank` are `(L, E)`.
     """
     per_replica = take_rows(loads / replicas, by_rank)
     average = loads.sum(axis=1) / replicas.sum(axis=1)
@@ -26,10 +26,10 @@ def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatA
 
 
 def even_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Return `pattern` `(E, N)` with its rows' host sets traded so that idleness `(E,)` is even over the nodes.
+    """Return `pattern` `(E, N)` with its rows' host sets exchanged so that idleness `(E,)` is even over the nodes.
 
-    Only sets of the same size change hands, and no node gets more rows than `slots` `(N,)`. Where that leads nowhere
-    the pattern comes back as it was.
+    Only sets of the same size are exchanged, and no node gets more rows than its `slots` `(N,)`. If no exchange helps,
+    the pattern is returned unchanged.
     """
     sets, set_of = distinct_rows(pattern)
     sizes = sets.sum(axis=1)
@@ -43,8 +43,11 @@ def even_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArra
 
 
 def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Deal the `sets`, all of one size, anew to the `rows`, the idlest row first, each to where the least idleness is
-    so far."""
+    """Assign the `sets` `(S, N)`, all of one size, to the `rows` again, the idlest row first.
+
+    Each row gets the set of nodes with the least idleness so far. If the slots do not suffice, the pattern is returned
+    unchanged.
+    """
     shared = pattern.copy()
     shared[rows] = False
     free = (slots - shared.sum(axis=0)).tolist()
@@ -58,7 +61,7 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
     for idle_row in idle[order].tolist():
         if not fits.size:
             return pattern
-        # A row that works more than the average goes to where the most idleness is.
+        # For a row with more work than average, this is the set with the most idleness.
         worth = idle_row * (fitting @ so_far) / size
         taken = int(fits[worth.argmin()])
         chosen.append(taken)
@@ -73,10 +76,11 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
 
 
 def _fitting(sets: BoolArray, free: list[int]) -> IntArray:
-    """Return which of the `sets` `(S, N)` have only nodes with `free` slots."""
+    """Return the indices of the `sets` `(S, N)` of which every node has `free` slots."""
     return np.flatnonzero((sets <= (np.array(free) > 0)).all(axis=1))
 
 
 def _unevenness(pattern: BoolArray, idle: FloatArray) -> float:
+    """Return the difference between the idlest and the busiest node."""
     by_node = idle @ pattern
     return float(np.ptp(by_node).round(9))

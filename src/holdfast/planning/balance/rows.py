@@ -1,7 +1,7 @@
-"""Which expert takes which row of a pattern of hosts, so that the nodes have even work in every layer.
+"""Assigns experts to the rows of a pattern of hosts, so that the nodes have even work in every layer.
 
-A pattern survives a loss if each of its host sets keeps a node: which expert has which of the sets does not matter,
-as long as it has replicas enough for its set. So hot and cold experts can be mixed at no cost in recovery.
+A pattern survives a loss if each of its host sets keeps a node, whichever expert has which set. An expert needs enough
+replicas for its set. So hot and cold experts can be mixed at no cost in recovery.
 
 Axes: L layers, E experts, N nodes, S distinct host sets, K sizes of host sets.
 """
@@ -17,10 +17,10 @@ from holdfast.planning.balance.swaps import rows_of, swap_rows
 def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> IntArray:
     """Return the row of the `pattern` `(E, N)` that each expert takes, `(L, E)`.
 
-    The experts of each layer choose in turn, those with the most `work` `(L, E)` per replica first, among the host
-    sets for which they have `replicas` `(L, E)` enough, and which leave the others enough: the one whose nodes have
-    the least work so far. `slots` `(N,)` that the pattern leaves free count as filled with what is left. Swaps even out
-    the rest.
+    The experts of each layer choose in turn, the most `work` `(L, E)` per replica first. An expert chooses among the
+    host sets for which it has enough `replicas` `(L, E)`, and which leave enough for the others. It takes the set of
+    nodes with the least work so far. `slots` `(N,)` that the pattern leaves free count as filled with the remaining
+    work. Swaps then even out the rest.
     """
     layers, experts = replicas.shape
     sets, set_of = distinct_rows(pattern)
@@ -37,7 +37,7 @@ def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots
 
 
 def to_come(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
-    """Return the work `(L, N)` that the slots left free by the pattern will have, about: shared out evenly."""
+    """Estimate the work `(L, N)` that will fill the slots left free by the pattern, shared evenly among them."""
     free = slots - pattern.sum(axis=0)
     sizes = np.sort(pattern.sum(axis=1))
     by_rank = stable_order(replicas)
@@ -46,28 +46,29 @@ def to_come(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: Int
 
 
 class _Choice:
-    """The host sets that are left, layer by layer, and their nodes' work."""
+    """The host sets that no expert has chosen yet, by layer, and their nodes' work."""
 
     def __init__(self, sets: BoolArray, set_of: IntArray, replicas: IntArray, work: FloatArray) -> None:
-        """Begin with nodes that have `work` `(L, N)` already."""
+        """Start with nodes that already have `work` `(L, N)`."""
         members = sets.astype(np.float64)
         number = np.bincount(set_of, minlength=len(sets))
         size = sets.sum(axis=1)
         sizes, self._kind = np.unique(size, return_inverse=True)
         self._sizes = sizes
-        #: `(L, S)` rows with each set that nobody has yet, and the mean work of its nodes
+        #: `(L, S)` rows with each set that no expert has chosen yet. `_work` is the mean work of the nodes of each set.
         self._left = np.repeat(number[None, :], len(replicas), axis=0)
         self._work = work @ members.T / size
-        #: `(S, S)` by how much of a replica's work the mean of one set rises where another one gets it
+        #: `(S, S)` the share of a replica's work by which the mean of one set rises if another set gets the replica
         self._share = (members @ members.T) / size
-        #: `(L, K)` experts with replicas enough for a size, beyond those that rows of that size or more still need
+        #: `(L, K)` experts with enough replicas for a size, beyond the number that rows of at least that size still
+        #: need
         enough = (replicas[:, :, None] >= sizes).sum(axis=1)
         self._spare = enough - (size[set_of][:, None] >= sizes).sum(axis=0)
         self._layer = indices(len(replicas))
         self._kinds = indices(sizes.size)
 
     def take(self, replicas: IntArray, work: FloatArray) -> IntArray:
-        """Let one expert of each layer, with `replicas` and `work` `(L,)`, choose its set; return which `(L,)`."""
+        """Choose a set for one expert of each layer with `replicas` and `work` `(L,)`; return the sets `(L,)`."""
         largest = np.searchsorted(self._sizes, replicas, side="right") - 1
         tight = (self._spare == 0) & (self._kinds <= largest[:, None])
         smallest = np.where(tight, self._kinds, 0).max(axis=1)

@@ -1,9 +1,9 @@
-"""Evening out the nodes' work by swaps: of two experts' rows of a pattern, or of two replicas.
+"""Evens out the nodes' work by swaps: of the rows of two experts in a pattern, or of two replicas.
 
-Always on the busiest node of each layer: the swap after which the nodes' loads, squared, sum to the least. What
-placement is reached on the way with the least busy busiest node is kept.
+Each swap involves the busiest node of a layer. It is the swap that minimises the sum of the squared loads of the nodes.
+The placement with the least busy busiest node on the way is kept.
 
-Axes: L layers, E experts, N nodes, S distinct host sets, C experts on the busiest node at the most.
+Axes: L layers, E experts, N nodes, S distinct host sets, C the most experts on a busiest node.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
 
-#: A busiest node with no more than this of the mean is even enough.
+#: The work of a busiest node, over the mean, up to which a layer is even enough.
 _EVEN = 1.001
-#: Less than this share of the sum of squares is no improvement.
+#: The least improvement, as a share of the sum of squares.
 _BETTER = 1e-9
-#: Counts, layers x experts x nodes, up to which replicas are swapped: among more, each weighs little.
+#: Layers x experts x nodes up to which replicas are swapped. In larger tables each replica matters little.
 MOST_CELLS = 1 << 21
-#: Swaps per layer, at the most.
+#: The most swaps per layer.
 MOST_SWAPS = 64
-#: Pairs of experts that are looked at, layers x experts x experts on a node in each round: about 50 ns each.
+#: The most pairs of experts compared: in each round layers x experts x experts on a node, about 50 ns each.
 _MOST_PAIRS = 8_000_000
 
 
 def swap_rows(
     pattern: BoolArray, rows: IntArray, replicas: IntArray, work: FloatArray, base: FloatArray, goal: FloatArray
 ) -> IntArray:
-    """Return `rows` `(L, E)` of the `pattern` `(E, N)` with experts' rows swapped, which keeps what it survives.
+    """Return `rows` `(L, E)` of the `pattern` `(E, N)` with experts' rows swapped. The same losses are survived.
 
-    An expert may take a row only if it has `replicas` `(L, E)` for all its hosts. The nodes have `base` `(L, N)` beside
-    the `work` `(L, E)` of the pattern's replicas. Layers whose busiest node has no more than the `goal` `(L,)` stay.
+    An expert may take a row only if it has `replicas` `(L, E)` for all its hosts. The nodes have `base` `(L, N)` in
+    addition to the `work` `(L, E)` of the pattern's replicas. Layers with a busiest node of at most the `goal` `(L,)`
+    stay.
     """
     sets, set_of = distinct_rows(pattern)
     members, size = sets.astype(np.float64), sets.sum(axis=1)
@@ -76,11 +77,17 @@ def swap_rows(
 def swap_replicas(
     counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray, most: int = MOST_SWAPS
 ) -> IntArray:
-    """Return `counts` `(L, E, N)` with replicas swapped between nodes, one where it is `needed` `(L, E, N)` left there.
+    """Return `counts` `(L, E, N)` with replicas swapped between nodes.
 
-    `work` `(L, E)` of a replica. Layers whose busiest node has no more than the `goal` `(L,)` stay. An expert gets no
-    second replica on a node, but for one that is a second one already. At `most` so many swaps are made in a layer.
-    Large tables come back as they are.
+    A replica that is `needed` `(L, E, N)` on its node stays there. An expert gets no second replica on a node, unless
+    the swapped replica was a second one already. Large tables are returned unchanged.
+
+    Args:
+        counts: Replicas per node.
+        needed: Nodes that must keep a replica of an expert.
+        work: `(L, E)` work of one replica.
+        goal: `(L,)`; layers with a busiest node of at most this work stay.
+        most: The most swaps in a layer.
     """
     if counts.size > MOST_CELLS:
         return counts
@@ -88,7 +95,7 @@ def swap_replicas(
     load = np.matmul(work[:, None, :], counts.astype(np.float64))[:, 0, :]
     best_load = load.max(axis=1)
     goal = np.maximum(goal, _EVEN * load.mean(axis=1))
-    # Only layers that got better in the last round are looked at again.
+    # Only layers that improved in the last round are considered again.
     at = np.flatnonzero(best_load > goal)
     now, pairs = counts[at], _MOST_PAIRS
     for _ in range(most):
@@ -115,7 +122,7 @@ def swap_replicas(
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """In each layer, `one` expert on the `source` node trades places with another one on the `target`, if `found`."""
+    """A swap in each layer: the expert `one` on the node `source` with the expert `other` on `target`, if `found`."""
 
     one: IntArray
     other: IntArray
@@ -125,7 +132,7 @@ class _Swap:
 
 
 def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: FloatArray) -> _Swap:
-    """Return the swap of each layer after which the squares of the nodes' `load` `(L, N)` sum to the least."""
+    """Return the swap of each layer that minimises the sum of the squares of the nodes' `load` `(L, N)`."""
     layer = indices(len(counts))
     busiest = load.argmax(axis=1)
     free = counts > needed
@@ -133,7 +140,7 @@ def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: Floa
     on_it = _on_busiest(here, np.ones(len(counts), dtype=np.bool_))
     if not on_it.size:
         return _Swap(busiest, busiest, busiest, busiest, np.zeros(len(counts), dtype=np.bool_))
-    # Of each expert, the replica on the node with the least load counts, where the busiest has none of it.
+    # Each expert that the busiest node does not hold offers its replica on the node with the least load.
     load_there = np.where(free, load[:, None, :], np.inf)
     node = load_there.argmin(axis=2)
     value = np.where(there == 0, np.take_along_axis(load_there, node[:, :, None], axis=2)[:, :, 0], np.inf)
@@ -147,13 +154,13 @@ def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: Floa
 
 
 def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:
-    """Return the experts that are `here` `(L, E)`, filled up with others, `(L, C)`; C is 0 where no layer is open."""
+    """Return the experts `(L, C)` that are `here` `(L, E)`, padded with others; C is 0 if no layer is open."""
     width = int(here[open_layers].sum(axis=1).max(initial=0))
     return np.argsort(~here, axis=1, kind="stable")[:, :width]
 
 
 def _greatest(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
-    """Return the place of each layer's greatest `gain` `(L, C, E)`, and whether it is one at all."""
+    """Return the two indices of the greatest `gain` `(L, C, E)` of each layer, and whether it is an improvement."""
     flat = gain.reshape(len(gain), -1)
     place = flat.argmax(axis=1)
     found = flat.max(axis=1) > _BETTER * (load**2).sum(axis=1)
@@ -161,7 +168,7 @@ def _greatest(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, B
 
 
 def rows_of(sets: IntArray, set_of: IntArray) -> IntArray:
-    """Return a row `(L, E)` for each expert that has one of the `sets` `(L, E)`; rows have the sets `set_of` `(E,)`."""
+    """Return a row `(L, E)` for each expert with one of the `sets` `(L, E)`; row i has the set `set_of[i]`."""
     rows = np.empty_like(sets)
     np.put_along_axis(rows, stable_order(sets), np.broadcast_to(np.argsort(set_of, kind="stable"), rows.shape), 1)
     return rows

@@ -1,4 +1,6 @@
-"""The interval scheme (DESIGN, Token dispatch): surplus tokens on one line, free capacity on another, sent where they
+"""The interval scheme (DESIGN, Token dispatch): surplus tokens on one line, free capacity on another.
+
+Tokens are sent to the rank of the free capacity at the same position.
 
 Axes: E experts, N ranks.
 """
@@ -26,16 +28,16 @@ class Interval(DispatchScheme):
 
 @dataclass(frozen=True, slots=True)
 class NodeInterval(DispatchScheme):
-    """One line within each node first, then one line over all ranks for what the nodes cannot serve themselves.
+    """One line within each node first, then one line over all ranks for the tokens that the nodes cannot serve.
 
-    `node_of` `(N,)` is the node of each rank, as numbers that never fall.
+    `node_of` `(N,)` is the node of each rank, as numbers that never decrease.
     """
 
     node_of: IntArray
     name: str = "interval"
 
     def match(self, surplus: Surplus) -> Match:
-        """See `DispatchScheme.match`; raises `BadInputError` where the ranks of a node are not neighbours."""
+        """See `DispatchScheme.match`; raise `BadInputError` if the ranks of a node are not adjacent."""
         if self.node_of.size != surplus.tokens.shape[1] or (np.diff(self.node_of) < 0).any():
             raise BadInputError(f"node_of needs one number per rank, never falling; it is {self.node_of.tolist()}")
         near = _within_nodes(surplus, self.node_of)
@@ -73,23 +75,23 @@ class _NodeLines(Match):
         return column
 
     def _neighbours(self, rank: int) -> tuple[slice, int]:
-        """Return the ranks of the rank's node, and the first of them."""
+        """Return the ranks of the same node as a slice, and the first of them."""
         first, last = np.searchsorted(self.node_of, [self.node_of[rank], self.node_of[rank] + 1])
         return slice(int(first), int(last)), int(first)
 
 
 def _overlap(mine: IntArray, rank: int, others: IntArray) -> IntArray:
-    """Return how much of my stretch of one line lies opposite each rank's stretch of the other, `(E, N)`."""
+    """Return how much of this rank's interval on one line overlaps each rank's interval on the other line, `(E, N)`."""
     begin = row_sums(mine[:, :rank])
     end = begin + mine[:, rank : rank + 1]
-    # Length of [begin, end) below a point, differenced over the other line's points.
+    # The length of [begin, end) below each point of the other line; differences give the overlaps.
     below = row_ends(others)
     np.minimum(np.maximum(below, begin, out=below), end, out=below)
     return stretches(below, begin)
 
 
 def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
-    """Return the part of tokens and of capacity that each node settles itself, `(E, N)` both."""
+    """Return the part of the tokens and of the capacity that each node matches within itself, both `(E, N)`."""
     starts = np.flatnonzero(np.r_[True, node_of[1:] != node_of[:-1]])
     sizes = np.diff(np.r_[starts, node_of.size])
     last = starts + sizes - 1
@@ -102,7 +104,7 @@ def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
 
 
 def _first_within(amounts: IntArray, ends: IntArray, settled: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
-    """Return the first `settled` `(E, nodes)` units of each node, as shares of its ranks' `amounts` `(E, N)`."""
+    """Return the first `settled` `(E, nodes)` units of each node, divided among its ranks' `amounts` `(E, N)`."""
     before = ends - amounts
     left = np.repeat(settled + before[:, starts], sizes, axis=1)
     left -= before

@@ -14,7 +14,7 @@ from holdfast.planning.solvers import Flow, largest_flow
 
 
 class MinMax(DispatchScheme):
-    """Min-max capacities, and the interval scheme to fill them."""
+    """Min-max capacities, filled by the interval scheme."""
 
     name = "minmax"
 
@@ -30,10 +30,11 @@ class MinMax(DispatchScheme):
 def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
     """Return tokens per expert and rank `(E, N)` such that the busiest rank computes as few as possible.
 
-    `tokens`, `replicas` `(E, N)` as for `dispatch_schedule`. An expert's tokens are split over its ranks at will, so
-    a replica may get more than ceil(t / r) tokens. The least load is found by Newton's method on minimum cuts: a limit
-    that is too low leaves experts whose hosts are all full, and those hosts' mean is the next limit to try, never above
-    the least one.
+    `tokens` and `replicas` `(E, N)` are as for `dispatch_schedule`. An expert's tokens are split freely over its
+    ranks, so a replica may get more than ceil(t / r) tokens.
+
+    Newton's method on minimum cuts finds the least load. If a limit is too low, some experts have only full hosts. The
+    mean load of these hosts is the next limit to try. It never exceeds the least load.
     """
     demand = tokens.sum(axis=1)
     even = replica_capacities(tokens, replicas)
@@ -48,7 +49,7 @@ def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
-    """Return the largest flow from experts with `demand` `(E,)` to their `hosts` `(E, N)`, at most `limit` a rank."""
+    """Return the largest flow from experts with `demand` `(E,)` to their `hosts` `(E, N)`, at most `limit` per rank."""
     experts, ranks = hosts.shape
     source, sink = experts + ranks, experts + ranks + 1
     expert, rank = np.nonzero(hosts)

@@ -1,10 +1,9 @@
 """Algorithm 1 of Lazarus: every rank splits its surplus over all free capacity in proportion, in integers.
 
-The paper leaves out the rounding (ERRATA, Lazarus 5). Rounding each rank's shares on its own breaks the capacities, so
-tokens are dealt like cards: surplus token p of an expert goes into pile p mod K, and the piles, one after the other,
-fill the line of free capacity. That is a bijection (every token once, no capacity exceeded) that spreads each rank's
-consecutive tokens evenly over the whole line. Where a rank's stretch meets another's is counted in closed form,
-so a row or a column costs O(E * N).
+The paper leaves out the rounding (ERRATA, Lazarus 5). If each rank rounds its shares alone, capacities are exceeded. So
+tokens are dealt like cards: surplus token p of an expert goes into pile p mod K. The piles, one after the other, fill
+the line of free capacity. Every token is sent once and no capacity is exceeded. Each rank's consecutive tokens spread
+evenly over the whole line. The overlap of two ranks' intervals has a closed form, so a row or a column costs O(E * N).
 
 Axes: E experts, N ranks.
 """
@@ -20,7 +19,7 @@ from holdfast.planning.dispatch.schedule import DispatchScheme, Match, Surplus, 
 
 
 class Proportional(DispatchScheme):
-    """Deal every rank's surplus over all free capacity; K piles, one per rank with free capacity."""
+    """Deals every rank's surplus over all free capacity; K piles, one per rank with free capacity."""
 
     name = "proportional"
 
@@ -35,10 +34,11 @@ class Proportional(DispatchScheme):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piles(Match):
-    #: `(E, N)` where each rank's stretch ends on the line of surplus tokens, and on that of free capacity.
+    #: `(E, N)` the end of each rank's interval on the line of surplus tokens.
     token_ends: IntArray
+    #: `(E, N)` the end of each rank's interval on the line of free capacity.
     free_ends: IntArray
-    #: `(E, 1)`
+    #: `(E, 1)` the number of piles of each expert.
     piles: IntArray
 
     def send_row(self, rank: int) -> IntArray:
@@ -56,28 +56,28 @@ class _Piles(Match):
 
 
 def _stretch(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
-    """Return where the rank's stretch of a line starts and stops, `(E, 1)` each."""
+    """Return the start and the end of the rank's interval on a line, `(E, 1)` each."""
     stop = ends[:, rank : rank + 1]
     start = ends[:, rank - 1 : rank] if rank else np.zeros_like(stop)
     return start, stop
 
 
 def _deal(tokens: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return how many rounds over all piles the first `tokens` make, and how many piles have got one more."""
+    """Return the full rounds over all piles after the first `tokens`, and the number of piles with one more token."""
     rounds = tokens // piles
     return rounds, tokens - rounds * piles
 
 
 def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return how many whole piles lie within the first `target` of the line, and how much of the next one.
+    """Return the position of `target` on the line: the number of full piles below it, and its height in the next pile.
 
-    The piles' heights differ by at most one: pile v < total % piles has one token more.
+    The heights of the piles differ by at most one: pile v < total % piles has one token more.
     """
     low, tall = np.divmod(total, piles)
     in_tall_piles = tall * (low + 1)
     in_tall = target < in_tall_piles
     rest = target - ~in_tall * in_tall_piles
-    # One division by the height of the piles that the cut is in.
+    # Divide once, by the height of the piles at the cut.
     height = np.maximum(low + in_tall, 1)
     full = rest // height
     rest -= full * height
@@ -86,7 +86,7 @@ def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, 
 
 
 def _below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
-    """Count tokens among the first `dealt` that end up below the `cut`: in each pile those dealt to it so far."""
+    """Count the tokens among the first `dealt` that lie below the `cut`, over all piles."""
     (rounds, more), (full, height) = dealt, cut
-    # Piles 0 .. full-1 count all they got; pile `full` counts at most `height`.
+    # Piles 0 .. full-1 count all their tokens; pile `full` counts at most `height`.
     return rounds * full + np.minimum(more, full) + np.minimum(rounds + (more > full), height)

@@ -1,11 +1,12 @@
 """Which rank computes which tokens: one rank's share of an all-to-all, from the gathered counts alone.
 
-`T` tokens routed per expert and source rank, `R` replicas per expert and rank, both `(E, N)`; N is the number of ranks.
-All numbers are integers and the same on every rank, so no rank needs to be told what the others do.
+The inputs are the tokens `T` routed per expert and source rank, and the replicas `R` per expert and rank, both `(E, N)`
+for N ranks. All numbers are integers and equal on every rank. So each rank knows the transfers of all others without
+further messages.
 
-For many ranks the tables outgrow the caches, and fresh memory costs more than what is computed in it. So tables are
-kept row by row, in 32 bits where all sums fit, changed in place, and what is only passed through is made for a block of
-experts at a time: each expert has a line of its own.
+With many ranks the tables outgrow the caches, and fresh memory costs more than the arithmetic. So tables are row-major,
+use 32 bits if all sums fit, and are changed in place. Intermediate tables are made for one block of experts at a time,
+since experts are independent.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray, indices
 
-#: No row of a table in 32 bits sums to more; some sums go twice as high.
+#: The largest sum of a row of a 32-bit table. Some intermediate sums are twice as large.
 _MOST_IN_32_BITS = (1 << 30) - 1
-#: Numbers in a block: small enough to be made where the last block's were.
+#: Numbers in a block: few enough that a block reuses the memory of the last one.
 _BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surplus:
-    """What is left once local tokens have taken local capacity; both sum to the same over the ranks, per expert."""
+    """The rest after local tokens have used local capacity. Both tables have the same sum per expert."""
 
     #: `(E, N)` tokens each rank must send away.
     tokens: IntArray
@@ -36,7 +37,7 @@ class Surplus:
 
 
 class Match(ABC):
-    """Surplus tokens matched with free capacity, asked for one rank at a time."""
+    """Surplus tokens matched with free capacity, queried for one rank at a time."""
 
     @abstractmethod
     def send_row(self, rank: int) -> IntArray:
@@ -48,30 +49,33 @@ class Match(ABC):
 
 
 class DispatchScheme(ABC):
-    """A way to match surplus tokens with free capacity: set up once per step, then asked for rows and columns."""
+    """A way to match surplus tokens with free capacity: set up once per step, then queried for rows and columns."""
 
-    #: What users call it.
+    #: The name that users give.
     name: str
 
     def capacities(self, tokens: IntArray, replicas: IntArray) -> IntArray:
-        """Return how many tokens of each expert each rank is to compute, `(E, N)`; even over the replicas, unless a
-        scheme knows better. All of an expert's tokens, and none where it has no replica."""
+        """Return how many tokens of each expert each rank must compute, `(E, N)`.
+
+        By default they are even over the replicas. Every scheme assigns all tokens of an expert, and none to a rank
+        without a replica of it.
+        """
         return replica_capacities(tokens, replicas)
 
     @abstractmethod
     def match(self, surplus: Surplus) -> Match:
-        """Return the match of `surplus`; the same on every rank."""
+        """Return the match of `surplus`; it is the same on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchSchedule:
-    """The schedule of one layer and step; its tables may be in 32 bits, its rows and columns are in 64."""
+    """The schedule of one layer and step. Its tables may be in 32 bits; its rows and columns are in 64 bits."""
 
-    #: `(E, N)` as given.
+    #: `(E, N)` tokens routed per expert and source rank.
     tokens: IntArray
     #: `(E, N)` tokens each rank computes.
     capacities: IntArray
-    #: The matches of the blocks of experts.
+    #: The match of each block of experts.
     matches: tuple[tuple[slice, Match], ...]
 
     def send_row(self, rank: int) -> IntArray:
@@ -98,9 +102,10 @@ class DispatchSchedule:
 def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchScheme) -> DispatchSchedule:
     """Prepare the schedule of one layer from `tokens` T `(E, N)` and `replicas` R `(E, N)` (DESIGN, Token dispatch).
 
-    Every token is sent exactly once; a rank's own tokens take its capacity first.
+    Every token is sent exactly once. A rank's own tokens use its capacity first.
 
-    Raises `BadInputError` where shapes differ, numbers are negative, or an expert with tokens has no replica.
+    Raises:
+        BadInputError: Shapes differ, numbers are negative, or an expert with tokens has no replica.
     """
     tokens, replicas = _checked(tokens, replicas)
     capacities = scheme.capacities(tokens, replicas)
@@ -109,22 +114,23 @@ def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchSche
 
 
 def _blocks(experts: int, ranks: int) -> list[slice]:
-    """Return the blocks that the experts are planned in, one after the other."""
+    """Return the blocks of experts that are planned one after the other."""
     step = max(_BLOCK // max(ranks, 1), 1)
     return [slice(start, min(start + step, experts)) for start in range(0, experts, step)]
 
 
 def _surplus(tokens: IntArray, capacities: IntArray) -> Surplus:
-    """Let local tokens `(E, N)` take local capacity `(E, N)`, and return what is left of both."""
+    """Subtract the local tokens that fit into the local capacity from both tables `(E, N)`."""
     local = np.minimum(tokens, capacities)
     return Surplus(tokens=tokens - local, free=np.subtract(capacities, local, out=local))
 
 
 def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
-    """Return tokens per expert and rank `(E, N)`, evened out over the expert's replicas to one token.
+    """Return tokens per expert and rank `(E, N)`, even over the expert's replicas to one token.
 
-    Each replica computes floor(t / r) tokens, and t mod r of them one more: first those whose rank has a local token
-    for it, then in rank order starting at a different rank for each expert, so that no rank collects all of them.
+    Each replica computes floor(t / r) tokens, and t mod r replicas one more. Replicas with a local token for it come
+    first. The others follow in rank order, starting at a different rank for each expert, so that no rank collects all
+    the extra tokens.
     """
     capacities = np.empty(tokens.shape, dtype=tokens.dtype)
     start = indices(tokens.shape[0]) % max(tokens.shape[1], 1)
@@ -134,7 +140,7 @@ def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -> IntArray:
-    """See `replica_capacities`; `start` `(E,)` is the rank whose turn is first."""
+    """See `replica_capacities`; `start` `(E,)` is the first rank in the order of each expert."""
     total, number = row_sums(tokens), np.maximum(row_sums(replicas), 1)
     each, over = np.divmod(total, number)
     capacities = each * replicas
@@ -151,17 +157,19 @@ def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -
 
 
 def row_sums(table: IntArray) -> IntArray:
-    """Return the sums `(E, 1)` of the rows of `table` `(E, N)`, in its own width."""
+    """Return the sums `(E, 1)` of the rows of `table` `(E, N)`, in its own integer width."""
     return np.add.reduce(table, axis=1, keepdims=True, dtype=table.dtype)
 
 
 def row_ends(table: IntArray) -> IntArray:
-    """Return where each stretch ends on the line of its row, `(E, N)`, in the width of `table` `(E, N)`."""
+    """Return the end of each interval on its row's line, `(E, N)`, in the integer width of `table` `(E, N)`."""
     return np.add.accumulate(table, axis=1, dtype=table.dtype)
 
 
 def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
-    """Return how long each stretch of a line is, `(E, N)`, from its `ends` `(E, N)` and where it begins (`(E, 1)`)."""
+    """Return the length of each interval of a line, `(E, N)`, from the `ends` `(E, N)` and the start of the line
+    `(E, 1)`.
+    """
     lengths = np.empty_like(ends)
     lengths[:, :1] = ends[:, :1] - begin
     np.subtract(ends[:, 1:], ends[:, :-1], out=lengths[:, 1:])
@@ -169,7 +177,7 @@ def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
 
 
 def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
-    """Serve `wanted` `(E, N)` from `supply` `(E, 1)`, rank by rank from rank start[e] round to it again."""
+    """Serve `wanted` `(E, N)` from `supply` `(E, 1)`, rank by rank, starting at rank start[e] and wrapping around."""
     if (row_sums(wanted) <= supply).all():
         return wanted
     ends = row_ends(wanted)
@@ -177,14 +185,14 @@ def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
     before = np.subtract(ends, wanted, out=ends)
     skipped = before[indices(wanted.shape[0]), start][:, None]
     left = np.subtract(supply + skipped, before, out=before)
-    # Ranks before the start come last.
+    # The ranks before the start come last.
     turn = indices(int(start.max()))
     left[:, : turn.size] -= (turn < start[:, None]) * total
     return np.minimum(np.maximum(left, 0, out=left), wanted, out=left)
 
 
 def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
-    """Return both tables row by row, in 32 bits where all sums fit; raise where no schedule can exist."""
+    """Return both tables row-major, in 32 bits if all sums fit; raise `BadInputError` if no schedule can exist."""
     if tokens.ndim != 2 or tokens.shape != replicas.shape:
         raise BadInputError(
             f"tokens have shape {tokens.shape}, replicas {replicas.shape}: both must be [experts, ranks]"
@@ -201,6 +209,6 @@ def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _by_rows(table: IntArray, fits: bool) -> IntArray:
-    """Return `table` `(E, N)` row by row, in 32 bits if it `fits`: whatever the width, it counts as integers."""
-    # Gathered counts come column by column: narrowed first, there is less to turn.
+    """Return `table` `(E, N)` row-major, in 32 bits if it `fits`. The type stays IntArray for the checker."""
+    # Gathered counts are column-major. Narrowing first leaves less memory to transpose.
     return np.ascontiguousarray(cast(IntArray, table.astype(np.int32)) if fits else table)

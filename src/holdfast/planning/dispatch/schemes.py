@@ -10,12 +10,12 @@ from holdfast.planning.dispatch.schedule import DispatchScheme
 
 
 def schemes() -> dict[str, DispatchScheme]:
-    """Return all dispatch schemes by name, the default first (`NodeInterval` also needs to know the nodes)."""
+    """Return all dispatch schemes by name, the default first. `NodeInterval` is absent because it needs the nodes."""
     return {scheme.name: scheme for scheme in (Interval(), Proportional(), MinMax())}
 
 
 def scheme_named(name: str) -> DispatchScheme:
-    """Return a scheme by its name; raises `BadInputError` for a name that is none."""
+    """Return a dispatch scheme by its name; raise `BadInputError` if the name is unknown."""
     known = schemes()
     if name not in known:
         raise BadInputError(f"dispatch is {name!r}: choose one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Who sends which expert to whom, even over the owners (Lazarus, 4.3).
+"""Which node sends which expert to which node, with even work for the senders (Lazarus, 4.3).
 
 Axes: L layers, E experts, N nodes, M transfers.
 """
@@ -12,12 +12,13 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices, true_places
 
-#: Up to this many transfers senders are chosen one by one and then evened out to the optimum; above, in chunks.
+#: Up to this many transfers, senders are chosen one by one and then improved to the optimum. More are done in chunks.
 _EXACT_UP_TO_TRANSFERS = 2048
-#: Transfers x nodes up to which senders are chosen by how much they send already.
+#: Transfers x nodes up to which each sender is chosen among all owners.
 _MOST_CHOICES = 1 << 25
-#: Otherwise so many owners are asked for each, and experts begin with owners so far apart (a prime).
+#: With more transfers, the number of owners considered for each.
 _ASKED = 8
+#: The offset, a prime, between the first owners considered for one expert and for the next.
 _STRIDE = 7919
 
 
@@ -44,11 +45,15 @@ class Transfers:
 def plan_transfers(
     held: IntArray | BoolArray, wanted: IntArray | BoolArray, *, node_of: IntArray | None = None
 ) -> tuple[Transfers, tuple[tuple[int, int], ...]]:
-    """Return the transfers from `held` to `wanted`, and the (layer, expert) pairs nobody holds.
+    """Return the transfers from `held` to `wanted`, and the (layer, expert) pairs without a live copy.
 
-    Both `(L, E, N)`, replicas or only who holds what.
-    The busiest sender sends as little as possible (exactly so for up to 2048 transfers). With `node_of` `(N,)` the
-    columns are workers and a worker is served from its own node wherever that has a copy.
+    The busiest sender sends as little as possible; for up to 2048 transfers this is exact.
+
+    Args:
+        held: `(L, E, N)` replicas, or booleans, that exist now.
+        wanted: `(L, E, N)` replicas, or booleans, of the new placement.
+        node_of: `(N,)`; if given, the columns are workers, and these are their nodes. A worker then receives from its
+            own node if that has a copy.
     """
     have = held.astype(np.bool_, copy=False)
     missing = wanted.astype(np.bool_, copy=False) & ~have
@@ -58,7 +63,7 @@ def plan_transfers(
     lost = tuple(dict.fromkeys(zip(layer[~alive].tolist(), expert[~alive].tolist(), strict=True)))
     layer, expert, destination, live = layer[alive], expert[alive], destination[alive], live[alive]
     nth = _nth_request(layer, expert)
-    # Endangered experts first, and of each expert the first missing copy before its second one.
+    # Experts with few copies come first, and the first missing copy of an expert before its second one.
     order = np.lexsort((nth, live + nth))
     layer, expert, destination = layer[order], expert[order], destination[order]
     if node_of is None and layer.size * have.shape[2] > _MOST_CHOICES:
@@ -73,13 +78,16 @@ def plan_transfers(
 
 
 def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray) -> IntArray:
-    """Return an owner for each request `(M,)`, the `nth` for its expert: of those who have it, `have` `(L, E, N)`, a
-    few are asked, in turn, and the one that sends least so far is taken."""
+    """Return an owner for each request `(M,)`, chosen from a few candidates.
+
+    `nth` numbers the requests for one expert. The candidates are some owners of the expert according to `have`
+    `(L, E, N)`, different ones for each request. The candidate that sends least so far is chosen.
+    """
     pair, pair_of = np.unique(layer * have.shape[1] + expert, return_inverse=True)
     owners = have.reshape(-1, have.shape[2])[pair]
     number = owners.sum(axis=1)
     first = (np.cumsum(number) - number)[pair_of]
-    # Experts begin with different owners: those of neighbours in the table are often the same nodes.
+    # Start with a different owner for each expert, since adjacent experts often have the same owners.
     turn = nth * _ASKED + pair[pair_of] * _STRIDE
     asked = true_places(owners)[1][first[:, None] + (turn[:, None] + indices(_ASKED)) % number[pair_of][:, None]]
     sent = np.zeros(have.shape[2], dtype=np.int64)
@@ -93,7 +101,7 @@ def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray)
 
 
 def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:
-    """Number the requests for the same expert 0, 1, ...; requests of one expert are neighbours."""
+    """Number the requests for one expert 0, 1, ...; requests for one expert must be adjacent."""
     if not layer.size:
         return layer
     starts = np.r_[True, (layer[1:] != layer[:-1]) | (expert[1:] != expert[:-1])]
@@ -102,10 +110,10 @@ def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:
 
 
 def choose_senders(owners: BoolArray) -> IntArray:
-    """Return for each transfer one of its owners, `owners` `(M, N)`, such that the busiest sends little.
+    """Return one of the `owners` `(M, N)` for each transfer, such that the busiest sender sends little.
 
-    Each takes the least busy owner so far. Few transfers are then shifted along chains of owners, until no chain
-    relieves the busiest: then it sends as little as possible (as in an optimal semi-matching).
+    Each transfer takes its least busy owner so far. If there are few transfers, they are then shifted along chains of
+    owners until no chain relieves the busiest sender. Then it sends as little as possible (an optimal semi-matching).
     """
     transfers, nodes = owners.shape
     sent = np.zeros(nodes, dtype=np.int64)
@@ -129,7 +137,7 @@ def choose_senders(owners: BoolArray) -> IntArray:
 
 
 def _choose_one_by_one(owners: BoolArray, source: IntArray, sent: IntArray) -> None:
-    """Let each transfer take its least busy owner, in place."""
+    """Choose the least busy owner for each transfer in turn; change `source` and `sent` in place."""
     transfer_of, owner_of = np.nonzero(owners)
     choices: list[list[int]] = [[] for _ in source]
     for transfer, owner in zip(transfer_of.tolist(), owner_of.tolist(), strict=True):
@@ -143,7 +151,7 @@ def _choose_one_by_one(owners: BoolArray, source: IntArray, sent: IntArray) -> N
 
 
 def _relieve_busiest(owners: BoolArray, source: IntArray, sent: IntArray) -> None:
-    """Shift transfers along chains from the busiest sender to idler ones, in place, until it cannot be helped."""
+    """Shift transfers along chains from the busiest sender to idler ones, in place, until no chain is left."""
     while source.size:
         chain = _find_chain(owners, source, sent, int(sent.argmax()))
         if chain is None:
@@ -155,7 +163,10 @@ def _relieve_busiest(owners: BoolArray, source: IntArray, sent: IntArray) -> Non
 
 
 def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int) -> list[tuple[int, int]] | None:
-    """Breadth-first search for (transfer, new source) steps from `start` to a sender with two transfers fewer."""
+    """Return the shortest chain of (transfer, new source) steps that relieves `start`; None without a chain.
+
+    The search is breadth-first. The chain ends at a sender with at least two transfers fewer.
+    """
     came_from: dict[int, tuple[int, int]] = {}
     queue = deque([start])
     while queue:
@@ -173,7 +184,7 @@ def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int)
 
 
 def _walk_back(came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int) -> list[tuple[int, int]]:
-    """Return the chain's steps in the order to apply them: nearest to the start first."""
+    """Return the chain's steps in the order in which to apply them, the nearest to the start first."""
     steps: list[tuple[int, int]] = []
     node = end
     while node != start:

@@ -1,4 +1,4 @@
-"""Several workers per node: what is placed on a node is spread evenly over its workers.
+"""Several workers per node: the replicas of a node are spread evenly over its workers.
 
 Axes: L layers, E experts, N nodes, W workers.
 """
@@ -14,10 +14,15 @@ from holdfast.planning.moving.migration import assign_roles
 def split_over_workers(counts: IntArray, workers: IntArray, held: IntArray | None = None) -> IntArray:
     """Return replicas per worker `(L, E, W)` from replicas per node `counts` `(L, E, N)`.
 
-    `workers` `(N,)` is the number of workers of each node; the workers of node 0 come first, then node 1's, ...
-    Each node's replicas are dealt out expert by expert: within a node the workers' slots differ by at most
-    one, and so does each expert's number of replicas per worker. With `held` `(L, E, W)`, what the workers hold now,
-    the shares of each node go to those of its workers that have to load the fewest experts.
+    Replicas are dealt expert by expert. Within a node the workers' slots differ by at most one, and so does each
+    expert's number of replicas per worker.
+
+    Args:
+        counts: Replicas per node.
+        workers: `(N,)` the number of workers of each node. The workers of node 0 come first, then those on node 1, and
+            so on.
+        held: `(L, E, W)` replicas that the workers hold now. If given, each share of a node goes to the worker that has
+            to load the fewest experts.
     """
     parts = [_deal_node(counts[:, :, node], int(number)) for node, number in enumerate(workers)]
     if held is not None:

@@ -1,4 +1,6 @@
-"""How many replicas each expert gets: Lazarus, Eq. (1), in exact integers, or so that no replica is too busy.
+"""How many replicas each expert gets, by Lazarus, Eq. (1), or so that the busiest replica has the least work.
+
+All counts are exact integers.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -16,29 +18,34 @@ from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.balance.eplb import extra_replicas
 from holdfast.planning.loads import as_token_counts
 
-#: Nodes that are planned for, and slots on all of them: within it load x slots stays exact in 64 bits.
+#: The most nodes of a plan.
 MOST_NODES = 1 << 14
+#: The most slots on all nodes together, so that load x slots is exact in 64 bits.
 MOST_SLOTS = 1 << 22
-#: Counts of a plan, layers x experts x nodes: a gigabyte each time they are copied.
+#: The most layers x experts x nodes of a plan: one gigabyte for each copy of its counts.
 _MOST_CELLS = 1 << 27
-#: Halvings after which 2**40 tokens are known to less than a millionth of one.
+#: Bisection steps after which 2**40 tokens are known to less than a millionth of one.
 _BISECTIONS = 60
 _TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """On how many distinct nodes each expert should live (`asked`) and does (`given`)."""
+    """The number of distinct nodes that each expert lives on."""
 
+    #: The number requested.
     asked: int
+    #: The number that the plan has.
     given: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """No plan exists; `remedy` says what to change."""
+    """The reason why no plan exists."""
 
+    #: What is missing.
     reason: str
+    #: What to change.
     remedy: str
 
     def __str__(self) -> str:
@@ -51,17 +58,18 @@ class Allocation:
 
     #: `(L, E)`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
     replicas: IntArray
-    #: `(L, E)` the tokens that they follow, each row's sum above 0.
+    #: `(L, E)` the tokens that the replicas follow; each row's sum is above 0.
     tokens: IntArray
     fault_threshold: Guarantee
-    #: Layers without any load, planned as if all experts had the same.
+    #: Layers without any load, planned as if all experts had the same load.
     uniform_layers: tuple[int, ...]
 
 
 def as_slots(slots: int | Sequence[int] | IntArray, nodes: int | None = None) -> IntArray:
-    """Return slots per node `(N,)`: one number for all `nodes`, or one number each.
+    """Return slots per node `(N,)`, from one number for all `nodes` or one number each.
 
-    Raises `BadInputError` where the numbers are below 1 or do not fit `nodes`.
+    Raises:
+        BadInputError: A number is below 1 or too large, or their count does not fit `nodes`.
     """
     if nodes is not None and not 1 <= nodes <= MOST_NODES:
         raise BadInputError(f"nodes is {nodes}: give at least 1 and at most {MOST_NODES}")
@@ -87,13 +95,22 @@ def allocate(
 ) -> Allocation | Shortage:
     """Share all slots among the experts by their loads (Lazarus, 4.1, Eq. 1).
 
-    `loads` `(L, E)` tokens; `slots` `(N,)` per node. Each expert gets at least `fault_threshold` replicas; where that
-    many distinct nodes cannot hold every expert, the threshold is lowered as little as possible, and reported.
-    The hottest expert takes what the rounding leaves. Ties go by expert number. With `least_busy`, every further
-    replica goes to the expert with the most tokens per replica instead: so the busiest replica has the fewest.
+    Each expert gets at least `fault_threshold` replicas. If that many distinct nodes cannot hold every expert, the
+    threshold is lowered as little as possible, and the result reports it. The hottest expert takes the slots that
+    rounding leaves. Ties are broken by expert number.
 
-    Raises `BadInputError` for bad loads, a threshold below 1 or too large a plan; returns a `Shortage` for more experts
-    than slots.
+    Args:
+        loads: `(L, E)` tokens.
+        slots: `(N,)` slots per node.
+        fault_threshold: The number of distinct nodes that each expert should live on.
+        least_busy: Every further replica goes to the expert with the most tokens per replica instead. So the busiest
+            replica has the fewest tokens.
+
+    Returns:
+        The allocation, or a `Shortage` if there are more experts than slots.
+
+    Raises:
+        BadInputError: The loads are wrong, the threshold is below 1, or the plan is too large.
     """
     if fault_threshold < 1:
         raise BadInputError(f"fault threshold is {fault_threshold}: give at least 1 (each expert needs one live copy)")
@@ -114,7 +131,7 @@ def allocate(
 
 
 def _check_size(layers: int, experts: int, nodes: int, slots: int) -> None:
-    """Raise where the table of replicas, or the list of slots, of all layers would not fit into memory."""
+    """Raise `BadInputError` if the replica table or the slot list of all layers would not fit into memory."""
     for what, size in ((f"{experts} experts on {nodes} nodes", experts * nodes), (f"{slots} slots", slots)):
         if layers * size > _MOST_CELLS:
             fits = _MOST_CELLS // size
@@ -127,14 +144,17 @@ def _check_size(layers: int, experts: int, nodes: int, slots: int) -> None:
 def _largest_threshold(experts: int, slots: IntArray) -> int:
     """Return the largest f for which every expert fits on f distinct nodes.
 
-    A node holds at most min(slots, E) distinct experts, and by max-flow min-cut their sum over the nodes, shared by all
-    experts, is the only bound beside N (ERRATA, Lazarus 4).
+    A node holds at most min(slots, E) distinct experts. By max-flow min-cut, the only bounds are N and the sum of these
+    over the nodes, divided by the number of experts (ERRATA, Lazarus 4).
     """
     return min(slots.size, int(np.minimum(slots, experts).sum()) // experts)
 
 
 def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
-    """Eq. (1) for all layers at once; `E * minimum <= total` keeps every entry >= minimum and the counts monotone."""
+    """Return the replicas of Eq. (1) for all layers at once.
+
+    `E * minimum <= total` keeps every entry at least `minimum` and the counts monotone.
+    """
     order = np.argsort(tokens, axis=1, kind="stable")
     ascending = np.ascontiguousarray(np.take_along_axis(tokens, order, axis=1).T)
     # tails[e] = load of expert e and all hotter ones; never 0, since the hottest has load.
@@ -153,9 +173,9 @@ def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
 
 
 def _least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
-    """The replicas after every one beyond the `minimum` went where it was needed most, all layers at once.
+    """Return the replicas `(L, E)` for all layers at once, if each one beyond the `minimum` goes to the busiest expert.
 
-    Down to some tokens per replica that all stay below, they are found by bisection, the last ones one by one.
+    Bisection finds the tokens per replica that all replicas stay below. The last replicas are added one by one.
     """
     load = tokens.astype(np.float64)
     low: FloatArray = np.zeros(len(load))
@@ -176,6 +196,7 @@ def _least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
 
 
 def _shortage(experts: int, slots: IntArray) -> Shortage:
+    """Return the shortage of a plan with more experts than slots, with its remedy."""
     nodes, total = slots.size, int(slots.sum())
     mean = max(total // nodes, 1)
     have = "1 node has" if nodes == 1 else f"{nodes} nodes have"

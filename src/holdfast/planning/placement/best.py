@@ -1,10 +1,10 @@
-"""The best placement: at least as good as MRO and spread, jointly over all layers, and steady as loads drift.
+"""The best placement: at least as good as MRO and spread, computed jointly over all layers, and stable as loads drift.
 
-It looks for one pattern of hosts that fits every layer (`pattern.py`): node groups in every arrangement worth a try
-and, where the experts do not fill whole groups (there MRO is not optimal: ERRATA, Lazarus 1), patterns improved by
-hill climbing (`search.py`). Each layer then maps its experts to the pattern's rows, and what replicas are left fill the
-free slots. MRO and spread compete on equal terms. Among patterns that survive alike, the one is taken that gives the
-nodes the most even work (`even.py`).
+It searches for one pattern of hosts that fits every layer (`pattern.py`). The candidates are node groups in every
+arrangement worth a try. If the experts do not fill whole groups, MRO is not optimal (ERRATA, Lazarus 1), and patterns
+are improved by hill climbing (`search.py`). Each layer then maps its experts to the pattern's rows, and the remaining
+replicas fill the free slots. MRO and spread compete on equal terms. Among patterns that survive equally, the one with
+the most even work wins (`even.py`).
 
 Axes: L layers, E experts, N nodes.
 """
@@ -30,22 +30,25 @@ from holdfast.planning.survival.pattern import Room, common_pattern, complete, g
 from holdfast.planning.survival.recovery_probability import FatalShare, fatal_share
 from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, Climber, NodeLosses, as_masks, as_pattern
 
-#: Patterns tried per search (few on larger clusters, to stay near 10 ms), patterns it starts from, and restarts.
+#: Patterns tried per search: many up to `_SMALL_NODES` nodes, and few on larger clusters, to stay near 10 ms.
 _BUDGET_SMALL, _BUDGET = 3000, 300
 _SMALL_NODES = 6
+#: Patterns that the search starts from.
 _STARTS = 6
+#: Restarts of the search.
 _KICKS = 6
-#: Branches looked at after that. Up to so many nodes they are all there are but for large tables (8 ms on average).
+#: Up to this many nodes, branch and bound examines all branches, except in large tables (8 ms on average).
 _BRUTE_UP_TO_NODES = 7
+#: Branches examined after the search: up to `_BRUTE_UP_TO_NODES` nodes, and with more nodes.
 _BRANCHES_SMALL, _BRANCHES = 3000, 300
-#: Equal shares of fatal losses may differ by this, on few nodes.
+#: The rounding difference of equal shares of fatal losses, on few nodes.
 _ROUNDING = 1e-9
-#: Weighted losses that are not worth a search.
+#: Weighted losses that are too small for a search.
 _NEGLIGIBLE = 1e-6
 
 
 class Best:
-    """Pattern search, with MRO and spread as its floor."""
+    """Pattern search with MRO and spread as lower bound."""
 
     name = "best"
 
@@ -65,10 +68,10 @@ class Best:
             pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
         own = build(problem, _evened(problem, trim(pattern, problem.fault_threshold)))
         if problem.racks is not None or problem.failure_rates is not None:
-            # The rivals know neither racks nor rates.
+            # The rivals consider neither racks nor failure rates.
             return own
         if losses is None and not _no_worse_than(rivals, objective, cost):
-            # Its replicas beyond the pattern may make up for what the pattern lacks.
+            # Replicas beyond the pattern may lower the cost: rate the whole placement.
             cost = objective.cost(fatal_share(own > 0).most)
         if _no_worse_than(rivals, objective, cost):
             return own
@@ -76,7 +79,7 @@ class Best:
 
 
 def _evened(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
-    """Return the pattern `(E, N)` with each of its host sets for as many experts as evens out the nodes' work."""
+    """Return the pattern `(E, N)` with its host sets assigned to experts so that the nodes' work is even."""
     if problem.loads is None:
         return pattern
     return even_sets(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
@@ -98,12 +101,12 @@ class _Rival:
 
 
 def _no_worse_than(rivals: list[_Rival], objective: Objective, cost: float) -> bool:
-    """Whether this `cost`, at the most, is no greater than any rival's at the least."""
+    """Return whether this `cost`, an upper bound, is at most the lower bound of every rival."""
     return all(no_worse(cost, objective.cost(rival.fatal.least)) for rival in rivals)
 
 
 def _better(rivals: list[_Rival], objective: Objective) -> _Rival:
-    """Return the first rival, MRO, unless a later one is surely better."""
+    """Return the first rival, MRO, unless a later one is certainly better."""
     chosen = rivals[0]
     for rival in rivals[1:]:
         if not no_worse(objective.cost(chosen.fatal.least), objective.cost(rival.fatal.most)):
@@ -112,7 +115,10 @@ def _better(rivals: list[_Rival], objective: Objective) -> _Rival:
 
 
 def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
-    """Never worse than a rival where it matters: at all weighted counts if users weigh, else below f + 2 lost nodes."""
+    """Return an objective that is never worse than a rival for the numbers of lost nodes that matter.
+
+    If users give weights, these are all numbers with a weight; else all numbers below f + 2.
+    """
     ceiling = np.min([rival.fatal.most for rival in rivals], axis=0)
     weights = problem.failure_weights
     if weights is None:
@@ -128,13 +134,13 @@ def _best_pattern(
 ) -> tuple[BoolArray, float]:
     """Return the pattern `(E, N)` of the lowest cost, rows by rank, and that cost.
 
-    No placement has a smaller share of fatal losses than `least` `(N + 1,)`. Without `losses` to look at, the cost is
-    what the pattern has at the most.
+    `least` `(N + 1,)` is a lower bound of the fatal share of any placement. Without `losses`, the cost is an upper
+    bound.
     """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
     fatal_of = _most_fatal if losses is None else losses.share_of
-    # MRO comes first: among equals it stays.
+    # MRO comes first, so that it wins among equals.
     starts = [common_pattern(rival.counts, problem.by_rank) for rival in rivals]
     starts += group_patterns(profile, problem.slots)
     whole = [complete(start, room) for start in starts]
@@ -149,7 +155,7 @@ def _best_pattern(
     best = min(climbed, key=lambda pair: pair[1])
     masks, cost = climber.explore(*best, kicks=_KICKS)
     if cost > 1:
-        # Worse than a rival where it matters (seen with uneven slots only): worth the time of a longer search.
+        # The pattern is worse than a rival, which was seen only with uneven slots. A longer search is worth its time.
         masks, cost = Climber(losses, objective, room, _BUDGET_SMALL).explore(masks, cost, kicks=10 * _KICKS)
     budget = _BRANCHES_SMALL if problem.nodes <= _BRUTE_UP_TO_NODES else _BRANCHES
     masks, cost, _ = Branches(losses, objective, room, budget).improve(masks, cost)
@@ -157,14 +163,15 @@ def _best_pattern(
 
 
 def _most_fatal(pattern: BoolArray) -> FloatArray:
+    """Return an upper bound of the share of fatal losses `(N + 1,)`."""
     return fatal_share(pattern).most
 
 
 def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
-    """Return a share of fatal losses `(N + 1,)` that no placement goes below: that of the full groups alone.
+    """Return a lower bound of the fatal share `(N + 1,)` of any placement: the share of the full groups alone.
 
-    MRO is optimal for experts that fill whole groups, and more experts only make it harder. A model is no better than
-    its worst layer.
+    MRO is optimal for experts that fill whole groups, and more experts only reduce survival. A model survives no more
+    than its worst layer.
     """
     slots = int(problem.slots.max())
     full = problem.replicas.shape[1] // slots * slots

@@ -1,4 +1,4 @@
-"""From a pattern of hosts to a placement: which expert takes which row, and where the other replicas go.
+"""From a pattern of hosts to a placement: which expert takes which row, and which nodes get the other replicas.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -23,19 +23,19 @@ from holdfast.planning.survival.recovery_probability import fatal_share
 from holdfast.planning.survival.risk import columns_by_risk, safer_columns
 from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, NodeLosses
 
-#: So much of what the safest columns cost in fatal losses may those cost that follow what is held.
+#: The fatal losses of columns that follow the held experts, over the safest columns, that are acceptable.
 _SAFE_ENOUGH = 1.1
-#: A trade of two columns moves all that two nodes hold: it must save this share of the fatal losses.
+#: A trade of two columns moves all experts of two nodes. It must save this share of the fatal losses.
 _WORTH_A_TRADE = 0.05
-#: The busiest node may have this much of what it would have if nothing had to stay; less is not worth a move.
+#: The work of the busiest node, over that without held experts, that is acceptable without further moves.
 _ENOUGH = 1.05
 
 
 def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
 
-    The nodes get even work. Where they hold experts already, the pattern's columns go to the nodes, and its rows to the
-    experts, that have to move the fewest.
+    The nodes get even work. If the nodes hold experts already, columns are assigned to nodes and rows to experts so
+    that few experts move.
     """
     held = problem.previous_hosts
     if problem.failure_rates is not None:
@@ -58,7 +58,7 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
 
 
 def _by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -> BoolArray:
-    """Return the `pattern` `(E, N)` with its columns given to nodes that fail at these `rates` `(N,)`."""
+    """Return the `pattern` `(E, N)` with its columns assigned to nodes that fail at these `rates` `(N,)`."""
     kinds = node_kinds(problem.slots, problem.racks)
     pattern = columns_by_risk(pattern, rates, kinds)
     if problem.nodes > SEARCH_UP_TO_NODES:
@@ -67,14 +67,19 @@ def _by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -
 
 
 def _as_safe(problem: PlacementProblem, pattern: BoolArray, wanted: BoolArray, rates: FloatArray) -> BoolArray:
-    """Return a pattern `(E, N)` that follows what is held with some columns traded, until it is about as safe as the
-    one `wanted` for nodes that fail at these `rates` `(N,)`."""
+    """Return the `pattern` `(E, N)`, which follows the held experts, with some columns traded for safety.
+
+    The result is about as safe as the pattern `wanted`, for nodes that fail at these `rates` `(N,)`.
+    """
     cost, kinds = _cost_of(problem, rates), node_kinds(problem.slots, problem.racks)
     return safer_columns(pattern, rates, kinds, cost, goal=_SAFE_ENOUGH * cost(wanted), least=_WORTH_A_TRADE)
 
 
 def _cost_of(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArray], float]:
-    """Return how to tell the fatal losses of a pattern `(E, N)`, weighted, where nodes fail at these `rates` `(N,)`."""
+    """Return a function that computes the weighted fatal losses of a pattern `(E, N)`.
+
+    The nodes fail at these `rates` `(N,)`.
+    """
     weights = default_weights(problem.nodes) if problem.failure_weights is None else problem.failure_weights
     if problem.nodes <= SEARCH_UP_TO_NODES:
         losses = NodeLosses(problem.nodes, rates)
@@ -83,7 +88,7 @@ def _cost_of(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArra
 
 
 def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> tuple[BoolArray, IntArray]:
-    """Return the pattern `(E, N)` with its columns as the nodes take them, and the row of each expert, `(L, E)`."""
+    """Return the pattern `(E, N)` with columns assigned by the experts `held`, and the row of each expert `(L, E)`."""
     kinds = node_kinds(problem.slots, problem.racks)
     grouped = None if kinds.any() else columns_by_groups(pattern, problem.replicas, held)
     if grouped is not None:
@@ -104,6 +109,7 @@ def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> t
 
 
 def _build_anew(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
+    """Return the placement `(L, E, N)` of the pattern with even work, whatever the nodes hold."""
     work = problem.work
     rows = rows_by_work(pattern, problem.replicas, work, problem.slots)
     counts = pattern[rows].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Dealing the replicas that are still in hand to the slots that are still free.
+"""Deals the remaining replicas to the free slots.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -11,23 +11,23 @@ from holdfast.planning.arrays import FloatArray, IntArray, indices, sum_over_nod
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
-    """Complete `counts` `(L, E, N)`, contiguous, to `replicas` `(L, E)` and `slots` `(N,)`, in place; return them.
+    """Fill the contiguous `counts` `(L, E, N)` up to `replicas` `(L, E)` and `slots` `(N,)`, in place; return them.
 
-    Free slots are taken round by round over the nodes, replicas expert by expert: so the replicas of one expert fall on
-    as many nodes as a round has.
+    Free slots are taken round by round over the nodes, and replicas expert by expert. So the replicas of an expert are
+    on as many nodes as a round has.
     """
     deal_rest(counts, replicas - sum_over_nodes(counts), slots - counts.sum(axis=1))
     return counts
 
 
 def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
-    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)`, in place, as `deal`; `free` `(L, N)` slots."""
+    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)` in place, as `deal`; `free` `(L, N)` is the room."""
     if not in_hand.any():
         return
     layers, experts, nodes = counts.shape
     rounds = indices(int(free.max()))[None, :, None] < free[:, None, :]
     node = true_places(rounds)[2]
-    # Both go layer by layer, and each layer has as many free slots as replicas in hand.
+    # Both are in the order of layers, and each layer has as many free slots as replicas in hand.
     row = np.repeat(indices(layers * experts), in_hand.ravel())
     np.add.at(counts.reshape(-1), row * nodes + node, 1)
 
@@ -35,9 +35,9 @@ def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
 def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: FloatArray) -> None:
     """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)`, in place, so that the nodes' work is even.
 
-    Round by round: first one to each node with the most `free` `(L, N)` slots, last one to each with any; in a round
-    the replica with the most `work` `(L, E)` goes to the node with the least so far. So those of one expert fall on as
-    many nodes as a round has.
+    The first round gives one replica to each node with the most `free` `(L, N)` slots, the last round to each node with
+    any. In a round, the replica with the most `work` `(L, E)` goes to the node with the least work so far. So the
+    replicas of an expert are on as many nodes as a round has.
     """
     if not in_hand.any():
         return
@@ -47,7 +47,7 @@ def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: Floa
     row = np.concatenate((row, np.zeros(nodes, dtype=np.int64)))
     number = in_hand.sum(axis=1)
     flat, flat_work = counts.reshape(-1), work.reshape(-1)
-    # Rounded work is enough to choose by, and takes half the memory.
+    # Work in float32 is exact enough for a choice, and takes half the memory.
     load = np.matmul(work[:, None, :].astype(np.float32), counts.astype(np.float32))[:, 0, :].astype(np.float64)
     position, layer = indices(nodes), indices(layers)[:, None]
     next_row = np.cumsum(number) - number
@@ -63,7 +63,7 @@ def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: Floa
 
 
 def pack(replicas: IntArray, slots: IntArray) -> IntArray:
-    """Return replicas `(L, E, N)` with node after node filled to the brim, expert by expert."""
+    """Return replicas `(L, E, N)` with one node filled after the other, expert by expert."""
     layers, experts = replicas.shape
     node = np.tile(np.repeat(indices(slots.size), slots), layers)
     row = np.repeat(indices(layers * experts), replicas.ravel())

@@ -1,7 +1,8 @@
 """Survival against balance: the placements worth a choice, and the choice by a weight.
 
-The fewer groups of nodes share the experts, the fewer losses are fatal; the more nodes share the hot experts, the less
-busy is the busiest. Between the two lie groups of fewer experts each, whose nodes keep slots for the hot ones.
+The fewer groups of nodes share the experts, the fewer losses are fatal. The more nodes share the hot experts, the less
+busy is the busiest node. Placements in between have more groups with fewer experts each, and their nodes keep slots for
+the hot experts.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -26,46 +27,47 @@ from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.pattern import Room, complete, disjoint_groups, trim
 from holdfast.planning.survival.recovery_probability import fatal_share
 
-#: Numbers of groups that are tried, at the most.
+#: The most numbers of groups that are tried.
 _MOST_NUMBERS = 12
-#: Counts of all options together, about.
+#: The approximate size of all counts together.
 _MOST_CELLS = 1 << 26
-#: Differences that are none.
+#: Differences up to this are rounding errors.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A placement, what it does not survive, and how busy its busiest node is."""
+    """A placement with its fatal losses and the work of its busiest node."""
 
     name: str
     #: `(L, E, N)` replicas per node.
     counts: IntArray
-    #: `(N + 1,)` share of fatal losses of 0..N nodes, at the most.
+    #: `(N + 1,)` upper bound of the share of fatal losses of 0..N nodes.
     fatal: FloatArray
-    #: The busiest node's work over the mean node's; the mean over the layers.
+    #: The busiest node's work over the mean node's, as the mean over the layers.
     busiest: float
 
     def fatal_losses(self, weights: FloatArray) -> float:
-        """Return the share of losses, weighted by how likely each number of lost nodes is, that are fatal."""
+        """Return the share of losses that are fatal, weighted by the probability of each number of lost nodes."""
         return float(self.fatal @ weights)
 
     def no_worse(self, other: Option) -> bool:
-        """Whether it is no worse at any number of lost nodes, and no busier."""
+        """Return whether this option survives no less at any number of lost nodes, and is not busier."""
         rounding = _ROUNDING * (1 + other.fatal)
         return self.busiest <= other.busiest + _ROUNDING and bool((self.fatal <= other.fatal + rounding).all())
 
 
 def options(problem: PlacementProblem) -> list[Option]:
-    """Return placements from the one that survives most, as `Best` finds it, to the one with the most even work.
+    """Return placements from the one that survives most, as found by `Best`, to the one with the most even work.
 
-    Once with the problem's replicas, and once with those of which the busiest has the least work.
+    They are computed once with the problem's replicas, and once with the replicas that give the busiest replica the
+    least work.
     """
     return [option for replicas in _replicas(problem) for option in options_of(replace(problem, replicas=replicas))]
 
 
 def options_of(problem: PlacementProblem) -> list[Option]:
-    """Return these placements of the problem's own replicas."""
+    """Return the placements of `options` for the problem's own replicas."""
     found = [_option("survives most", problem, Best().place(problem))]
     for number, pattern in _more_groups(problem):
         if problem.racks is not None:
@@ -77,13 +79,19 @@ def options_of(problem: PlacementProblem) -> list[Option]:
 
 
 def rated(name: str, counts: IntArray, loads: FloatArray, rates: FloatArray | None = None) -> Option:
-    """Return a placement `(L, E, N)` with its figures for `loads` `(L, E)`, on nodes that fail at these `rates`."""
+    """Return a placement `counts` `(L, E, N)` as an option, with its figures for `loads` `(L, E)`.
+
+    `rates` `(N,)` are the failure rates of the nodes; None if nodes are alike.
+    """
     fatal = fatal_share(counts > 0, rates).most
     return Option(name=name, counts=counts, fatal=fatal, busiest=float(busiest_over_mean(counts, loads).mean()))
 
 
 def pareto(found: list[Option]) -> list[Option]:
-    """Return those that no other one beats: no worse anywhere, better somewhere; the first of equals; by balance."""
+    """Return the options that no other option beats, the least busy first.
+
+    An option beats another one if it is nowhere worse and somewhere better. Of equal options, the first one stays.
+    """
     kept: list[Option] = []
     for place, option in enumerate(found):
         beaten = (
@@ -97,8 +105,11 @@ def pareto(found: list[Option]) -> list[Option]:
 
 
 def weighed(found: list[Option], balance_weight: float, weights: FloatArray | None) -> Option:
-    """Return the option with the least sum of fatal losses, by `weights` `(N + 1,)` (None: the default ones), and
-    `balance_weight` times what the busiest node has above the mean. Of equals the least busy, then the first."""
+    """Return the option with the lowest price; of equals the least busy one, then the first.
+
+    The price is the fatal losses plus `balance_weight` times the busiest node's work over the mean. `weights`
+    `(N + 1,)` weight the fatal losses; None for the default weights.
+    """
     if weights is None:
         weights = default_weights(found[0].counts.shape[2])
 
@@ -109,8 +120,11 @@ def weighed(found: list[Option], balance_weight: float, weights: FloatArray | No
 
 
 def weights_of_choice(found: list[Option], weights: FloatArray) -> list[tuple[float, float | None] | None]:
-    """Return from which to which balance weight each option is the one that `weighed` takes; None: at none, or without
-    an end. `weights` `(N + 1,)` of the numbers of lost nodes."""
+    """Return the range of balance weights for which `weighed` chooses each option.
+
+    An entry is (from, to); `to` is None without an upper limit. The entry is None if no weight chooses the option.
+    `weights` `(N + 1,)` weight the numbers of lost nodes.
+    """
     reaches: list[tuple[float, float | None] | None] = []
     for option in found:
         low, high = 0.0, np.inf
@@ -126,20 +140,24 @@ def weights_of_choice(found: list[Option], weights: FloatArray) -> list[tuple[fl
 
 
 def _replicas(problem: PlacementProblem) -> list[IntArray]:
+    """Return the problem's replicas `(L, E)` and, if the loads are known, the replicas with the least busy replica."""
     if problem.loads is None:
         return [problem.replicas]
     other = allocate(problem.loads, problem.slots, fault_threshold=problem.fault_threshold, least_busy=True)
-    assert isinstance(other, Allocation)  # the problem's own replicas fit
+    assert isinstance(other, Allocation)  # The problem's own replicas fit.
     return [problem.replicas, other.replicas]
 
 
 def _option(name: str, problem: PlacementProblem, counts: IntArray) -> Option:
+    """Return an option for `counts` `(L, E, N)`, rated by the problem's work and failure rates."""
     return rated(name, counts, problem.work * problem.replicas, problem.failure_rates)
 
 
 def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
-    """Return patterns `(E, N)`, rows by rank, of ever more groups of ever fewer experts, up to where the nodes do not
-    suffice for f each."""
+    """Return (number of groups, pattern `(E, N)`), rows by rank, with more and more groups of fewer experts.
+
+    It ends before a group would have fewer than f nodes.
+    """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
     fewest, most = -(-profile.size // int(problem.slots.max())), problem.nodes // problem.fault_threshold
@@ -157,7 +175,7 @@ def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
 
 
 def _even(problem: PlacementProblem) -> IntArray:
-    """Return a placement `(L, E, N)` that looks at the nodes' work alone, and keeps f."""
+    """Return a placement `(L, E, N)` that optimises only the evenness of the nodes' work, and keeps f."""
     counts = np.zeros((*problem.replicas.shape, problem.nodes), dtype=np.int64)
     free = np.repeat(problem.slots[None, :], len(counts), axis=0)
     deal_by_work(counts, problem.replicas, free, problem.work)

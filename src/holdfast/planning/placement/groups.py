@@ -15,22 +15,22 @@ from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.pattern import group_patterns
 
-#: Further lost nodes weigh too little to choose by.
+#: The most lost nodes that count in the choice; larger numbers have too little weight.
 _MOST_LOST = 64
 
 
 def best_groups(problem: PlacementProblem) -> BoolArray | None:
-    """Return a pattern of disjoint host sets `(E, N)`, rows by rank, that survives no number of lost nodes less likely
-    than MRO and spread do.
+    """Return the best pattern `(E, N)` of disjoint host sets, rows by rank, or None.
 
-    None where that cannot be told from sizes: uneven slots, too few nodes for MRO's groups, or racks.
+    For every number of lost nodes, it survives at least as likely as MRO and spread. The result is None if sizes alone
+    cannot show this: with uneven slots, too few nodes for MRO's groups, or racks.
     """
     slots = int(problem.slots.max())
     sizes = group_sizes(problem, slots)
     rarest = problem.ranked_replicas[:, ::slots]
     if problem.racks is not None or (problem.slots != slots).any() or (sizes != rarest).any():
         return None
-    # As many nodes as each group has in every layer: what MRO survives, and no more.
+    # The number of nodes that each group has in every layer decides what MRO survives.
     mro = sizes.min(axis=0)
     if int(mro.min()) < problem.fault_threshold or not never_worse(mro, _runs_of_spread(problem, mro.size)):
         return None
@@ -50,10 +50,10 @@ def best_groups(problem: PlacementProblem) -> BoolArray | None:
 
 
 def _runs_of_spread(problem: PlacementProblem, enough: int) -> IntArray:
-    """Return the sizes of host sets that spread makes and that share no node, the smallest first, `enough` of them.
+    """Return the sizes of `enough` host sets of spread that share no node, smallest first.
 
-    On nodes of equal slots each expert of spread lives on a run of nodes, round the ring, from where the one before it
-    ended.
+    On nodes of equal slots, spread places each expert on a run of consecutive nodes on a ring. The run starts at the
+    end of the previous one.
     """
     nodes = problem.nodes
     end = np.cumsum(problem.ranked_replicas, axis=1)

@@ -1,6 +1,6 @@
-"""The guarantee of f: every expert on at least f distinct nodes, whatever the strategy did before.
+"""The guarantee of f: every expert on at least f distinct nodes, for every strategy.
 
-MRO's last group is cut off by the number of nodes, which piles replicas on too few of them (ERRATA, Lazarus 1 and 2).
+The number of nodes cuts off MRO's last group, which puts its replicas on too few of them (ERRATA, Lazarus 1 and 2).
 
 Axes: L layers, E experts, N nodes.
 """
@@ -16,10 +16,11 @@ from holdfast.planning.placement.fill import deal
 def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArray:
     """Return `counts` `(L, E, N)` with every expert on at least `threshold` distinct nodes.
 
-    Replicas per expert and per node stay the same. Layers that keep the guarantee already are untouched; the others are
-    mended by as few trades of two replicas as a greedy choice needs. Trades always suffice where all nodes have
-    the same slots (a node that holds one expert twice has fewer distinct ones than any node without doubles);
-    otherwise a layer where they do not is placed anew.
+    The replicas per expert and per node stay the same. Layers that already keep the guarantee are unchanged. The others
+    are mended by trades of two replicas, as few as a greedy choice needs.
+
+    If all nodes have the same slots, trades always suffice: a node that holds one expert twice has fewer distinct ones
+    than any node without doubles. Otherwise, a layer for which trades do not suffice is placed from scratch.
     """
     hosts = count_true(counts > 0)
     broken = np.flatnonzero((hosts < threshold).any(axis=1))
@@ -33,7 +34,7 @@ def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArra
 
 
 def _mend(counts: IntArray, threshold: int) -> bool:
-    """Trade replicas in one layer `(E, N)`, in place; False where no trade helps."""
+    """Trade replicas in one layer `(E, N)`, in place; return False if no trade helps."""
     hosts = (counts > 0).sum(axis=1)
     while (short := np.flatnonzero(hosts < threshold)).size:
         expert = int(short[np.argmin(hosts[short])])
@@ -50,9 +51,9 @@ def _mend(counts: IntArray, threshold: int) -> bool:
 
 
 def _find_trade(counts: IntArray, hosts: IntArray, expert: int, threshold: int) -> tuple[int, int, int] | None:
-    """Find (other, source, target): `expert` gives its double on source for a replica of `other` on target.
+    """Return (other, source, target): `expert` trades its double on `source` for a replica of `other` on `target`.
 
-    The other expert may lose a host only where it has one to spare; the one with the most hosts is asked.
+    The other expert may lose a host only if it has one to spare. The expert with the most hosts is preferred.
     """
     best: tuple[int, int, int] | None = None
     best_score = 0
@@ -71,12 +72,12 @@ def _find_trade(counts: IntArray, hosts: IntArray, expert: int, threshold: int) 
 
 
 def _place_anew(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray:
-    """Place one layer `(E, N)`: each expert first takes the `threshold` nodes with the most free slots.
+    """Place one layer `(E, N)` from scratch: each expert first takes the `threshold` nodes with the most free slots.
 
-    Taking the fullest columns first never fails where any placement exists (Gale-Ryser).
+    This always succeeds if any placement exists (Gale-Ryser).
     """
     counts = np.zeros((replicas.size, slots.size), dtype=np.int64)
-    # A node never serves more distinct experts than there are, so larger nodes count as E slots at this stage.
+    # A node never holds more than E distinct experts, so larger nodes count as E slots here.
     free = np.minimum(slots, replicas.size)
     for expert in range(replicas.size):
         nodes = np.argsort(-free, kind="stable")[:threshold]

@@ -1,13 +1,13 @@
 """Maximum rank overlap (Lazarus, 4.1 and Theorem 1), with aligned node groups and a true guarantee.
 
-Experts sorted by replicas form groups of c; the nodes form one disjoint group per expert group, as large as its rarest
-expert has replicas, and each node of a group holds the whole expert group. So the layer lives while every node group
-has a live node. Two things go beyond the paper (ERRATA, Lazarus 1 to 3):
+Experts sorted by replicas form groups of c experts. Each expert group has one node group, disjoint from the others,
+with as many nodes as the group's rarest expert has replicas. Each node of a group holds the whole expert group. So a
+layer survives while every node group has a live node. Two things go beyond the paper (ERRATA, Lazarus 1 to 3):
 
-- Groups are aligned across layers. Node group g has a `core`, the nodes it has in every layer (as many as the layer
-  with the fewest); what a layer has beyond the core comes from the nodes left over. Then the whole model lives
-  while every core has a live node, instead of every group of every layer.
-- The last group, cut off by the number of nodes, may be too small: `with_guarantee` mends that.
+- Groups are aligned across layers. The *core* of node group g is the set of nodes that it has in every layer, as many
+  as in the layer with the fewest. Nodes of a group beyond its core come from the remaining nodes. So the whole model
+  survives while every core has a live node, instead of every group of every layer.
+- The last group may be too small, since the number of nodes cuts it off. `with_guarantee` mends it.
 
 Axes: L layers, E experts, N nodes, G groups of experts.
 """
@@ -26,7 +26,7 @@ from holdfast.planning.placement.strategy import PlacementProblem
 
 @dataclass(frozen=True, slots=True)
 class Mro:
-    """MRO with expert groups of `width` experts; by default the width whose rectangle (width x nodes) is largest."""
+    """MRO with groups of `width` experts; by default the width with the largest area, width x nodes."""
 
     width: int | None = None
     name: str = "mro"
@@ -40,14 +40,14 @@ class Mro:
 
 
 def default_width(slots: IntArray) -> int:
-    """Return the number c of experts a group's nodes hold: the common slots, or the c with the most c x nodes."""
+    """Return the default number of experts c per group: the common slots, or the c with the largest c x nodes."""
     widths = np.unique(slots)
     areas = [int(width) * int((slots >= width).sum()) for width in widths]
     return int(widths[int(np.argmax(areas))])
 
 
 def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
-    """Return nodes per group and layer, `(L, G)`: the replicas of each group's rarest expert, while nodes last."""
+    """Return nodes per layer and group, `(L, G)`: the replicas of each group's rarest expert, while nodes last."""
     nodes = int((problem.slots >= width).sum())
     rarest = problem.ranked_replicas[:, ::width]
     before = np.cumsum(rarest, axis=1) - rarest
@@ -55,8 +55,10 @@ def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
 
 
 def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntArray:
-    """Return replicas `(L, E, N)` of the groups alone, with `sizes` `(L, G)` nodes per group: one of each expert of the
-    group on each node of the group. What is left of the replicas is still to be dealt."""
+    """Return replicas `(L, E, N)` of the groups alone, with `sizes` `(L, G)` nodes per group.
+
+    Each node of a group gets one replica of each expert of the group. The caller must deal the remaining replicas.
+    """
     layers, experts = problem.replicas.shape
     cores = sizes.min(axis=0)
     core_start = np.cumsum(cores) - cores
@@ -74,7 +76,7 @@ def place_groups(problem: PlacementProblem, width: int, sizes: IntArray) -> IntA
     counts = hosts.astype(np.int64)
     if (problem.slots >= width).all():
         return counts
-    # Position p of the pattern is a node with at least `width` slots, for all positions in use.
+    # Every position in use must be a node with at least `width` slots.
     nodes = np.argsort(problem.slots < width, kind="stable")
     placed = np.empty_like(counts)
     placed[:, :, nodes] = counts

@@ -1,4 +1,4 @@
-"""Failure domains above the node: replicas spread over racks before nodes.
+"""Failure domains above the node: replicas are spread over racks before nodes.
 
 Axes: E experts, N nodes.
 """
@@ -14,19 +14,19 @@ from holdfast.planning.arrays import BoolArray, IntArray
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.recovery_probability import fatal_share
 
-#: Swaps of two nodes tried.
+#: The most swaps of two nodes that are tried.
 _BUDGET = 2000
 
 
 def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: int) -> BoolArray:
-    """Return `pattern` `(E, N)` with its columns given to other nodes, so that lost racks hurt least.
+    """Return `pattern` `(E, N)` with its columns assigned to other nodes, so that lost racks cause the least damage.
 
-    First every expert should be in as many racks as the threshold and the racks allow, then recovery from lost
-    racks counts. Recovery from lost nodes stays the same: only nodes with the same slots swap columns.
+    First, every expert should be in as many racks as the threshold and the racks allow. Then recovery from lost racks
+    counts. Recovery from lost nodes stays the same, since only nodes with the same slots swap columns.
 
-    Columns are dealt to the racks in turn: to all of them, or to one block of racks after the other (node
-    groups in the same racks die together, which leaves fewer fatal losses: maximum overlap, one level up). The best
-    deal is then improved by swaps.
+    Columns are dealt to the racks in turn: to all of them, or to one block of racks after the other. Node groups in the
+    same racks die together, which leaves fewer fatal losses (maximum overlap, one level up). Swaps then improve the
+    best deal.
     """
     number = int(racks.max()) + 1
     goal = min(threshold, number)
@@ -41,7 +41,7 @@ def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: 
 def _improve(
     columns: IntArray, value: Callable[[IntArray], tuple[int, float]], swaps: list[tuple[int, int]]
 ) -> IntArray:
-    """Swap columns as long as that helps and the budget lasts."""
+    """Return `columns` `(N,)` improved by swaps, while a swap helps and the budget lasts."""
     best = value(columns)
     tried = since = 0
     while swaps and since < len(swaps) and tried < _BUDGET:
@@ -56,21 +56,22 @@ def _improve(
 
 
 def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
-    """Return for each node the column it takes: columns go to the racks of one `block` in turn, then the next block.
+    """Return the column of each node, `(N,)`.
 
-    Only nodes of the same slots share columns.
+    Columns go to the racks of one `block` in turn, then to the racks of the next block. Only nodes with the same slots
+    exchange columns.
     """
     columns = np.empty_like(racks)
     for kind in np.unique(slots):
         nodes = np.flatnonzero(slots == kind)
-        # turn[i]: how many nodes of the same rack come before node i.
+        # turn[i] is the number of nodes of the same rack before node i.
         turn = np.array([int((racks[nodes[:place]] == racks[node]).sum()) for place, node in enumerate(nodes)])
         columns[nodes[np.lexsort((racks[nodes], turn, racks[nodes] // block))]] = nodes
     return columns
 
 
 def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
-    """Return the pairs of nodes in different racks with the same slots, as many as can be tried."""
+    """Return the pairs of nodes in different racks with the same slots, at most as many as can be tried."""
     pairs = (
         (first, int(second))
         for first in range(slots.size)
@@ -80,11 +81,12 @@ def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
 
 
 def _value(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:
-    """Return how good a pattern is for racks: first the racks that experts lack, then the recovery."""
+    """Return the value of a pattern: first the racks that experts lack, negative, then the recovery from lost racks."""
     by_rack = _by_rack(pattern, racks)
     lacking = np.maximum(goal - by_rack.sum(axis=1), 0).sum()
     return -int(lacking), -float(fatal_share(by_rack).most @ default_weights(by_rack.shape[1]))
 
 
 def _by_rack(hosts: BoolArray, racks: IntArray) -> BoolArray:
+    """Return the racks with a host of each expert, `(..., racks)`, from hosts `(..., N)`."""
     return np.stack([hosts[..., racks == rack].any(axis=-1) for rack in range(int(racks.max()) + 1)], axis=-1)

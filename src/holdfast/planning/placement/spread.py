@@ -1,4 +1,4 @@
-"""The baselines of Lazarus, 6.3: each expert's replicas on as many nodes as possible, or on as few."""
+"""The baselines of Lazarus, 6.3: each expert's replicas on as many nodes as possible, or on as few as possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from holdfast.planning.placement.strategy import PlacementProblem
 
 
 class Spread:
-    """Deal expert after expert over the nodes; the guarantee of f follows where all nodes have the same slots.
+    """Deals expert after expert over the nodes. If all nodes have the same slots, this guarantees f.
 
-    The experts with the fewest replicas come first, in every layer: so their hosts coincide across layers, which makes
-    this baseline as strong as it can be (ordered by number, GPT-S survives 4 of 10 lost nodes at 0.12 instead of 0.38).
+    In every layer, the experts with the fewest replicas come first. So their hosts are the same in all layers, which
+    makes this baseline as strong as possible. GPT-S survives 4 of 10 lost nodes with probability 0.38; with experts
+    ordered by number it is 0.12.
     """
 
     name = "spread"
@@ -31,9 +32,9 @@ class Spread:
 
 
 class Compact:
-    """Fill node after node, expert by expert.
+    """Fills one node after the other, expert by expert.
 
-    It keeps no guarantee: the plan made with it reports the number of distinct nodes that it really gives.
+    It guarantees nothing; its plan reports the number of distinct nodes that it really has.
     """
 
     name = "compact"

@@ -1,4 +1,4 @@
-"""What every placement strategy takes and gives.
+"""The input and the output of every placement strategy.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -16,11 +16,11 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, s
 from holdfast.planning.balance.work import work_per_replica
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what is derived is kept
+@dataclass(frozen=True, kw_only=True)  # Without slots, so that cached properties work.
 class PlacementProblem:
-    """Where to put which number of replicas.
+    """The replicas to place, the slots of the nodes, and what to consider.
 
-    Every row of `replicas` sums to `slots.sum()`, and `fault_threshold` fits (both as `allocate` gives them).
+    Every row of `replicas` sums to `slots.sum()`, and `fault_threshold` fits, as `allocate` ensures.
     """
 
     #: `(L, E)` replicas per layer and expert.
@@ -29,15 +29,15 @@ class PlacementProblem:
     slots: IntArray
     #: Each expert lives on at least this many distinct nodes.
     fault_threshold: int
-    #: `(N,)` the rack of each node as 0, 1, ...; None where racks do not matter.
+    #: `(N,)` the rack of each node as 0, 1, ...; None if racks do not matter.
     racks: IntArray | None = None
-    #: `(L, E, N)` what the nodes hold now (0 for joiners); None for a first placement.
+    #: `(L, E, N)` replicas that the nodes hold now, 0 for joining nodes; None for a first placement.
     previous: IntArray | None = None
-    #: `(N + 1,)` how much each number of lost nodes matters; None for the strategy's own.
+    #: `(N + 1,)` how much each number of lost nodes matters; None for the strategy's default.
     failure_weights: FloatArray | None = None
-    #: `(N,)` how often each node fails, over their mean; None: nodes are alike.
+    #: `(N,)` how often each node fails, over the mean; None if nodes are alike.
     failure_rates: FloatArray | None = None
-    #: `(L, E)` tokens that the experts get, each layer's sum above 0; None where only the replicas are known.
+    #: `(L, E)` tokens that the experts get, each layer's sum above 0; None if only the replicas are known.
     loads: FloatArray | None = None
 
     @property
@@ -46,7 +46,7 @@ class PlacementProblem:
 
     @cached_property
     def by_rank(self) -> IntArray:
-        """The experts of each layer, those with the fewest replicas first, `(L, E)`."""
+        """The experts of each layer, ordered by replicas, fewest first, `(L, E)`."""
         return stable_order(self.replicas)
 
     @cached_property
@@ -56,9 +56,9 @@ class PlacementProblem:
 
     @cached_property
     def work(self) -> FloatArray:
-        """Each replica's tokens over those of its layer's average slot, `(L, E)`; ones where the loads are not known.
+        """Each replica's tokens over the tokens of its layer's average slot, `(L, E)`; ones if the loads are not known.
 
-        What differs by rounding only is equal: equal loads are placed alike, whatever their scale.
+        The values are rounded, so that equal loads are placed alike, whatever their scale.
         """
         if self.loads is None:
             return np.ones(self.replicas.shape)
@@ -68,16 +68,16 @@ class PlacementProblem:
 
     @cached_property
     def previous_hosts(self) -> BoolArray | None:
-        """Which nodes hold which experts now, `(L, E, N)`; None for a first placement."""
+        """Whether each node holds each expert now, `(L, E, N)`; None for a first placement."""
         return None if self.previous is None else hosts_of(self.previous)
 
 
 class Strategy(Protocol):
-    """One way to place replicas; pure, deterministic."""
+    """One way to place replicas, pure and deterministic."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The name that users give."""
         ...
 
     def place(self, problem: PlacementProblem) -> IntArray:
@@ -86,12 +86,12 @@ class Strategy(Protocol):
 
 
 def hosts_of(counts: IntArray) -> BoolArray:
-    """Return who hosts what, `(..., E, N)` booleans, from replicas `(..., E, N)`."""
+    """Return whether each node hosts each expert, `(..., E, N)`, from replicas `(..., E, N)`."""
     return counts > 0
 
 
 def fewest_hosts(counts: IntArray) -> int:
-    """Return the smallest number of distinct nodes any expert of any layer lives on."""
+    """Return the smallest number of distinct nodes that any expert of any layer lives on."""
     return int(hosts_of(counts).sum(axis=-1).min())
 
 

@@ -1,8 +1,8 @@
-"""The best pattern of hosts of all, by branch and bound, for clusters small enough to look at every loss of nodes.
+"""The best pattern of hosts, by branch and bound, for clusters small enough to enumerate every loss of nodes.
 
-Expert after expert, the rarest first, takes its hosts. What is fatal so far is fatal whatever follows, so a branch
-whose fatal losses cost more than a whole pattern does is cut off. Nodes that hold the same experts so far are alike: it
-counts only how many of them an expert takes.
+The experts take their hosts one after the other, the rarest first. A loss that is fatal so far stays fatal. So a branch
+is cut off if its fatal losses already cost more than a known whole pattern. Nodes that hold the same experts so far are
+alike: only the number of them that an expert takes matters.
 
 Axes: E experts, N nodes.
 """
@@ -15,12 +15,12 @@ from holdfast.planning.survival.objective import Objective
 from holdfast.planning.survival.pattern import Room
 from holdfast.planning.survival.search import Masks, NodeLosses
 
-#: What a pattern must cost less.
+#: The least improvement of the cost.
 _BETTER = 1e-12
 
 
 class Branches:
-    """Looks for patterns within the room that cost less than a known one, until its budget of branches is spent."""
+    """Searches the room for patterns cheaper than a known one, until its budget of branches is spent."""
 
     def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
         self._losses = losses
@@ -36,8 +36,11 @@ class Branches:
         self._cost = 0.0
 
     def improve(self, masks: Masks, cost: float) -> tuple[Masks, float, bool]:
-        """Return the cheapest pattern found and its cost, from one of this `cost`; and whether there is no cheaper one
-        at all."""
+        """Search from the pattern `masks` of this `cost`.
+
+        Returns:
+            The cheapest pattern found, its cost, and whether it is proven that no pattern is cheaper.
+        """
         self._best, self._cost = masks, cost
         kinds: dict[tuple[int, int], int] = {}
         for node, slots in enumerate(self._slots):
@@ -46,7 +49,10 @@ class Branches:
         return self._best, self._cost, self._budget > 0
 
     def _descend(self, place: int, kinds: dict[tuple[int, int], int], fatal: int, chosen: Masks) -> None:
-        """Place the experts from this `place` on; `kinds`: nodes by what they hold, and how many slots are left."""
+        """Place the experts from this `place` in the order on.
+
+        `kinds` maps (held experts, free slots) to the nodes of that kind, as bits.
+        """
         self._budget -= 1
         if place == len(self._order):
             masks = [0] * len(chosen)
@@ -70,6 +76,7 @@ class Branches:
             self._descend(place + 1, _taken(kinds, mask, 1 << place), dead, (*chosen, mask))
 
     def _price(self, fatal: int) -> float:
+        """Return the cost of these fatal losses, from the cache if known."""
         known = self._costs.get(fatal)
         if known is None:
             known = self._costs[fatal] = self._objective.cost(self._losses.share(fatal))
@@ -77,7 +84,7 @@ class Branches:
 
 
 def _choices(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
-    """Yield the sets of up to `most` nodes with room, one of those that have as many nodes of each kind."""
+    """Yield one set of up to `most` nodes with room for each combination of numbers of nodes per kind."""
     found = [0]
     for (_, left), nodes in kinds.items():
         if left:
@@ -91,7 +98,7 @@ def _choices(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
 
 
 def _taken(kinds: dict[tuple[int, int], int], mask: int, expert: int) -> dict[tuple[int, int], int]:
-    """Return the kinds of nodes once those of `mask` hold one `expert` more (a bit)."""
+    """Return the kinds of nodes after the nodes of `mask` got one more `expert`, a bit."""
     after: dict[tuple[int, int], int] = {}
     for (held, left), nodes in kinds.items():
         if nodes & ~mask:

@@ -1,6 +1,6 @@
-"""Host sets that share no node: what losses take one of them whole, exactly, from their sizes alone.
+"""Disjoint host sets: the exact probability that a loss takes one of them completely, from their sizes alone.
 
-Axes: N nodes, S sets of nodes, K lost nodes at the most.
+Axes: N nodes, S sets of nodes, K the most lost nodes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from holdfast.planning.survival.sweep import LossShares
 
 
 def disjoint_sizes(sets: BoolArray) -> IntArray | None:
-    """Return the sizes of the `sets` `(S, N)`, ascending; None where two of them share a node."""
+    """Return the sizes of the `sets` `(S, N)`, ascending; None if two of them share a node."""
     if int(sets.sum(axis=0).max(initial=0)) > 1:
         return None
     return np.sort(sets.sum(axis=1))
 
 
 def some_disjoint_sizes(sets: BoolArray) -> IntArray:
-    """Return the sizes of some of the `sets` `(S, N)` that share no node, small ones first: losses that take one of
-    these whole are fatal, so the share of fatal losses is at least theirs."""
+    """Return the sizes of some of the `sets` `(S, N)` that share no node, small ones first.
+
+    A loss that takes one of these sets completely is fatal. So their fatal share is a lower bound.
+    """
     taken = np.zeros(sets.shape[1], dtype=np.bool_)
     sizes: list[int] = []
     for members in sets[np.argsort(sets.sum(axis=1), kind="stable")]:
@@ -34,18 +36,22 @@ def some_disjoint_sizes(sets: BoolArray) -> IntArray:
 
 
 def never_worse(sizes: IntArray, others: IntArray) -> bool:
-    """Whether disjoint sets of `sizes` `(S,)` survive every number of lost nodes at least as likely as those of the
-    sizes of `others` do: there are no more of them, and each is as large as another one of the others."""
+    """Return whether disjoint sets of `sizes` `(S,)` survive every number of lost nodes at least as likely as `others`.
+
+    This holds if they are not more sets, and each is at least as large as a different one of the others.
+    """
     few, many = np.sort(sizes), np.sort(others)
     return few.size <= many.size and bool((few >= many[: few.size]).all())
 
 
 def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int, rates: FloatArray | None = None) -> LossShares:
-    """Return what losses of 0, 1, ..., `most_lost` of `nodes` nodes do where sets of `sizes` `(S,)` share none.
+    """Return the shares of losses of 0, 1, ..., `most_lost` of `nodes` nodes, for disjoint sets of `sizes` `(S,)`.
 
-    `rates` `(N,)`: of the nodes of the first set, then of the second, ..., then of those in none; None: all alike.
-    Node after node stays or is lost; the odds are those of: all sets so far have a survivor, and the present one too
-    (`alive`); the present one has none so far (`gone`); one has died (`fatal`).
+    `rates` `(N,)` are the rates of the nodes of the first set, then of the second, and so on, then of the nodes in no
+    set; None if nodes are alike.
+
+    The nodes are swept one by one. The odds distinguish three states. `alive`: all sets so far have a survivor,
+    including the present one. `gone`: the present set has no survivor so far. `fatal`: one set has no survivor.
     """
     alive: FloatArray = np.where(indices(most_lost + 1) == 0, 1.0, 0.0)
     fatal: FloatArray = np.zeros(most_lost + 1)
@@ -65,11 +71,12 @@ def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int, rates: Float
 
 
 def _next(odds: FloatArray, stays: FloatArray, share: FloatArray) -> FloatArray:
+    """Return the odds after one more node, which is lost with probability `share`."""
     return odds * stays + _shifted(odds) * share
 
 
 def _shifted(odds: FloatArray) -> FloatArray:
-    """Return the odds of one more lost node."""
+    """Return the odds with one more lost node."""
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]
     return moved

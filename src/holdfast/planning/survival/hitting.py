@@ -1,7 +1,7 @@
 """The host sets that decide whether a model survives.
 
-It survives while each expert of each layer has a live host, so only the smallest host sets matter (those that contain
-no other), over all layers at once.
+A model survives while each expert of each layer has a live host. So only the smallest host sets of all layers matter:
+the sets that contain no other set.
 
 Axes: N nodes, S sets of nodes, R rows.
 """
@@ -17,7 +17,7 @@ WordArray = NDArray[np.uint64]
 
 
 def smallest_sets(hosts: BoolArray) -> BoolArray:
-    """Return the distinct host sets `(S, N)` that contain no other, from `hosts` `(..., N)`."""
+    """Return the distinct host sets `(S, N)` that contain no other set, from `hosts` `(..., N)`."""
     nodes: int = hosts.shape[-1]
     left = _distinct(as_words(hosts.reshape(-1, nodes)))
     left = left[np.argsort(np.bitwise_count(left).sum(axis=1, dtype=np.int64), kind="stable")]
@@ -25,14 +25,14 @@ def smallest_sets(hosts: BoolArray) -> BoolArray:
     while len(left):
         first = left[0]
         kept.append(first)
-        # A set contains `first` where none of first's nodes is missing from it.
+        # Keep the sets that lack a node of `first`, so do not contain it.
         left = left[(first & ~left).any(axis=1)]
     words = np.array(kept, dtype=np.uint64).reshape(len(kept), -(-nodes // 64))
     return np.unpackbits(words.view(np.uint8), axis=1, count=nodes).astype(np.bool_)
 
 
 def as_words(rows: BoolArray) -> WordArray:
-    """Return `rows` `(R, N)` of bits in words of 64: sets are compared many nodes at once."""
+    """Return `rows` `(R, N)` of bits as 64-bit words, so that sets are compared 64 nodes at a time."""
     packed = np.packbits(rows, axis=1)
     padded = np.zeros((len(rows), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
     padded[:, : packed.shape[1]] = packed
@@ -40,7 +40,7 @@ def as_words(rows: BoolArray) -> WordArray:
 
 
 def _distinct(words: WordArray) -> WordArray:
-    """Return the distinct rows, in the order of their bits; sorting bytes row by row is ten times slower than words."""
+    """Return the distinct rows, ordered by their bits. Sorting words is ten times faster than sorting byte rows."""
     if words.shape[1] == 1:
         return np.unique(words[:, 0])[:, None]
     in_order = words[np.lexsort(words.T)]

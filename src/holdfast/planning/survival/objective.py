@@ -1,4 +1,4 @@
-"""What makes one placement better than another: fatal losses, weighted by how likely each number of lost nodes is.
+"""The cost of a placement: its fatal losses, weighted by the probability of each number of lost nodes.
 
 Axes: N nodes.
 """
@@ -12,15 +12,17 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, indices
 
-#: One unit of fatal losses above the ceiling costs more than all of the weighted ones.
+#: The cost of one unit of fatal losses above the ceiling: more than all weighted losses.
 _CEILING_PENALTY = 1e3
-#: Costs that are equal may differ by this share of them.
+#: The relative rounding difference of equal costs.
 _ROUNDING = 1e-9
 
 
 def default_weights(nodes: int) -> FloatArray:
-    """Return the weights `(N + 1,)` of 0..N lost nodes: each further node at once is half as likely; losing none is no
-    event."""
+    """Return the default weights `(N + 1,)` of 0..N lost nodes.
+
+    Each further node lost at the same time is half as likely. Losing no node has weight 0.
+    """
     weights = np.where(indices(nodes + 1) > 0, 0.5 ** indices(nodes + 1), 0.0)
     return weights / weights.sum()
 
@@ -28,7 +30,8 @@ def default_weights(nodes: int) -> FloatArray:
 def as_weights(shares: dict[int, float], nodes: int) -> FloatArray:
     """Return weights `(N + 1,)` from the share of each number of lost nodes.
 
-    Raises `BadInputError` for numbers of nodes outside 0..N, shares below 0 or not finite, and a sum other than one.
+    Raises:
+        BadInputError: A number of nodes is outside 0..N, a share is negative or not finite, or the sum is not one.
     """
     weights = np.zeros(nodes + 1)
     for lost, share in shares.items():
@@ -46,23 +49,24 @@ def as_weights(shares: dict[int, float], nodes: int) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """Weighted losses, with a ceiling that comes first.
+    """Weighted fatal losses, with a ceiling that takes priority.
 
-    Of 1,500 nodes, losing three is fatal once in 10**8 times or once in 10**6: so what counts is the share of fatal
-    losses, which floating point tells apart however small, and not recovery, which is 1 for both.
+    The objective uses the share of fatal losses rather than the recovery probability. Of 1,500 nodes, losing three may
+    be fatal once in 10**8 or once in 10**6 cases. Floating point distinguishes these shares, but the recovery is 1 for
+    both.
     """
 
     #: `(N + 1,)`, summing to one.
     weights: FloatArray
-    #: `(N + 1,)` share of fatal losses that must not be exceeded; 1 where it does not matter.
+    #: `(N + 1,)` share of fatal losses that must not be exceeded; 1 for no limit.
     ceiling: FloatArray
 
     def cost(self, fatal: FloatArray) -> float:
-        """Return how bad a placement is by its share of `fatal` losses `(N + 1,)`."""
+        """Return the cost of a placement with this share of `fatal` losses `(N + 1,)`."""
         above = np.maximum(fatal - self.ceiling, 0.0)
         return float(fatal @ self.weights + _CEILING_PENALTY * above.sum())
 
 
 def no_worse(cost: float, than: float) -> bool:
-    """Whether one cost is no greater than another one, but for rounding."""
+    """Return whether `cost` is at most `than`, except for rounding."""
     return cost <= than * (1 + _ROUNDING)

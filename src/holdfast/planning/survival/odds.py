@@ -1,9 +1,9 @@
 """Which nodes are lost: all sets of k nodes alike, or each node by its own failure rate.
 
-With rates, a set of k nodes is lost in proportion to the product of its nodes' rates: as nodes fail within a short
-time, each on its own, given that k of them do.
+With rates, the probability of a set of k nodes is proportional to the product of its nodes' rates. This holds for nodes
+that fail independently within a short time, given that k of them fail.
 
-Axes: N nodes, K lost nodes at the most.
+Axes: N nodes, K the most lost nodes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import numpy as np
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 
-#: Failure rates may differ by this factor; beyond, the odds of the rarest losses vanish.
+#: The largest factor between failure rates. Beyond it, the odds of the rarest losses underflow.
 _WIDEST = 1e9
 
 
 def as_rates(rates: FloatArray | None, nodes: int) -> FloatArray | None:
-    """Return failure rates `(N,)` over their mean; None where nodes are alike.
+    """Return failure rates `(N,)` over their mean; None if nodes are alike.
 
-    Raises `BadInputError` for rates that are not above 0, or too far apart.
+    Raises:
+        BadInputError: A rate is not above 0, or rates are too far apart.
     """
     if rates is None:
         return None
@@ -39,15 +40,18 @@ def as_rates(rates: FloatArray | None, nodes: int) -> FloatArray | None:
 
 
 def swept_shares(rates: FloatArray | None, order: IntArray, most_lost: int) -> Iterator[FloatArray]:
-    """Yield for each node of the `order` `(N,)` how likely it is lost, where 0, 1, ..., K of the nodes up to it are,
-    `(K + 1,)`; `rates` `(N,)` of the nodes, None: alike."""
+    """Yield, for each node of the `order` `(N,)`, the probability that it is lost, `(K + 1,)`.
+
+    Entry k is the probability given that k of the nodes up to this one are lost. `rates` `(N,)` are the failure rates
+    of the nodes; None if nodes are alike.
+    """
     if rates is None:
         lost: FloatArray = indices(most_lost + 1).astype(np.float64)
         for swept in range(1, order.size + 1):
-            # Of k nodes lost among those swept, the last is one in k / swept of the cases.
+            # If k of the swept nodes are lost, the last node is among them with probability k / swept.
             yield np.minimum(lost / swept, 1.0)
         return
-    # The logarithm of the sum over all sets of k of the products of their rates.
+    # The logarithm of the sum, over all sets of k nodes, of the product of their rates.
     sums = np.full(most_lost + 1, -np.inf)
     sums[0] = 0.0
     for rate in np.log(rates[order]).tolist():

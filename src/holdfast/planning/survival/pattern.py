@@ -1,8 +1,8 @@
-"""Patterns: who hosts what at the least, the same in all layers.
+"""Patterns: a minimal set of hosts for each expert, the same in all layers.
 
-With experts ranked by their replicas, rank i has at least `profile[i]` replicas in every layer. A pattern of hosts,
-`(E, N)`, within that profile fits every layer at once (row i for the layer's expert of rank i), and then the whole
-model survives every loss that the pattern survives. So the joint problem over layers becomes that of one layer.
+If experts are ranked by their replicas, rank i has at least `profile[i]` replicas in every layer. A pattern of hosts
+`(E, N)` within that profile fits every layer at once: row i is for the layer's expert of rank i. The whole model then
+survives every loss that the pattern survives. So the joint problem over layers becomes the problem of one layer.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, IntArray, indices, take_rows
 from holdfast.planning.survival.hitting import smallest_sets
 
-#: Ways to share out what groups lack that are looked at.
+#: The most ways considered to distribute the missing experts among groups.
 _MOST_WAYS = 40
 
 
@@ -35,9 +35,9 @@ class Room:
 def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
     """Return the patterns of disjoint node groups worth a try, `(E, N)` each.
 
-    For every width c that some nodes have: the expert group that is not full may come at any place (MRO's comes
-    last), or several groups may lack some; node groups are as large as their rarest expert allows, evened out where
-    there are too few nodes.
+    There are several for every width c of some node's slots. The expert group that is not full may be at any position
+    (MRO's is last), or several groups may be incomplete. Node groups are as large as their rarest expert allows, and
+    even if there are too few nodes.
     """
     return [
         disjoint_groups(profile, starts, slots)
@@ -47,9 +47,10 @@ def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
 
 
 def disjoint_groups(profile: IntArray, starts: IntArray, slots: IntArray) -> BoolArray:
-    """Return the pattern `(E, N)` with one node group per expert group, as large as fits, the smallest served first.
+    """Return the pattern `(E, N)` with one node group per expert group, each as large as fits.
 
-    `starts`: the first rank of each expert group; its nodes have `slots` `(N,)` for the largest of them.
+    The smallest group is served first. `starts` are the first ranks of the expert groups. Only nodes with enough
+    `slots` `(N,)` for the largest expert group are used.
     """
     stops = np.append(starts[1:], profile.size)
     nodes = np.flatnonzero(slots >= (stops - starts).max())
@@ -62,8 +63,11 @@ def disjoint_groups(profile: IntArray, starts: IntArray, slots: IntArray) -> Boo
 
 
 def _group_starts(experts: int, width: int) -> list[IntArray]:
-    """Return the first ranks of the groups: once for each place the short group can take, once for groups of as equal
-    sizes as can be, and for the other ways to share out what is lacking while these are few."""
+    """Return the first ranks of the groups, for each way to divide the experts.
+
+    The ways are: the short group at each position, groups of sizes as equal as possible, and, while they are few, all
+    other ways to distribute the missing experts.
+    """
     full, short = divmod(experts, width)
     if not short:
         return [np.arange(full, dtype=np.int64) * width]
@@ -76,8 +80,10 @@ def _group_starts(experts: int, width: int) -> list[IntArray]:
 
 
 def _shared_out(groups: int, width: int, lacking: int) -> list[IntArray]:
-    """Return the sizes of `groups` that lack so many experts in all, each at least one below `width`: all ways, or none
-    where there are too many."""
+    """Return the possible sizes of `groups` that lack `lacking` experts in total.
+
+    A size is from one to `width` experts. The result has all ways, or none if there are too many.
+    """
     ways: list[list[int]] = [[]]
     for place in range(groups):
         ways = [
@@ -92,7 +98,7 @@ def _shared_out(groups: int, width: int, lacking: int) -> list[IntArray]:
 
 
 def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
-    """Share `nodes` among the groups: none above what it wants, the smallest as large as possible."""
+    """Share `nodes` among the groups: at most `wanted` each, with the smallest as large as possible."""
     sizes = np.zeros_like(wanted)
     left = nodes
     for place, group in enumerate(np.argsort(wanted, kind="stable")):
@@ -104,7 +110,7 @@ def _share_nodes(wanted: IntArray, nodes: int) -> IntArray:
 def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
     """Return the hosts `(E, N)` that the expert of each rank has in every layer of a placement `(L, E, N)`.
 
-    `by_rank` `(L, E)`: the experts of each layer in the order of their ranks.
+    `by_rank` `(L, E)` are the experts of each layer in the order of their ranks.
     """
     return np.logical_and.reduce(take_rows(counts > 0, by_rank), axis=0)
 
@@ -112,7 +118,7 @@ def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
 def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
     """Return `pattern` with hosts added while there is room, experts below the threshold first.
 
-    None where an expert stays below the threshold (a trade might help, but other patterns will do).
+    The result is None if an expert stays below the threshold. A trade might help, but other patterns will do.
     """
     pattern = pattern.copy()
     free = room.slots - pattern.sum(axis=0)
@@ -128,21 +134,21 @@ def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
 
 
 def trim(pattern: BoolArray, threshold: int) -> BoolArray:
-    """Return `pattern` without the hosts that recovery does not need: it survives the same losses.
+    """Return `pattern` without the hosts that recovery does not need; it survives the same losses.
 
-    An expert whose hosts include all hosts of another one is safe whenever that one is, so these are enough for it, if
-    they are `threshold` nodes. What is trimmed is free to be filled as suits the migration.
+    If an expert's hosts include all hosts of another expert, it is safe whenever the other one is. So the other one's
+    hosts are enough for it, if they are at least `threshold` nodes. The migration can use the freed slots as it needs.
     """
     smallest = smallest_sets(pattern[pattern.sum(axis=1) >= threshold])
     if not len(smallest):
         return pattern.copy()
-    # [E, sets]: how many of the set's nodes are not among the expert's.
+    # [E, sets] counts the nodes of a set that are not hosts of an expert.
     outside = (~pattern).astype(np.float32) @ smallest.T.astype(np.float32)
     inside = outside == 0
     trimmed = pattern.copy()
     only = inside.sum(axis=1) == 1
     trimmed[only] = smallest[inside[only].argmax(axis=1)]
-    # Who contains several sets takes the one whose nodes have the fewest experts so far.
+    # An expert with several such sets takes the one of the nodes with the fewest experts so far.
     several = np.flatnonzero(inside.sum(axis=1) > 1)
     members, size = smallest.astype(np.float64), smallest.sum(axis=1)
     crowd = members @ (trimmed.sum(axis=0) - trimmed[several].sum(axis=0)) / size

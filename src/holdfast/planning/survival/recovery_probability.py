@@ -1,6 +1,6 @@
-"""The probability that a model survives the loss of nodes chosen at random (Lazarus, 6.3; ERRATA, Lazarus 3).
+"""The probability that a model survives the loss of random nodes (Lazarus, 6.3; ERRATA, Lazarus 3).
 
-Axes: L layers, E experts, N nodes, S sets of nodes, K lost nodes at the most.
+Axes: L layers, E experts, N nodes, S sets of nodes, K the most lost nodes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast.planning.survival.disjoint import disjoint_sizes, losses_of_disjoi
 from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.sweep import LossShares, sweep
 
-#: Effort (about microseconds) of one exact sweep: for a curve that is shown, and for one among many candidates.
+#: The effort of one exact sweep, about in microseconds: for a curve that is shown, and for one of many candidates.
 _THOROUGH, _QUICK = 1_000_000, 60_000
-#: Where not all numbers of lost nodes can be computed, one of these is, each with a quarter of the effort.
+#: The numbers of lost nodes to try, with a quarter of the effort each, if not all numbers can be computed.
 _FEWER = (64, 16, 6, 4, 3, 2, 1)
-#: Places in random orders of loss that are in memory at once.
+#: The most entries of random orders in memory at once.
 _MOST_PLACES = 1 << 23
 #: Two-sided 95 % quantile of the normal distribution.
 _Z = 1.959964
@@ -29,8 +29,9 @@ class RecoveryCurve:
     """Recovery probability by number of lost nodes (or racks) 0..N, `(N + 1,)` each."""
 
     probability: FloatArray
-    #: 95 % confidence interval (Wilson); both equal to `probability` where that is exact.
+    #: The lower end of the 95 % confidence interval (Wilson); equal to `probability` if that is exact.
     low: FloatArray
+    #: The upper end of this interval.
     high: FloatArray
 
     @property
@@ -41,9 +42,9 @@ class RecoveryCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FatalShare:
-    """Between what bounds the share of fatal losses lies, by number of lost nodes 0..N, `(N + 1,)` each.
+    """Bounds of the share of fatal losses, by number of lost nodes 0..N, `(N + 1,)` each.
 
-    Equal where it is exact; each is exact to about 12 digits, however small.
+    The bounds are equal if the share is known exactly. Each is accurate to about 12 digits, however small.
     """
 
     least: FloatArray
@@ -55,10 +56,14 @@ def recovery_curve(
 ) -> RecoveryCurve:
     """Return the recovery curve of a placement: all its layers and experts must survive at once.
 
-    `counts` `(L, E, N)` (or `(E, N)` for one layer) replicas per node. Exact where a sweep over the nodes can be (up to
-    20 nodes, and for all host sets that are disjoint or runs of nodes, on any number of nodes), and for few lost nodes;
-    otherwise from `samples` random orders of loss, with confidence intervals. `rates` `(N,)`: how often each node
-    fails, in any unit (see `odds.py`); None: all alike.
+    The curve is exact for few lost nodes, and if a sweep over the nodes is possible: for up to 20 nodes, and for host
+    sets that are disjoint or runs of nodes, on any number of nodes. Otherwise it is sampled, with confidence intervals.
+
+    Args:
+        counts: `(L, E, N)` replicas per node, or `(E, N)` for one layer.
+        rates: `(N,)` how often each node fails, in any unit (see `odds.py`); None if nodes are alike.
+        samples: The number of random orders of loss.
+        seed: The seed of these orders.
     """
     sets = smallest_sets(counts > 0)
     outcome = _outcome(sets, _THOROUGH, rates)
@@ -75,12 +80,10 @@ def rack_curve(counts: IntArray, racks: IntArray, *, samples: int = 20_000, seed
 
 
 def fatal_share(hosts: BoolArray, rates: FloatArray | None = None) -> FatalShare:
-    """Return the share of fatal losses where `hosts` `(..., N)` are the experts' nodes: never sampled.
+    """Return bounds of the share of fatal losses for experts with these `hosts` `(..., N)`, without sampling.
 
-    `rates` `(N,)` as for `recovery_curve`.
-
-    Exact as far as a quick sweep reaches. Beyond, no smaller than for fewer lost nodes, and no larger than the sum
-    over the host sets.
+    The share is exact as far as a quick sweep reaches. Beyond, the lower bound is the share for fewer lost nodes, and
+    the upper bound the sum over the host sets. `rates` `(N,)` are as for `recovery_curve`.
     """
     sets = smallest_sets(hosts)
     exact = _outcome(sets, _QUICK, rates).fatal
@@ -106,15 +109,15 @@ def _outcome(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShar
 
 
 def _set_by_set(sets: BoolArray) -> IntArray:
-    """Return the nodes `(N,)` of disjoint `sets` `(S, N)`, smaller ones first, then those in none."""
+    """Return the nodes `(N,)` of disjoint `sets` `(S, N)`, smaller sets first, then the nodes in no set."""
     order = np.argsort(sets.sum(axis=1), kind="stable")
     return np.concatenate([*(np.flatnonzero(sets[place]) for place in order), np.flatnonzero(~sets.any(axis=0))])
 
 
 def _at_least(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> FloatArray:
-    """Return a share of fatal losses `(N + 1,)` that is no greater than the true one, of which the first are `exact`.
+    """Return a lower bound of the share of fatal losses `(N + 1,)`; `exact` are its first entries.
 
-    It is no smaller than for fewer lost nodes, nor than if only some of the `sets` mattered that share no node.
+    It is at least the share for fewer lost nodes, and the share of some disjoint `sets` alone.
     """
     nodes: int = sets.shape[1]
     least: FloatArray = np.full(nodes + 1, exact[-1])
@@ -124,7 +127,7 @@ def _at_least(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> F
 
 
 def _at_most(sets: BoolArray, rates: FloatArray | None) -> FloatArray:
-    """Return a share of fatal losses `(N + 1,)` that is no smaller than the true one; with `rates`, just ones."""
+    """Return an upper bound of the share of fatal losses `(N + 1,)`; with `rates`, only ones."""
     if rates is None:
         return _sum_over_sets(sets)
     nodes: int = sets.shape[1]
@@ -132,8 +135,10 @@ def _at_most(sets: BoolArray, rates: FloatArray | None) -> FloatArray:
 
 
 def _sum_over_sets(sets: BoolArray) -> FloatArray:
-    """Return the sum over `sets` `(S, N)` of how likely lost nodes take all of it, by their number, `(N + 1,)`, at most
-    1."""
+    """Return the sum over `sets` `(S, N)` of the probability that a loss takes the whole set, at most 1.
+
+    The result `(N + 1,)` is indexed by the number of lost nodes.
+    """
     nodes = sets.shape[1]
     sizes, number = np.unique(sets.sum(axis=1), return_counts=True)
     lost = indices(nodes + 1)[:, None]
@@ -148,15 +153,14 @@ def _sum_over_sets(sets: BoolArray) -> FloatArray:
 def _sampled(
     sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Generator, rates: FloatArray | None = None
 ) -> RecoveryCurve:
-    """Lose the nodes in random orders; an order shows at once which numbers of lost nodes it survives.
+    """Return a curve sampled from random orders in which all nodes are lost.
 
-    With `rates` `(N,)` they fail one after another, each at its rate: for few lost nodes that is as in `odds.py`.
-
-    A set dies with its last node, the model with its first set. One order serves all numbers of lost nodes, so the
-    curve never rises. The first few are `known`.
+    A set dies with its last node, and the model with its first set. One order serves all numbers of lost nodes, so the
+    curve never rises. Its first entries are `known`. With `rates` `(N,)`, each node fails at its rate; for few lost
+    nodes that is the distribution of `odds.py`.
     """
     nodes = sets.shape[1]
-    # died[d]: orders that are alive with up to d nodes lost.
+    # died[d] counts the orders that survive the loss of d nodes but not of d + 1.
     died = np.zeros(nodes + 1, dtype=np.int64)
     at_once = max(_MOST_PLACES // nodes, 1)
     for begun in range(0, samples, at_once):
@@ -180,7 +184,7 @@ def _sampled(
 
 
 def _wilson(share: FloatArray, samples: int) -> tuple[FloatArray, FloatArray]:
-    """Return Wilson's score interval, which stays honest at shares of 0 and 1."""
+    """Return Wilson's score interval, which stays valid at shares of 0 and 1."""
     square = _Z * _Z / samples
     centre = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * np.sqrt(share * (1 - share) / samples + square / (4 * samples))

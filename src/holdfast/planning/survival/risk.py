@@ -1,7 +1,7 @@
-"""Nodes that are not alike: which column of a pattern of hosts each node takes, by how often it fails.
+"""Nodes with different failure rates: which column of a pattern of hosts each node takes.
 
-Experts with few replicas are to live where they last: a host set is in danger as the product of its nodes' rates, so
-risky nodes go into large sets, or into none, and the risky one of a small set has a safe one beside it.
+Experts with few replicas must be on reliable nodes. The danger of a host set is the product of its nodes' failure
+rates. So risky nodes go into large sets or into none. A risky node in a small set is combined with a safe one.
 
 Axes: E experts, N nodes, S sets of nodes.
 """
@@ -15,20 +15,21 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.survival.hitting import smallest_sets
 
-#: How likely the average node fails in the time that is looked at, for a first choice; later, exact odds decide.
+#: The assumed failure probability of the average node, for the first choice. Later choices use exact odds.
 _TYPICAL = 0.05
-#: Trades of two columns that are looked at, and the most nodes for which all pairs are.
+#: The most trades of two columns.
 _MOST_TRADES = 24
+#: The most nodes for which all pairs are considered.
 _ALL_PAIRS_UP_TO = 24
-#: Differences that are none.
+#: Relative differences up to this are rounding errors.
 _ROUNDING = 1e-9
 
 
 def columns_by_risk(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> BoolArray:
-    """Return the `pattern` `(E, N)` with its columns given to the nodes so that host sets are in the least danger.
+    """Return the `pattern` `(E, N)` with its columns assigned to the nodes so that host sets are in the least danger.
 
-    The riskiest node chooses first, the column whose sets are in the least danger so far. `rates` `(N,)` over their
-    mean; a column may only go to a node of the same kind, `kinds` `(N,)`, as that at its index.
+    The riskiest node chooses first. It takes the column of the sets in the least danger so far. `rates` `(N,)` are over
+    their mean. A column may only go to a node of the same kind, `kinds` `(N,)`, as the node at its index.
     """
     sets = smallest_sets(pattern).astype(np.float64)
     logs = np.log(rates * _TYPICAL)
@@ -58,9 +59,9 @@ def safer_columns(
     goal: float = 0.0,
     least: float = 0.0,
 ) -> BoolArray:
-    """Return the `pattern` `(E, N)` with as few columns traded as it takes to `cost` no more than the `goal`.
+    """Return the `pattern` `(E, N)` with few columns traded, until its `cost` is at most the `goal`.
 
-    A trade must save the share `least` of the cost; `rates` and `kinds` as for `columns_by_risk`.
+    A trade must save the share `least` of the cost. `rates` and `kinds` are as for `columns_by_risk`.
     """
     now = cost(pattern)
     for _ in range(_MOST_TRADES):
@@ -80,8 +81,11 @@ def safer_columns(
 
 
 def _pairs(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> list[tuple[int, int]]:
-    """Return pairs of nodes whose columns may be traded: all, or of many nodes the riskiest of small sets with the
-    safest of others."""
+    """Return the pairs of nodes that may trade columns.
+
+    On few nodes these are all pairs. On many, they combine the riskiest nodes of small sets with the safest nodes of
+    others.
+    """
     nodes = indices(rates.size)
     if rates.size > _ALL_PAIRS_UP_TO:
         sets = smallest_sets(pattern)

@@ -1,8 +1,8 @@
-"""Hill climbing on one pattern of hosts, for clusters small enough to look at every loss of nodes.
+"""Hill climbing on one pattern of hosts, for clusters small enough to enumerate every loss of nodes.
 
-A loss of nodes is a bit of one long integer (2**N bits): a host set is fatal for the losses that contain it,
-a pattern for those that are fatal for any of its experts. Host sets are bits of integers, too. So trying a trade
-costs a few operations on integers.
+Each loss of nodes is one bit of a long integer of 2**N bits. A host set is fatal for the losses that contain it. A
+pattern is fatal for the losses that are fatal for any of its experts. Host sets are bits of integers, too. So trying a
+trade costs a few integer operations.
 
 Axes: E experts, N nodes.
 """
@@ -17,9 +17,9 @@ from holdfast.planning.arrays import BoolArray, FloatArray, indices
 from holdfast.planning.survival.objective import Objective
 from holdfast.planning.survival.pattern import Room
 
-#: 2**12 losses are 512 bytes an expert.
+#: The most nodes for this search: 2**12 losses are 512 bytes per expert.
 SEARCH_UP_TO_NODES = 12
-#: What a trade must gain at least; on so few nodes nothing real gains less.
+#: The least gain of a trade. On up to 12 nodes, a smaller one is a rounding error.
 _BETTER = 1e-12
 
 #: A pattern, as one number per expert: its hosts as bits.
@@ -30,24 +30,24 @@ class NodeLosses:
     """All 2**N losses of nodes as bits of integers; computes each host set's fatal losses once."""
 
     def __init__(self, nodes: int, rates: FloatArray | None = None) -> None:
-        """Begin with nodes that are alike, or fail at these `rates` `(N,)` (see `odds.py`)."""
+        """Start with nodes that are alike, or fail at these `rates` `(N,)` (see `odds.py`)."""
         self._nodes = nodes
         masks = indices(1 << nodes)
         lost = np.bitwise_count(masks)
-        # having[n]: the losses that take node n; of_size[k]: those that take k nodes.
+        # _having[n] are the losses that take node n; _of_size[k] are the losses of k nodes.
         self._having = [_as_bits((masks >> node) & 1 == 1) for node in range(nodes)]
         self._of_size = [_as_bits(lost == size) for size in range(nodes + 1)]
         self._number = [bits.bit_count() for bits in self._of_size]
         self._fatal: dict[int, int] = {}
         self._lost = lost.astype(np.int64)
-        #: How likely each loss is, of those of as many nodes; None: all alike.
+        #: The probability of each loss among all losses of the same number of nodes; None if all are alike.
         self._odds: FloatArray | None = None
         if rates is not None:
             odds = np.exp(((masks[:, None] >> indices(nodes)) & 1) @ np.log(rates))
             self._odds = odds / np.bincount(self._lost, weights=odds)[self._lost]
 
     def fatal(self, hosts: int) -> int:
-        """Return the losses that take all `hosts` (a bit mask of nodes)."""
+        """Return the losses that take all `hosts`, a bit mask of nodes."""
         known = self._fatal.get(hosts)
         if known is None:
             known = -1
@@ -66,19 +66,20 @@ class NodeLosses:
         return fatal
 
     def share(self, fatal: int) -> FloatArray:
-        """Return the share that these `fatal` losses have of all, by number of lost nodes, `(N + 1,)`."""
+        """Return the share of all losses that these `fatal` losses have, by number of lost nodes, `(N + 1,)`."""
         if self._odds is not None:
             return self._weighted_share(fatal, self._odds)
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
         return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
 
     def _weighted_share(self, fatal: int, odds: FloatArray) -> FloatArray:
+        """Return `share` for losses with different `odds`."""
         flags = np.frombuffer(fatal.to_bytes(max((1 << self._nodes) // 8, 1), "little"), dtype=np.uint8)
         dead = np.unpackbits(flags, bitorder="little")[: odds.size].astype(np.bool_)
         return np.bincount(self._lost[dead], weights=odds[dead], minlength=self._nodes + 1).astype(np.float64)
 
     def share_of(self, hosts: BoolArray) -> FloatArray:
-        """Return the share of fatal losses `(N + 1,)` where `hosts` `(E, N)` are the experts' nodes."""
+        """Return the share of fatal losses `(N + 1,)` for the experts' `hosts` `(E, N)`."""
         return self.share(self.fatal_of(as_masks(hosts)))
 
 
@@ -98,10 +99,10 @@ def _as_bits(flags: BoolArray) -> int:
 
 
 class Climber:
-    """Improves one pattern step by step within its room, until its budget of patterns tried is spent.
+    """Improves one pattern step by step within its room, until its budget of patterns is spent.
 
-    A step moves one expert's host to another node, into a free slot or against that of another expert; or adds a host,
-    in place of another expert's where there is no free slot.
+    A step moves one expert's host to another node, into a free slot or in exchange with another expert. Or it adds a
+    host, in place of another expert's host if no slot is free.
     """
 
     def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
@@ -111,11 +112,11 @@ class Climber:
         self._slots: list[int] = room.slots.tolist()
         self._threshold = room.threshold
         self._budget = budget
-        #: Costs by what is fatal: many trades change nothing about that.
+        #: Costs by fatal losses, which many trades do not change.
         self._costs: dict[int, float] = {}
 
     def climb(self, masks: Masks) -> tuple[Masks, float]:
-        """Return the best pattern found and its cost, within the budget of patterns tried."""
+        """Return the best pattern found and its cost, within the budget of patterns."""
         cost = self._cost(masks)
         improved = True
         while improved:
@@ -130,7 +131,11 @@ class Climber:
         return masks, cost
 
     def explore(self, masks: Masks, cost: float, *, kicks: int) -> tuple[Masks, float]:
-        """Leave a local optimum: `kicks` times, take random steps from the best pattern so far and climb again."""
+        """Leave a local optimum: `kicks` times, take random steps from the best pattern so far and climb again.
+
+        Returns:
+            The best pattern found and its cost.
+        """
         rng = np.random.default_rng(0)
         for kick in range(kicks):
             if self._budget <= 0:
@@ -145,6 +150,7 @@ class Climber:
         return masks, cost
 
     def _cost(self, masks: Masks) -> float:
+        """Return the cost of a pattern, and charge the budget."""
         self._budget -= 1
         fatal = self._losses.fatal_of(masks)
         known = self._costs.get(fatal)
@@ -153,14 +159,14 @@ class Climber:
         return known
 
     def _neighbours(self, masks: Masks) -> Iterator[Masks]:
-        """Yield all patterns one step away, those that touch the rarest experts first."""
+        """Yield all patterns one step away, changes of the rarest experts first."""
         hosts = [mask.bit_count() for mask in masks]
         nodes = range(len(self._slots))
         full = [sum(mask >> node & 1 for mask in masks) >= self._slots[node] for node in nodes]
         for expert in sorted(range(len(masks)), key=hosts.__getitem__):
             mask = masks[expert]
             sources = [1 << node for node in nodes if mask >> node & 1]
-            # An expert with hosts to spare may also grow: at the price of another's host.
+            # An expert below its most hosts may also get one more, possibly in place of another expert's host.
             if hosts[expert] < self._most[expert]:
                 sources.append(0)
             for target in nodes:
@@ -169,7 +175,7 @@ class Climber:
                         yield from self._steps(masks, expert, source, 1 << target, full[target])
 
     def _steps(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
-        """Yield the ways to move `expert` from `source` (0: from nowhere) to `target`, a bit each."""
+        """Yield the ways to move `expert` from `source` to `target`, a bit each; source 0 adds a host."""
         moved = list(masks)
         moved[expert] ^= source | target
         if not full:

@@ -1,11 +1,13 @@
-"""How likely the loss of k random nodes is fatal, exactly, by one sweep over the nodes.
+"""The exact probability that the loss of k random nodes is fatal, by one sweep over the nodes.
 
-Node after node stays or is lost. All that matters of the nodes behind is their `front`: which host sets have lost every
-node so far, and which nodes of theirs are still ahead. Host sets that are runs of consecutive nodes (as spread makes
-them) have as many fronts as the longest run has nodes, disjoint ones have two, on any number of nodes. Truly entangled
-sets have too many: then the sweep gives up, or counts a few lost nodes only.
+The sweep decides for one node after the other whether it stays or is lost. Of the nodes behind, only the *front*
+matters: the host sets that have lost every node so far, and which of their nodes are still ahead.
 
-Axes: N nodes, S sets of nodes, K lost nodes at the most, M nodes of a set's table.
+If host sets are runs of consecutive nodes, as spread makes them, there are as many fronts as the longest run has nodes.
+Disjoint sets have two fronts. Both hold on any number of nodes. Sets that overlap in a complex way have too many
+fronts: then the sweep gives up, or the caller counts only a few lost nodes.
+
+Axes: N nodes, S sets of nodes, K the most lost nodes, M nodes of a set's table.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.survival.odds import swept_shares
 
-#: For each host set that lost all nodes so far, those still ahead (node number p in the sweep is bit p). None contains
+#: The nodes still ahead of each host set that lost all nodes so far; node p in the sweep is bit p. No entry contains
 #: another one.
 Front = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossShares:
-    """Shares of the losses of 0, 1, ..., K random nodes, `(K + 1,)` each; together 1.
+    """Shares of the losses of 0, 1, ..., K random nodes, `(K + 1,)` each; together they are 1.
 
-    Both are sums of positive terms: each is exact to about 12 digits, however small it is.
+    Both are sums of positive terms, so each is accurate to about 12 digits, however small it is.
     """
 
     fatal: FloatArray
@@ -35,9 +37,10 @@ class LossShares:
 
 
 def sweep(sets: BoolArray, most_lost: int, effort: int, rates: FloatArray | None = None) -> LossShares | None:
-    """Return what losses of up to `most_lost` nodes do where the live nodes must meet every one of the `sets` `(S, N)`.
+    """Return the shares of losses of up to `most_lost` nodes that are fatal, and that are survived.
 
-    `rates` `(N,)` as for `swept_shares`. None where that takes more than `effort` (about that many microseconds).
+    A loss is survived if every one of the `sets` `(S, N)` keeps a live node. `rates` `(N,)` are as for `swept_shares`.
+    The result is None if it takes more than `effort`, about in microseconds.
     """
     within_reach = sets[sets.sum(axis=1) <= most_lost]
     order = _order(within_reach)
@@ -76,7 +79,8 @@ def sweep(sets: BoolArray, most_lost: int, effort: int, rates: FloatArray | None
 def _order(sets: BoolArray) -> IntArray:
     """Return the nodes of any of the `sets` `(S, N)` in an order that keeps fronts few.
 
-    Always a node of the set with the fewest left, begun sets before others; of those, one that begins the fewest sets.
+    The next node is always from the set with the fewest nodes left, with started sets before others. Among these nodes,
+    it is the one that starts the fewest sets.
     """
     left = sets.sum(axis=1)
     begun = np.zeros(len(sets), dtype=np.bool_)
@@ -94,7 +98,7 @@ def _order(sets: BoolArray) -> IntArray:
 
 
 def _by_first(sets: BoolArray) -> list[list[int]]:
-    """Return the `sets` `(S, M)` as bits, by their first node."""
+    """Return the `sets` `(S, M)` as bits, grouped by their first node."""
     found: list[list[int]] = [[] for _ in range(sets.shape[1])]
     for members in sets:
         nodes = np.flatnonzero(members).tolist()
@@ -103,21 +107,22 @@ def _by_first(sets: BoolArray) -> list[list[int]]:
 
 
 def _without(node: int, front: Sequence[int]) -> Front | None:
-    """Return the `front` once `node` is lost, too; None where that leaves a set without any node."""
+    """Return the `front` after the loss of `node`; None if that leaves a set without any node."""
     left = {nodes & ~(1 << node) for nodes in front}
     if 0 in left:
         return None
-    # A set that contains another one has a survivor whenever that one has.
+    # A set that contains another one has a survivor whenever the other one has.
     return tuple(sorted(one for one in left if not any(other & one == other != one for other in left)))
 
 
 def _shifted(odds: FloatArray) -> FloatArray:
-    """Return the odds of one more lost node."""
+    """Return the odds with one more lost node."""
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]
     return moved
 
 
 def _add(fronts: dict[Front, FloatArray], front: Front, odds: FloatArray) -> None:
+    """Add the `odds` to the entry of the `front`."""
     known = fronts.get(front)
     fronts[front] = odds if known is None else known + odds

@@ -1,14 +1,15 @@
-"""Eq. 5: the best division of nodes among jobs and the next best, by dynamic programming; exact.
+"""Eq. 5: the best division of nodes among jobs, and the next best one, by exact dynamic programming.
 
-`S(i, j)` is the best value of the first i jobs with j nodes; those that are left idle are one more part, worth nothing
-(errata 1). Beside it goes the value of the best other division: so each plan is told with what was given up for it.
-Where several divisions are worth the same, a job keeps what it had. A number of nodes with which a job gains no more
-than with fewer is left out: with the fewer it is as well off, and those left over are worth something to others, or
-nothing. So what is reckoned grows with the numbers that are worth having: a step of many micro-batches has few, as
-rounds are whole.
+`S(i, j)` is the best value of the first i jobs with j nodes. Idle nodes are one more part with value 0 (errata 1). The
+value of the best other division is computed with it, so that each plan comes with the alternative that was given up. If
+several divisions have the same value, a job keeps its previous nodes.
 
-Axes: m jobs, n nodes. `(2, n + 1)` arrays have the best in row 0 and the next best in row 1, -inf where there is none,
-by the number of nodes.
+A number of nodes is left out if a job gains no more with it than with fewer: the remaining nodes may gain something
+elsewhere. So the work grows with the numbers that are useful. A step of many micro-batches has few useful numbers,
+since its rounds are whole.
+
+Axes: m jobs, n nodes. `(2, n + 1)` arrays are indexed by the number of nodes. Row 0 is the best value and row 1 the
+next best; -inf marks a missing value.
 """
 
 from __future__ import annotations
@@ -20,34 +21,37 @@ import numpy as np
 
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 
-#: numbers of nodes for which sums are made at once
+#: The numbers of nodes for which sums are computed together.
 _BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One way to end a division: so many nodes for the last part, and which of the rest's two best goes with it."""
+    """One way to end a division."""
 
+    #: The value of the division.
     value: float
+    #: The nodes of the last group.
     nodes: int
+    #: The row of the first group that goes with it: 0 for its best values, 1 for its next best.
     rest: int
+    #: The row of the last group.
     last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """All `S` of some jobs, taken one after the other.
+    """All values `S` of some jobs, added one after the other."""
 
-    best: `(m + 1, 2, n + 1)` values of the first 0..m jobs, each with a number that is worth having. took: `(m, 2,
-    n + 1)` nodes of the last of these; rest: which row of the jobs before it goes with that.
-    """
-
+    #: `(m + 1, 2, n + 1)` values of the first 0..m jobs.
     best: FloatArray
+    #: `(m, 2, n + 1)` nodes of the last of these jobs.
     took: IntArray
+    #: `(m, 2, n + 1)` the row of the jobs before it that goes with `took`.
     rest: IntArray
 
     def trace(self, jobs: int, nodes: int, row: int = 0) -> list[int]:
-        """Return what each of the first `jobs` has where they share `nodes`; row 1: the next best way."""
+        """Return the nodes of each of the first `jobs` if they share `nodes`; row 1 gives the next best division."""
         sizes: list[int] = []
         for job in range(jobs - 1, -1, -1):
             sizes.append(int(self.took[job, row, nodes]))
@@ -59,11 +63,14 @@ class Chain:
 def chain(
     rewards: Sequence[FloatArray], nodes: int, had: Sequence[int], *, idle: bool, next_best: bool = True
 ) -> Chain:
-    """Return `S` of the jobs, in O(m n k) for k numbers of nodes that are worth having: n at the most.
+    """Return the values `S` of the jobs, in O(m n k) for k <= n useful numbers of nodes.
 
     Args:
-        rewards: `(n + 1,)` of each job. had: nodes of each, preferred where all else is equal. idle: the jobs may leave
-            nodes to nobody, else they have all of them. next_best: row 1 is wanted, too, which takes most of the time.
+        rewards: `(n + 1,)` of each job.
+        nodes: The number of nodes n.
+        had: The present nodes of each job, preferred among equal values.
+        idle: Whether nodes may stay idle; if not, the jobs have all of them.
+        next_best: Whether to compute row 1, which takes most of the time.
     """
     best = np.full((len(rewards) + 1, 2, nodes + 1), -np.inf)
     best[0, 0, : nodes + 1 if idle else 1] = 0.0
@@ -89,7 +96,10 @@ def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -
     """Return the best and the next best way to share `nodes` between two groups, in O(n).
 
     Args:
-        first, last: `(2, n + 1)`. preferred: nodes of the last where several ways are as good, else the fewest.
+        first: `(2, n + 1)` values of the first group.
+        last: `(2, n + 1)` values of the last group.
+        nodes: The nodes to share.
+        preferred: The nodes of the last group that win among equal values; otherwise the fewest win.
     """
     found: list[Pick] = []
     for rest, row in ((0, 0), (1, 0), (0, 1)):
@@ -102,26 +112,26 @@ def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -
 
 
 def worth_having(reward: FloatArray, had: int) -> IntArray:
-    """Return the numbers of nodes that are worth more than every smaller one, ascending; first of all what it had."""
+    """Return the numbers of nodes with more reward than every smaller number, ascending, but `had` first."""
     before = np.concatenate([[-np.inf], np.maximum.accumulate(reward)[:-1]])
     more = np.flatnonzero(reward > before)
     if had < reward.size and reward[had] > -np.inf:
-        # it comes first, so that it wins where several are as good
+        # It comes first, so that it wins among equals.
         more = np.concatenate([[had], more[more != had]])
     return more
 
 
 def alone(reward: FloatArray) -> FloatArray:
-    """Return a single job's `(2, n + 1)` for `picks` as the last part, where it takes exactly so many nodes."""
+    """Return a single job's `(2, n + 1)` for `picks` as the last group, if it takes exactly that many nodes."""
     return np.stack([reward, np.full(reward.size, -np.inf)])
 
 
 def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]) -> None:
-    """Add a job to those before it, with a number of nodes that is worth having."""
+    """Add a job with each of its useful numbers of nodes to the jobs before it, in place."""
     best, took, rest = into
     worth = worth_having(reward, preferred)
     firsts, seconds = _shifted(before[0]), _shifted(before[1])
-    # With j nodes a job has at most j: a block of rows needs no later columns, and fits into the processor's cache.
+    # With j nodes a job has at most j. So a block of rows needs no later columns, and fits into the processor's cache.
     for begin in range(0, reward.size, _BLOCK):
         block = slice(begin, min(begin + _BLOCK, reward.size))
         order = worth[worth < block.stop]
@@ -142,7 +152,7 @@ def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[Flo
 
 
 def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]) -> None:
-    """As `_add`, without the next best: nothing of the size of all pairs of numbers is made."""
+    """Add a job as `_add` does, without the next best; this makes no table of all pairs of numbers."""
     best, took = into
     for number in worth_having(reward, preferred).tolist():
         offered = before[: before.size - number] + reward[number]
@@ -153,12 +163,12 @@ def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tupl
 
 
 def _sums(first: FloatArray, last: FloatArray) -> FloatArray:
-    """Return `first[j - k] + last[k]` `(n + 1, n + 1)` by j and k; -inf where k > j."""
+    """Return `first[j - k] + last[k]` `(n + 1, n + 1)` by j and k; -inf if k > j."""
     return _shifted(first) + last
 
 
 def _shifted(values: FloatArray) -> FloatArray:
-    """Return `values[j - k]` `(n + 1, n + 1)` by j and k, a view; -inf where k > j."""
+    """Return `values[j - k]` `(n + 1, n + 1)` by j and k, as a view; -inf if k > j."""
     nodes = values.size - 1
     padded = np.concatenate([np.full(nodes, -np.inf), values])
     step = padded.strides[0]
@@ -168,6 +178,7 @@ def _shifted(values: FloatArray) -> FloatArray:
 
 
 def _top_two(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the largest and the second largest value of each row; `sums` is changed."""
     rows = indices(len(sums))
     at = sums.argmax(axis=1)
     best = sums[rows, at]

@@ -1,4 +1,4 @@
-"""How long until the next failure (Eq. 3's D_running), and how often nodes fail, by what was seen and known before.
+"""The time until the next failure (Eq. 3's D_running), and the failure rate of nodes from observations and a prior.
 
 Rates are per node and second; times are seconds.
 """
@@ -11,30 +11,33 @@ from holdfast.errors import BadInputError
 
 
 def observed_rate(failures: float, node_s: float, *, known_rate: float, known_s: float) -> float:
-    """Return how often a node fails: the mean of what is known before and of what was seen.
+    """Return the failure rate of a node: the mean of the prior and the observations.
 
-    That of a gamma distribution with `known_rate * known_s` failures in `known_s` seconds of one node, after `failures`
-    more in `node_s` (the conjugate prior of a Poisson process): one failure moves it little, hundreds decide it.
+    It is the mean of a gamma distribution, the conjugate prior of a Poisson process. The prior has
+    `known_rate * known_s` failures in `known_s` seconds of one node. The observations are `failures` in `node_s`
+    seconds. One failure changes the rate little; hundreds decide it.
 
     Raises:
-        BadInputError: a number is negative, or there is nothing to go by.
+        BadInputError: A number is negative, or both times are 0.
     """
     for name, value in (("failures", failures), ("node_s", node_s), ("known_rate", known_rate), ("known_s", known_s)):
         if not 0 <= value < inf:
             raise BadInputError(f"{name} is {value:g}: give a number from 0 on")
     if known_s + node_s == 0:
-        raise BadInputError("no node was seen for any time, and nothing is known before: a failure rate needs either")
+        raise BadInputError("node_s and known_s are both 0: a failure rate needs observations or a prior")
     return (known_rate * known_s + failures) / (known_s + node_s)
 
 
 def running_s(nodes: int, failure_rate: float, longest_s: float) -> float:
-    """Return D_running(n'): how long so many nodes run until the first of them fails.
+    """Return D_running(n'): the mean time in seconds until the first of `nodes` fails.
 
-    Nodes that come back, and lead to a plan as well, are not counted: as often as others fail, they would make it half
-    as long, which changes no plan worth telling (docs/fleet.md).
+    Nodes that come back also lead to a plan, but are not counted. They return as often as others fail, so the time
+    would be half as long, which does not change plans noticeably (docs/fleet.md).
 
     Args:
-        failure_rate: of a node. longest_s: no plan counts on more, as jobs come and go as well.
+        nodes: The nodes that run.
+        failure_rate: Failures per node and second.
+        longest_s: The upper limit of the result, since jobs start and end as well.
     """
     often = nodes * failure_rate
     return min(longest_s, 1.0 / often) if often > 0 else longest_s

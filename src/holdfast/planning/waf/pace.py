@@ -1,15 +1,16 @@
-"""T(t, x) of Eq. 2: what a job achieves with x nodes, from the steps that were measured; fitted where none were.
+"""T(t, x) of Eq. 2: the throughput of a job with x nodes, from measured steps; fitted for other numbers of nodes.
 
-A step of M micro-batches on N workers has ceil(M / N) rounds; then gradients are summed, which takes each worker
-(N - 1) / N of their bytes twice; then all apply the same. So its time is modelled as
-`a ceil(M / N) + b (N - 1) / N + c`, none of a, b and c below zero (non-negative least squares of relative errors). With
-two sizes measured, b is left out; with one, the rounds are taken to explain all of it but a twentieth (`UNSHARED`): a
-job is thought to grow well until it was seen not to. No size is believed to be faster than the fastest that was
-measured, but in proportion to its rounds.
+A step of M micro-batches on N workers has ceil(M / N) rounds. Then gradients are summed, for which each worker
+transfers (N - 1) / N of their bytes twice. Then all workers apply the same update. So the time of a step is modelled as
+`a ceil(M / N) + b (N - 1) / N + c`, with a, b, c >= 0 (non-negative least squares of relative errors).
 
-Where a replica is spread over p places (docs/layouts.md), which may be another number with each number of nodes, N are
-the replicas, a micro-batch takes `micro_batch_share(p)` of what it takes one place alone, and a worker sums a p-th of
-the gradients.
+With two measured sizes, b is left out. With one, the rounds explain everything except a twentieth (`UNSHARED`): a job
+is assumed to scale well until a measurement shows otherwise. No size is assumed to be faster than the fastest measured
+one, except in proportion to its rounds.
+
+A replica may be spread over p local ranks (docs/layouts.md); p may depend on the number of nodes. Then N is the number
+of replicas. A micro-batch takes `micro_batch_share(p)` of its time on one local rank, and a worker sums 1/p of the
+gradients.
 """
 
 from __future__ import annotations
@@ -24,42 +25,44 @@ from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.solvers import least_squares_from_zero
 
-#: where one size was measured, or none: the share of that step's time which no other size makes shorter
+#: With one measured size: the share of its step time that no other size reduces.
 UNSHARED = 0.05
-#: with twice as many places a micro-batch takes half as long, and so much of that longer
+#: With twice as many local ranks a micro-batch takes half the time, plus this share of that half.
 LOSS_PER_DOUBLING = 0.1
 
 
 def micro_batch_share(places: int) -> float:
-    """Return how long a micro-batch takes on so many places of a replica, as a share of what it takes one alone."""
+    """Return the time of a micro-batch on this many local ranks of a replica, over the time on one."""
     return (1.0 + LOSS_PER_DOUBLING) ** math.log2(places) / places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """What was measured of a job's steps.
+    """Measurements of a job's steps."""
 
-    step_s: seconds of a step, by number of nodes. micro_batches: M, of a step. workers: on each node. flop: of a step,
-    all workers together. places: of a replica with 1, 2, ... nodes, with more as with the last; () for one.
-    """
-
+    #: Seconds of a step, by number of nodes.
     step_s: Mapping[int, float]
+    #: M, the micro-batches of a step.
     micro_batches: int
+    #: Workers on each node.
     workers: int
+    #: FLOP of a step, over all workers.
     flop: float
+    #: The local ranks of a replica with 1, 2, ... nodes; the last entry also holds for more nodes. Empty if a replica
+    #: has one local rank.
     places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot have been measured.
+        """Check the measurements.
 
         Raises:
-            BadInputError: with the number that is wrong.
+            BadInputError: A number is not possible; the message names it.
         """
         for name, value in (("micro_batches", self.micro_batches), ("workers", self.workers), ("flop", self.flop)):
             if not 0 < value < np.inf:
                 raise BadInputError(f"{name} is {value:g}: give a number above 0")
         if not self.step_s:
-            raise BadInputError("no step was measured: give the seconds of a step for one number of nodes at the least")
+            raise BadInputError("no step was measured: give the seconds of a step for at least one number of nodes")
         for nodes, seconds in self.step_s.items():
             if nodes < 1 or not 0 < seconds < np.inf:
                 raise BadInputError(
@@ -67,7 +70,7 @@ class StepTimes:
                 )
 
     def predicted_s(self, nodes: int) -> FloatArray:
-        """Return the seconds of a step with 1..nodes nodes as fitted, `(nodes,)`; measured or not."""
+        """Return the fitted seconds of a step with 1..nodes nodes, `(nodes,)`, also for measured sizes."""
         sizes = np.array(sorted(self.step_s))
         seconds = np.array([self.step_s[int(size)] for size in sizes])
         terms = self._terms(sizes)[:, : max(2, min(len(sizes), 3))]
@@ -77,12 +80,13 @@ class StepTimes:
             known = least_squares_from_zero(terms / seconds[:, None], np.ones(len(sizes)))
         fitted = self._terms(1 + indices(nodes))[:, : known.size] @ known
         fastest = int(seconds.argmin())
-        # (steps that took longer with more nodes may be explained by the sum alone, which a single one does not need)
+        # If steps took longer with more nodes, the fit may consist of the sum of gradients alone, which one node does
+        # not need.
         rounds = self._terms(1 + indices(nodes))[:, 0] / self._terms(sizes)[fastest, 0]
         return np.maximum(fitted, seconds[fastest] * np.minimum(1.0, rounds))
 
     def throughput(self, nodes: int) -> FloatArray:
-        """Return FLOP/s with 0..nodes nodes, `(nodes + 1,)`: as measured where it was, else as fitted."""
+        """Return FLOP/s with 0..nodes nodes, `(nodes + 1,)`: measured if possible, else fitted."""
         seconds = self.predicted_s(nodes)
         for size, measured in self.step_s.items():
             if size <= nodes:
@@ -90,7 +94,7 @@ class StepTimes:
         return np.concatenate([[0.0], self.flop / seconds])
 
     def _terms(self, nodes: IntArray) -> FloatArray:
-        """Return what a step's time is made of, `(sizes, 3)`: rounds, what is done once, and the sum of gradients."""
+        """Return the terms of a step's time, `(sizes, 3)`: the rounds, the constant, and the sum of gradients."""
         places = self._places(nodes)
         replicas = np.maximum(1, nodes * self.workers // places)
         rounds = -(-self.micro_batches // replicas) * np.array([micro_batch_share(int(count)) for count in places])
@@ -98,7 +102,7 @@ class StepTimes:
         return np.stack([rounds, np.ones(len(nodes)), summed], axis=1).astype(np.float64)
 
     def _places(self, nodes: IntArray) -> IntArray:
-        """Return how many places a replica has with so many nodes, `(sizes,)`."""
+        """Return the number of local ranks of a replica for each number of nodes, `(sizes,)`."""
         if not self.places:
             return np.ones_like(nodes)
         return np.maximum(1, np.array(self.places)[np.minimum(nodes, len(self.places)) - 1])

@@ -1,7 +1,8 @@
-"""The plan for what has happened, and for all that can happen next (Unicron, section 5.2 and Figure 7's triggers 3-6).
+"""The plan for the present state and for each possible next event (Unicron, section 5.2; Figure 7, triggers 3 to 6).
 
-For a number of nodes, tables of the jobs' first and last ones together answer who-is-hit, who-has-ended and
-who-has-come at O(n) each (errata 1): `G` depends on who is hit, and through D_running on the number of nodes.
+For one number of nodes, tables of the first and of the last jobs together answer each event in O(n): a job loses a
+node, a job ends, a job starts (errata 1). `G` depends on the job that is hit, and on the number of nodes through
+D_running.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from holdfast.planning.waf.task import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WafPlan:
-    """How many nodes each job is to have.
+    """How many nodes each job should have."""
 
-    sizes: by job. gain: weighted FLOP until the next failure (Eq. 3's first term); cost: weighted FLOP that the changes
-    keep from being done (its second). waf: weighted achieved FLOP/s once it is carried out. next_best: the best other
-    division, {} where there is none; given_up: how much less it is worth, weighted FLOP.
-    """
-
+    #: Nodes by job.
     sizes: Mapping[str, int]
+    #: Weighted FLOP until the next failure (Eq. 3's first term).
     gain: float
+    #: Weighted FLOP lost to the changes (its second term).
     cost: float
+    #: Weighted achieved FLOP/s after the plan is carried out.
     waf: float
+    #: The best other division; empty without one.
     next_best: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: How much less its value is, in weighted FLOP.
     given_up: float = 0.0
 
     @property
     def value(self) -> float:
-        """What Eq. 3 maximises."""
+        """The value that Eq. 3 maximises."""
         return self.gain - self.cost
 
 
@@ -46,10 +48,12 @@ class Planner:
         """Make the tables.
 
         Args:
-            tasks: those that are to have nodes. nodes: to share out. running_s: until the next failure (D_running).
+            tasks: The jobs to plan.
+            nodes: The nodes to share out.
+            running_s: Seconds until the next failure (D_running).
 
         Raises:
-            BadInputError: two jobs have one name, or there are too few nodes for all floors.
+            BadInputError: Two jobs have one name, or there are too few nodes for all floors.
         """
         check_tasks(tasks, nodes)
         self._tasks = list(tasks)
@@ -61,21 +65,21 @@ class Planner:
         self._others: dict[int, FloatArray] = {}
 
     def plan(self) -> WafPlan:
-        """Return the best plan where all are as they were told."""
+        """Return the best plan for the tasks as they are."""
         jobs = len(self._tasks)
         rows = [row for row in (0, 1) if self._last.best[jobs, row, self._nodes] > -np.inf]
         ways = [self._last.trace(jobs, self._nodes, row)[::-1] for row in rows]
         return _told(self._tasks, ways, self._nodes, self._running_s)
 
     def hit(self, name: str) -> WafPlan:
-        """Return the best plan where one node of this job has failed: `nodes` are those that are left."""
+        """Return the best plan after the failure of one node of this job; `nodes` are the remaining nodes."""
         at = self._index(name)
         task = replace(self._tasks[at], hit=True)
         ways = self._ways(at, alone(task.reward(self._nodes, self._running_s)))
         return _told([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways, self._nodes, self._running_s)
 
     def ended(self, name: str) -> WafPlan:
-        """Return the best plan once this job is over."""
+        """Return the best plan after the end of this job."""
         at = self._index(name)
         nothing = np.full((2, self._nodes + 1), -np.inf)
         nothing[0, 0] = 0.0
@@ -83,10 +87,10 @@ class Planner:
         return _told(self._tasks[:at] + self._tasks[at + 1 :], ways, self._nodes, self._running_s)
 
     def begun(self, task: Task) -> WafPlan:
-        """Return the best plan with one job more, which has its floor at the least.
+        """Return the best plan with one more job, which gets at least its floor.
 
         Raises:
-            BadInputError: its name is in use, or there are too few nodes for all floors.
+            BadInputError: Its name is in use, or there are too few nodes for all floors.
         """
         tasks = [*self._tasks, task]
         check_tasks(tasks, self._nodes)
@@ -101,20 +105,21 @@ class Planner:
         return _told(tasks, ways, self._nodes, self._running_s)
 
     def _ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
-        """Return the two best divisions where job `at` is worth `of_it` `(2, n + 1)`."""
+        """Return the two best divisions if job `at` has the values `of_it` `(2, n + 1)`."""
         if at not in self._others:
             self._others[at] = both(self._first.best[at], self._last.best[len(self._tasks) - at - 1])
         found = picks(self._others[at], of_it, self._nodes, self._tasks[at].had)
         return [self._around(at, pick) for pick in found if pick.value > -np.inf]
 
     def _around(self, at: int, pick: Pick) -> list[int]:
-        """Return everyone's nodes where job `at` has the pick's, and the others share what is left in that way."""
+        """Return the nodes of all jobs if job `at` has the nodes of `pick` and the others share the rest."""
         left, after = self._nodes - pick.nodes, len(self._tasks) - at - 1
         split = picks(self._first.best[at], self._last.best[after], left)[pick.rest]
         before = self._first.trace(at, left - split.nodes, split.rest)
         return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[::-1]]
 
     def _index(self, name: str) -> int:
+        """Return the index of the job of this name."""
         for at, task in enumerate(self._tasks):
             if task.name == name:
                 return at
@@ -122,29 +127,32 @@ class Planner:
 
 
 class AnyNumber:
-    """The best division of any number of nodes up to some, by tables that are made once."""
+    """The best division of any number of nodes up to a maximum, from tables that are made once."""
 
     def __init__(self, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
-        """Make the tables; the arguments are those of `Planner`, with the most nodes that are to be shared out."""
+        """Make the tables; `nodes` is the maximum to share out, and the rest is as for `Planner`."""
         rewards, had = [task.reward(nodes, running_s) for task in tasks], [task.had for task in tasks]
         self._made = chain(rewards, nodes, had, idle=True, next_best=False)
         self._jobs = len(tasks)
-        #: `(nodes + 1,)`: what the best division of so many is worth, -inf where there is none
+        #: `(nodes + 1,)` the value of the best division of that many nodes; -inf without a division.
         self.value: FloatArray = self._made.best[self._jobs, 0]
 
     def sizes(self, nodes: int) -> list[int]:
-        """Return what each job has of so many nodes, of which there is a division."""
+        """Return the nodes of each job in the best division of `nodes`, which must exist."""
         return self._made.trace(self._jobs, nodes, 0)
 
 
 def best(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool = True) -> WafPlan:
-    """Return the best plan alone, in far less time than tables for all that can happen next take.
+    """Return only the best plan, in far less time than the tables for all next events take.
 
     Args:
-        next_best: what was given up for it is wanted, too.
+        tasks: The jobs to plan.
+        nodes: The nodes to share out.
+        running_s: Seconds until the next failure (D_running).
+        next_best: Whether the plan includes the division that was given up.
 
     Raises:
-        BadInputError: as of `Planner`.
+        BadInputError: As for `Planner`.
     """
     check_tasks(tasks, nodes)
     if not next_best:
@@ -157,7 +165,7 @@ def best(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool
 
 
 def _told(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
-    """Return the first of two ways to share the nodes out, with the best other one as what was given up for it."""
+    """Return the plan for the first of `ways`, with the best other division as the alternative given up."""
     plan = price(tasks, ways[0], nodes, running_s)
     found = [*ways[1:], *_with_idle(tasks, ways[0], nodes, running_s)]
     others = [price(tasks, way, nodes, running_s) for way in found]
@@ -166,10 +174,10 @@ def _told(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, runn
 
 
 def _with_idle(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> Iterator[list[int]]:
-    """Return the best way in which one job has some of the idle nodes as well, though it gains nothing by them.
+    """Yield the best way in which one job also has some of the idle nodes, although it gains nothing by them.
 
-    Only so a number that is not worth having can be in the next best division: with any other the job would be as well
-    off with fewer, and that were a division that is neither the best.
+    Only such a division can contain a number of nodes that is not useful. With any other number, the job would be as
+    well off with fewer nodes, and that division would be a better alternative.
     """
     idle = nodes - sum(sizes)
     if idle <= 0:
@@ -185,10 +193,13 @@ def _with_idle(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_
 
 
 def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> WafPlan:
-    """Return what a division is worth, whoever made it.
+    """Return a division as a plan, with its gain, cost and WAF.
 
     Args:
-        sizes: of each job. nodes: that there are. running_s: until the next failure.
+        tasks: The jobs.
+        sizes: The nodes of each job.
+        nodes: The nodes that exist.
+        running_s: Seconds until the next failure (D_running).
     """
     waf = sum(float(task.waf(nodes)[size]) for task, size in zip(tasks, sizes, strict=True))
     return WafPlan(
@@ -200,10 +211,10 @@ def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: fl
 
 
 def check_tasks(tasks: Sequence[Task], nodes: int) -> None:
-    """Refuse jobs that cannot be planned together.
+    """Check that these jobs can be planned together.
 
     Raises:
-        BadInputError: two have one name, or there are too few nodes for all floors.
+        BadInputError: Two jobs have one name, or there are too few nodes for all floors.
     """
     names = [task.name for task in tasks]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -211,4 +222,6 @@ def check_tasks(tasks: Sequence[Task], nodes: int) -> None:
         raise BadInputError(f"two jobs have the name {twice[0]!r}: give one of them another")
     floors = sum(task.kept for task in tasks)
     if floors > nodes:
-        raise BadInputError(f"{nodes} nodes are too few: together the jobs keep {floors} at the least")
+        raise BadInputError(
+            f"{nodes} nodes are too few: together the jobs need at least {floors}; lower a floor or add nodes"
+        )

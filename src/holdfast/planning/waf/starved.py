@@ -1,4 +1,7 @@
-"""Whom the weights leave with nothing, as Eq. 3 is printed (errata 4): for whose sake, and how much it falls short."""
+"""The jobs that Eq. 3 as printed leaves without nodes because of their weights (errata 4).
+
+For each, it reports which jobs have its nodes and how much it falls short.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,24 @@ from holdfast.planning.waf.task import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortfall:
-    """What a job would need not to be left with nothing.
+    """The change that a job without nodes would need to get some."""
 
-    to: who has more nodes for that, and how many more. short: weighted FLOP until the next failure that the plan would
-    be worth less if the job had its least. times: its weight times that would do; 0 where none would, as it achieves
-    nothing with any number of nodes that there is.
-    """
-
+    #: The jobs that have more nodes because of this, and how many more.
     to: Mapping[str, int]
+    #: Weighted FLOP until the next failure that the plan would lose if the job had its least.
     short: float
+    #: The factor on its weight that would be enough; 0 if none is, since the job achieves nothing with any possible
+    #: number of nodes.
     times: float
 
 
 def starved(tasks: Sequence[Task], nodes: int, running_s: float) -> dict[str, Shortfall]:
-    """Return those without a floor that the best plan gives nothing, though there are nodes enough for their least.
+    """Return the jobs without a floor that the best plan leaves without nodes.
+
+    Jobs are left out if the nodes would not suffice for their least.
 
     Raises:
-        BadInputError: as of `plan.best`.
+        BadInputError: As for `plan.best`.
     """
     plan = best(tasks, nodes, running_s, next_best=False)
     kept = sum(task.kept for task in tasks)

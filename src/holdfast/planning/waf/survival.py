@@ -1,8 +1,8 @@
-"""What a job's roll-backs cost it, by its number of nodes: so one that keeps few copies of a thing outbids a safe one.
+"""The cost of a job's roll-backs by its number of nodes.
 
-A job loses its state when nodes fail together, before copies are made anew, and the last copy of something is among
-them: Lazarus' curve (`planning.survival`) says how likely k losses do that. It then trains again what it had done since
-it last saved.
+With it, a job that has few copies of its state outbids a safe one for nodes. A job loses its state if nodes fail together, before
+copies are restored, and the last copy of some part is among them. Lazarus' curve (`planning.survival`) gives the
+probability that k losses do that. The job then repeats the training since its last checkpoint.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from holdfast.planning.arrays import FloatArray, IntArray
 
-#: `(k,)` -> the probability that a copy of everything is left after 0..k of so many nodes fail together
+#: For a number of nodes N, the probabilities `(N + 1,)` that a copy of all state remains if 0..N of them fail together.
 Survives = Callable[[int], FloatArray]
 
-#: a node that is likelier than this to fail within the time that copies take is of no use in any plan
+#: The upper limit of the probability that a node fails while copies are made; a less reliable node is useless anyway.
 _MOST = 0.5
-#: so many losses beyond those that can take a last copy are looked at: more are as good as impossible
+#: The number of losses considered beyond the fewest that can take a last copy; more are practically impossible.
 _MORE_LOSSES = 4
 
 
@@ -28,9 +28,12 @@ def lost_share(
     """Return the share of a job's time that roll-backs undo, `(nodes + 1,)`, with 0..nodes nodes.
 
     Args:
-        failure_rate: of a node, per second. exposed_s: from a failure until all copies are there again: whoever fails
-            in it fails together with the first. rolled_back_s: what one roll-back costs, with the restart. survives:
-            for a number of nodes N, `(N + 1,)` probabilities that nothing is lost with 0..N of them.
+        nodes: The most nodes.
+        failure_rate: Failures per node and second.
+        exposed_s: Seconds from a failure until all copies exist again. Nodes that fail in this time fail together with
+            the first.
+        rolled_back_s: Seconds that one roll-back costs, with the restart.
+        survives: For a number of nodes N, the probabilities `(N + 1,)` that nothing is lost if 0..N of them fail.
     """
     together = min(-np.expm1(-failure_rate * exposed_s), _MOST)
     share = np.zeros(nodes + 1)
@@ -41,7 +44,7 @@ def lost_share(
 
 
 def lost_with_all(nodes: int, failure_rate: float, exposed_s: float, rolled_back_s: float) -> FloatArray:
-    """Return `lost_share` of a job whose every node has all of it (`copies_everywhere`), for all sizes at once."""
+    """Return `lost_share` for a job with its whole state on every node (`copies_everywhere`), for all sizes at once."""
     together = min(-np.expm1(-failure_rate * exposed_s), _MOST)
     held = np.arange(nodes + 1)
     share = held * failure_rate * together ** np.maximum(held - 1, 0) * rolled_back_s
@@ -51,14 +54,19 @@ def lost_with_all(nodes: int, failure_rate: float, exposed_s: float, rolled_back
 def lost_with_experts(
     nodes: int, failure_rate: float, exposed_s: float, rolled_back_s: float, *, experts: int, slots: int
 ) -> FloatArray:
-    """Return `lost_share` of a job with experts, for all sizes at once, none too low.
+    """Return an upper bound of `lost_share` for a job with experts, for all sizes at once.
 
-    Nodes stand in groups that hold the same `slots` experts, as Lazarus' MRO places them: each expert on
-    r = floor(N slots / experts) nodes at the least. So r nodes that fail together take a last copy with them where they
-    are a group; of more, at most as often as the sum over all groups. With too few nodes for all experts all is lost.
+    Nodes form groups that hold the same `slots` experts, as Lazarus' MRO places them. Each expert is on at least r =
+    floor(N slots / experts) nodes. So r nodes that fail together take a last copy if they are a group. For more nodes,
+    the probability is at most the sum over all groups. With too few nodes for all experts, everything is lost.
 
     Args:
-        failure_rate, exposed_s, rolled_back_s: as of `lost_share`. experts: of a layer. slots: of a node, in a layer.
+        nodes: The most nodes.
+        failure_rate: As for `lost_share`.
+        exposed_s: As for `lost_share`.
+        rolled_back_s: As for `lost_share`.
+        experts: The experts of a layer.
+        slots: The slots of a node, in a layer.
     """
     together = min(-np.expm1(-failure_rate * exposed_s), _MOST)
     held = np.arange(nodes + 1)
@@ -78,25 +86,26 @@ def lost_with_experts(
 
 
 def _exp_choose(of: FloatArray | IntArray, some: FloatArray | IntArray) -> FloatArray:
-    """Return binomial coefficients; 1 where there is nothing to choose from."""
+    """Return binomial coefficients; 1 if there is nothing to choose from."""
     of, some = np.maximum(of, 0), np.maximum(np.minimum(some, of), 0)
     return np.exp(_log_factorial(of) - _log_factorial(some) - _log_factorial(of - some))
 
 
 def _log_factorial(of: FloatArray | IntArray) -> FloatArray:
+    """Return the logarithm of the factorial of each element."""
     table = np.concatenate([[0.0], np.log(np.arange(1, int(of.max(initial=0)) + 1)).cumsum()])
     return table[of.astype(np.int64)]
 
 
 def copies_everywhere(nodes: int) -> FloatArray:
-    """Return the curve of a job without experts, `(nodes + 1,)`: every node has all, and it is lost with the last."""
+    """Return the survival curve `(nodes + 1,)` of a job without experts, which is lost only with its last node."""
     curve = np.ones(nodes + 1)
     curve[nodes] = 0.0
     return curve
 
 
 def _binomial(trials: int, probability: float) -> FloatArray:
-    """Return how likely 0..trials of them come true, `(trials + 1,)`; below one half, each from the one before."""
+    """Return the binomial probabilities of 0..trials successes, `(trials + 1,)`; `probability` is at most one half."""
     odds = probability / (1.0 - probability)
     factors = np.ones(trials + 1)
     factors[0] = (1.0 - probability) ** trials

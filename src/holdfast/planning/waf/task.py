@@ -1,6 +1,6 @@
-"""What a job is worth with so many nodes: Unicron's Eq. 2 and the terms of Eq. 3 and 4.
+"""The value of a job by its number of nodes: Unicron's Eq. 2 and the terms of Eq. 3 and 4.
 
-Axes: `(n + 1,)` arrays are indexed by a number of nodes, from none to n.
+Axes: `(n + 1,)` arrays are indexed by a number of nodes, from 0 to n.
 """
 
 from __future__ import annotations
@@ -16,54 +16,60 @@ from holdfast.planning.arrays import BoolArray, FloatArray, indices
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A job as the plan sees it.
+    """A job with the properties that the plan needs."""
 
-    throughput: `(n + 1,)` FLOP/s that it achieves with 0..n nodes (Eq. 2's T(t, x)); with more than the last, as many
-    as with that. weight: Eq. 2's w(t). least: nodes without which it is worth nothing (T_necessary); sizes: those that
-    it can run on, () for all from `least` to `most`. floor: the plan gives it no fewer, whatever the others would make
-    of them: as printed, Eq. 3 starves jobs (errata 4). had: nodes before what has happened (x_i). hit: a
-    node of it has failed (Eq. 4). transition_s: how long a change of its nodes keeps it from training; hit_s: likewise
-    one that begins with a failure, None where that is the same; left_s: so much longer where it is left with none, for
-    it is saved, and begun again some day. lost_share: `(n + 1,)`, the share of its time that goes into computing anew
-    what roll-backs have undone (`survival`); None where none does.
-    """
-
+    #: The name of the job.
     name: str
+    #: `(n + 1,)` FLOP/s that it achieves with 0..n nodes (Eq. 2's T(t, x)). More nodes achieve as much as n.
     throughput: FloatArray
+    #: Eq. 2's w(t).
     weight: float = 1.0
+    #: The fewest nodes with which it has any value (T_necessary).
     least: int = 1
+    #: The most nodes that it can run on; None for no limit.
     most: int | None = None
+    #: The numbers of nodes that it can run on; empty for all from `least` to `most`.
     sizes: Sequence[int] = ()
+    #: The plan gives it no fewer nodes, whatever other jobs could do with them. Eq. 3 as printed starves jobs (errata
+    #: 4).
     floor: int = 0
+    #: The nodes before the event (x_i).
     had: int = 0
+    #: Whether a node of it has failed (Eq. 4).
     hit: bool = False
+    #: Seconds that a change of its nodes stops its training.
     transition_s: float = 0.0
+    #: Seconds that a change after a failure stops its training; None if it is `transition_s`.
     hit_s: float | None = None
+    #: Additional seconds if it is left without nodes, because it is saved and started again later.
     left_s: float = 0.0
+    #: `(n + 1,)` the share of its time spent to repeat work that roll-backs have undone (`survival`); None for no
+    #: roll-backs.
     lost_share: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no throughput or no weight.
+        """Check the throughput and the weight.
 
         Raises:
-            BadInputError: with the job and the value.
+            BadInputError: One of them is wrong; the message names the job and the value.
         """
         check_throughput(self.name, self.throughput)
         if not (np.isfinite(self.weight) and self.weight > 0):
             raise BadInputError(f"the weight of {self.name} is {self.weight:g}: give a number above 0")
 
     def waf(self, nodes: int) -> FloatArray:
-        """Return F(t, x), weighted achieved FLOP/s, `(nodes + 1,)`; 0 for what the job cannot run on."""
+        """Return F(t, x), weighted achieved FLOP/s, `(nodes + 1,)`; 0 for numbers that the job cannot run on."""
         achieved = self.weight * _extended(self.throughput, nodes)
         if self.lost_share is not None:
             achieved = achieved * (1.0 - np.clip(_extended(self.lost_share, nodes), 0.0, 1.0))
         return np.where(self.fits(nodes), achieved, 0.0)
 
     def reward(self, nodes: int, running_s: float) -> FloatArray:
-        """Return G(t, x') of Eq. 3, `(nodes + 1,)` in weighted FLOP; -inf for what it is not to have.
+        """Return G(t, x') of Eq. 3, `(nodes + 1,)` in weighted FLOP; -inf for numbers of nodes that are not allowed.
 
         Args:
-            running_s: until the next failure anywhere (D_running).
+            nodes: The most nodes.
+            running_s: Seconds until the next failure of any node (D_running).
         """
         reward = self.waf(nodes) * running_s
         changed = (indices(nodes + 1) != self.had) | self.hit
@@ -75,12 +81,12 @@ class Task:
 
     @property
     def loss(self) -> float:
-        """What a transition costs, weighted FLOP: F(t, x) of the nodes that it had, for that long."""
+        """The cost of a transition in weighted FLOP: F(t, x) of its present nodes for the length of the transition."""
         seconds = self.transition_s if self.hit_s is None or not self.hit else self.hit_s
         return float(self.waf(self.had)[self.had]) * seconds
 
     def loss_with(self, nodes: int) -> float:
-        """What it costs that it comes to have so many nodes, weighted FLOP."""
+        """Return the cost of a change to this many nodes, in weighted FLOP."""
         if nodes == self.had and not self.hit:
             return 0.0
         return self.loss + (0.0 if nodes else float(self.waf(self.had)[self.had]) * self.left_s)
@@ -94,7 +100,7 @@ class Task:
         return sizes[0] if sizes else max(self.floor, self.least)
 
     def fits(self, nodes: int) -> BoolArray:
-        """Return with how many of 0..nodes nodes it can run."""
+        """Return whether it can run with 0..nodes nodes, `(nodes + 1,)`."""
         held = indices(nodes + 1)
         fits = held >= max(self.least, 1)
         if self.most is not None:
@@ -105,13 +111,14 @@ class Task:
 
 
 def check_throughput(name: str, throughput: FloatArray) -> None:
-    """Refuse a table of throughput that is none.
+    """Check a table of throughput.
 
     Raises:
-        BadInputError: it is empty, or a value is negative or no number: with the job, the number of nodes, the value.
+        BadInputError: It is too short, or a value is negative or not finite. The message names the job, the number of
+            nodes and the value.
     """
     if throughput.ndim != 1 or throughput.size < 2:
-        raise BadInputError(f"the throughput of {name} says nothing: give FLOP/s for one node at the least")
+        raise BadInputError(f"the throughput of {name} has shape {throughput.shape}: give FLOP/s for 0, 1, ... nodes")
     wrong = np.flatnonzero(~(np.isfinite(throughput) & (throughput >= 0)))
     if wrong.size:
         nodes = int(wrong[0])
@@ -121,9 +128,10 @@ def check_throughput(name: str, throughput: FloatArray) -> None:
 
 
 def falls_at(throughput: FloatArray) -> list[int]:
-    """Return the numbers of nodes with which a job achieves less than with one less: the plan leaves those idle."""
+    """Return the numbers of nodes with which a job achieves less than with one fewer; the plan leaves these idle."""
     return [int(at) + 1 for at in np.flatnonzero(np.diff(throughput) < 0)]
 
 
 def _extended(values: FloatArray, nodes: int) -> FloatArray:
+    """Return `values` with 0..nodes nodes, `(nodes + 1,)`, repeating the last one as needed."""
     return values[np.minimum(indices(nodes + 1), values.size - 1)]

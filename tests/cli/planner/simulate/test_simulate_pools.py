@@ -113,7 +113,7 @@ def test_a_cluster_says_how_many_nodes_there_can_be(trace: Path, tmp_path: Path,
         ("0,add,a\n1e308,fault,a\n", "line 3: 1e+308 s are too long for a trace"),
         ("3,add,a\n5,add,b\n", "line 2: no node is there at 0 s"),
         ("0,add,a\n5,dies,a\n", "line 3: the event is 'dies': it must be add, remove or fault"),
-        ("", "there is no event below the header"),
+        ("", "the trace has only a header"),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, rows: str, said: str) -> None:

@@ -1,7 +1,7 @@
-"""Which node takes which column of a pattern of disjoint node groups, so that few experts move.
+"""Assigns the columns of a pattern of disjoint node groups to nodes, so that few experts move.
 
-Nodes of a group have equal columns: what counts is which group a node is of, and groups are few. What the nodes hold
-already tells the groups that they were of: the smallest of the experts' host sets.
+The nodes of a group have equal columns. So only the group of each node matters, and groups are few. The previous groups
+are the smallest host sets of the experts that nodes hold.
 
 Axes: L layers, E experts, N nodes, K kinds of columns.
 """
@@ -16,10 +16,11 @@ from holdfast.planning.survival.hitting import smallest_sets
 
 
 def columns_by_groups(pattern: BoolArray, replicas: IntArray, held: BoolArray) -> BoolArray | None:
-    """Return the `pattern` `(E, N)` with its columns given to the nodes of the groups that they come from.
+    """Return the `pattern` `(E, N)` with its columns assigned to the nodes of the corresponding previous groups.
 
-    Groups correspond by how many nodes their rarest expert has `replicas` `(L, E)` for, and by their size. `held`
-    `(L, E, N)` who holds what. None where the host sets of either are not disjoint. Nodes may take any column.
+    Groups correspond by the `replicas` `(L, E)` of their rarest expert, and by their size. `held` `(L, E, N)` says
+    which nodes hold an expert. The result is None if the old or the new host sets are not disjoint. Nodes may take any
+    column.
     """
     nodes = held.shape[2]
     table = held.reshape(-1, nodes)
@@ -40,31 +41,34 @@ def columns_by_groups(pattern: BoolArray, replicas: IntArray, held: BoolArray) -
 
 
 def _rarest(sets: BoolArray, table: BoolArray, replicas: IntArray) -> IntArray:
-    """Return the fewest `replicas` `(L E,)` of any expert whose hosts, of the `table` `(L E, N)`, are just one of the
-    `sets` `(S, N)`, for each of these."""
+    """Return the fewest replicas of an expert hosted by exactly each of the `sets` `(S, N)`, `(S,)`.
+
+    `table` `(L E, N)` are the hosts of each expert, and `replicas` `(L E,)` its replicas.
+    """
     inside = table.astype(np.float32) @ sets.T.astype(np.float32)
     same = (inside == sets.sum(axis=1)) & (inside == table.sum(axis=1)[:, None])
     return np.where(same, replicas[:, None], np.iinfo(np.int64).max).min(axis=0)
 
 
 def columns_by_copies(pattern: BoolArray, rows: IntArray, held: BoolArray) -> BoolArray:
-    """Return the `pattern` `(E, N)` with its columns given to the nodes that hold most of what is in them already.
+    """Return the `pattern` `(E, N)` with its columns assigned to the nodes that already hold most of their experts.
 
-    `rows` `(L, E)` says which row of the pattern each expert has; `held` `(L, E, N)` who holds what. Nodes may take any
-    column.
+    `rows` `(L, E)` is the row of each expert; `held` `(L, E, N)` says which nodes hold it. Nodes may take any column.
     """
     kinds, kind_of = distinct_rows(np.ascontiguousarray(pattern.T))
     nodes = held.shape[2]
     hosts = kinds.T[rows].reshape(-1, len(kinds)).astype(np.float32)
-    # [N, K]: how many copies a node keeps as a node of this kind; exact in float32 up to 2**24.
+    # [N, K] counts the copies that a node keeps as a node of this kind; exact in float32 up to 2**24.
     kept = held.reshape(-1, nodes).astype(np.float32).T @ hosts
-    kept[np.arange(nodes), kind_of] += 0.5  # of equals, what it is
+    kept[np.arange(nodes), kind_of] += 0.5  # Among equals, a node keeps its kind.
     return kinds[_assign(kept, np.bincount(kind_of))].T
 
 
 def _assign(kept: NDArray[np.float32], room: IntArray) -> IntArray:
-    """Return a kind for each node `(N,)`, as many of each as there is `room` `(K,)`: the greatest of `kept` `(N, K)`
-    first."""
+    """Return the kind of each node `(N,)`, with `room` `(K,)` nodes for each kind.
+
+    The greatest entry of `kept` `(N, K)` is assigned first.
+    """
     nodes, kinds = kept.shape
     chosen = np.full(nodes, -1, dtype=np.int64)
     left = room.tolist()

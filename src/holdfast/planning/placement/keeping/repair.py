@@ -1,10 +1,9 @@
-"""Keep and repair: what is held stays where it is, and only what is missing moves. No search: it takes milliseconds.
+"""Keeps the replicas that workers hold, and moves only the missing ones. It needs no search and takes milliseconds.
 
-A placement that has lost nodes gets back its guarantee of f first, by as few evictions as there are copies missing;
-room that nobody uses (a joiner's) is filled by the loads. What another arrangement would survive, or gain, is for the
-searches of `best.py`, at leisure.
+After a loss of nodes, it first restores the guarantee of f with the fewest evictions. Unused room, such as a joining
+node's, is filled by the loads. The searches of `best.py` can later find a placement that survives or gains more.
 
-Axes: L layers, E experts, N nodes, W workers, R replicas. Slots are the workers', distinct hosts are nodes.
+Axes: L layers, E experts, N nodes, W workers, R replicas. Slots belong to workers; distinct hosts are nodes.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices
 
-#: Nobody's slot.
+#: Marks a slot without an expert.
 _FREE = -1
-#: More copies than there can be slots.
+#: A cost that is larger than any number of slots.
 _NEVER = 1 << 40
 
 
@@ -34,11 +33,11 @@ class Replicas:
         return int(self.layer.size)
 
     def only(self, which: BoolArray) -> Replicas:
-        """Return some of them, `(R,)`."""
+        """Return the replicas that `which` `(R,)` selects."""
         return Replicas(layer=self.layer[which], expert=self.expert[which], worker=self.worker[which])
 
     def and_those(self, *more: Replicas) -> Replicas:
-        """Return these and others."""
+        """Return these replicas followed by `more`."""
         every = (self, *more)
         return Replicas(
             layer=np.concatenate([these.layer for these in every]),
@@ -49,18 +48,23 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repair:
-    """What becomes of the replicas that are held: which stay where they are `(R,)`, and which come."""
+    """The changes of a repaired placement."""
 
+    #: `(R,)` whether each held replica stays.
     stays: BoolArray
+    #: The new replicas.
     added: Replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRoom:
-    """Where replicas may be: slots per layer of each worker `(W,)`, its node `(W,)`, and each node's rack `(N,)`."""
+    """The slots of the workers, with their nodes and racks."""
 
+    #: `(W,)` slots per layer of each worker.
     slots: IntArray
+    #: `(W,)` the node of each worker.
     node: IntArray
+    #: `(N,)` the rack of each node; None if racks do not matter.
     racks: IntArray | None = None
 
     @property
@@ -69,9 +73,10 @@ class WorkerRoom:
 
 
 def room_of(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -> WorkerRoom:
-    """Return the room of `workers` `(W,)`, each with its node's number, where nodes have `slots` `(N,)` per layer.
+    """Return the room of the workers of nodes with `slots` `(N,)` per layer.
 
-    A node's slots are shared among its workers as `split_over_workers` does: they differ by one at most.
+    `workers` `(W,)` is the node of each worker. As in `split_over_workers`, the slots of a node are shared among its
+    workers so that they differ by at most one.
     """
     order = np.argsort(workers, kind="stable")
     number = np.bincount(workers, minlength=slots.size)
@@ -83,17 +88,19 @@ def room_of(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -
 
 
 def repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -> Repair | None:
-    """Return a placement that keeps what is held as far as the guarantee of `threshold` distinct nodes allows.
+    """Return a placement that keeps the held replicas as far as the guarantee of `threshold` distinct nodes allows.
 
-    Every slot of every layer is used. A worker that holds more of a layer than it has slots for keeps nothing of what
-    it has, but for what it is given again.
+    Every slot of every layer is used. A worker that holds more replicas of some layer than it has slots keeps only the
+    replicas that it is assigned again.
 
     Args:
+        held: The replicas that workers hold.
         wanted: `(L, E)` replicas by the experts' loads: as many as there are slots, and at least `threshold` of each.
-        threshold: no larger than `allocate` gives it; then it is kept.
+        room: The slots of the workers.
+        threshold: At most the value that `allocate` gives; then it is kept.
 
     Returns:
-        What changes; None where there is nothing to keep.
+        The changes; None if no replica can be kept.
     """
     layers, workers = wanted.shape[0], room.slots.size
     used = np.bincount(held.worker * layers + held.layer, minlength=workers * layers).reshape(workers, layers)
@@ -110,10 +117,14 @@ def repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -
 
 
 def _mend(held: Replicas, stays: BoolArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> Replicas:
-    """Give every expert its distinct nodes, layer by layer where some lack; return what comes.
+    """Give every expert its distinct nodes, in each layer in which some lack; return the added replicas.
 
     Args:
-        stays: which of the replicas held stay where they are; changed in place.
+        held: The replicas that workers hold.
+        stays: Which of the held replicas stay; changed in place.
+        wanted: As for `repair`.
+        room: The slots of the workers.
+        threshold: As for `repair`.
     """
     layers, experts = wanted.shape
     hosted = np.zeros(layers * experts * room.nodes, dtype=np.bool_)
@@ -130,17 +141,17 @@ def _mend(held: Replicas, stays: BoolArray, wanted: IntArray, room: WorkerRoom, 
 
 
 class _Layer:
-    """One layer's slots, and who is in them."""
+    """One layer's slots and the experts in them."""
 
     def __init__(self, expert: IntArray, worker: IntArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> None:
-        """Begin with these replicas; slots without one are free."""
+        """Start with these replicas; slots without a replica are free."""
         workers = room.slots.size
         free = room.slots - np.bincount(worker, minlength=workers)
         self._worker = np.concatenate((worker, np.repeat(indices(workers), free)))
         self._expert = np.concatenate((expert, np.full(int(free.sum()), _FREE, dtype=np.int64)))
         self._before = self._expert.copy()
         self._node = room.node[self._worker]
-        #: `(E + 1, N)` replicas of each expert on each node; the last row are the free slots
+        #: `(E + 1, N)` replicas of each expert on each node; the last row counts the free slots.
         self._counts = np.zeros((wanted.size + 1, room.nodes), dtype=np.int32)
         np.add.at(self._counts, (self._expert, self._node), 1)
         self._hosts = (self._counts[:-1] > 0).sum(axis=1)
@@ -148,40 +159,42 @@ class _Layer:
         self._wanted = wanted
         self._racks = room.racks
         self._threshold = threshold
-        #: `(E, W)` whether a worker had an expert before
+        #: `(E, W)` whether a worker had an expert before.
         self._had = np.zeros((wanted.size, workers), dtype=np.bool_)
         self._had[expert, worker] = True
-        #: copies that the next one more host takes at the least: they never become fewer
+        #: A lower bound of the copies that the next host takes; it never decreases.
         self._least = 1
 
     def mend(self) -> None:
-        """Give every expert its distinct nodes, the rarest first, as far as the slots allow."""
+        """Give every expert its distinct nodes, the rarest expert first, as far as the slots allow."""
         while (short := np.flatnonzero(self._hosts < self._threshold)).size:
             expert = int(short[np.argmin(self._hosts[short])])
             if not self._host_once_more(expert):
                 return
 
     def left(self) -> IntArray:
-        """Return which of the replicas at the beginning have left their slots."""
+        """Return the indices of the initial replicas that have left their slots."""
         return np.flatnonzero((self._expert != self._before) & (self._before != _FREE))
 
     def added(self, layer: int) -> Replicas:
-        """Return who has come into slots, of this layer."""
+        """Return the replicas that entered slots of this `layer`."""
         fresh = self._expert != self._before
         expert, worker = self._expert[fresh], self._worker[fresh]
         return Replicas(layer=np.full_like(expert, layer), expert=expert, worker=worker)
 
     def _host_once_more(self, expert: int) -> bool:
-        """Put an expert on one more node, by as few copies as can be: into a slot that can be spared, or into another's
-        that moves on to one (a shortest augmenting path, so that all copies together are the fewest possible).
+        """Place an expert on one more node with the fewest copies; return False if that is impossible.
 
-        To take a slot costs one copy where the worker has not had the expert before; to leave one that was only just
-        taken saves one.
+        The expert takes a slot that can be spared, or the slot of another expert that moves on to such a slot. This is
+        a shortest augmenting path, so the total number of copies is minimal.
+
+        A slot costs one copy if the worker did not have the expert before. Leaving a slot that was only just taken
+        saves one.
         """
         givers = self._givers()
         cost = np.full(self._hosts.size, _NEVER)
         cost[expert] = 0
-        came_from: dict[int, tuple[int, int]] = {}  # expert -> whom it makes room for, in which slot
+        came_from: dict[int, tuple[int, int]] = {}  # expert -> (the expert it makes room for, the slot)
         queue, best = [(0, expert)], (_NEVER, expert, 0)
         while queue:
             so_far, mover = heapq.heappop(queue)
@@ -196,7 +209,7 @@ class _Layer:
             slots = np.flatnonzero(open_nodes[self._node] & (self._expert != _FREE))
             others = self._expert[slots]
             price = so_far + self._is_new(mover, slots) - self._is_new(others, slots)
-            # Of each expert, the slot that costs least.
+            # Keep only the cheapest slot of each expert.
             order = np.lexsort((price, others))
             order = order[np.r_[True, np.diff(others[order]) != 0]] if order.size else order
             for place in order[price[order] < cost[others[order]]].tolist():
@@ -214,18 +227,24 @@ class _Layer:
         return True
 
     def _is_new(self, expert: int | IntArray, slot: int | IntArray) -> IntArray:
-        """Return 1 where the slot's worker had no replica of the expert, else 0."""
+        """Return 1 if the slot's worker had no replica of the expert before, else 0."""
         return 1 - self._had[expert, self._worker[slot]].astype(np.int64)
 
     def _givers(self) -> list[int]:
-        """Return who can spare a slot, first whose loads want it least: nobody's, then of experts with more hosts than
-        they need, or with several replicas on some node."""
+        """Return the experts that can spare a slot, the one with the most surplus by its load first.
+
+        Free slots come before all experts. An expert can spare a slot if it has more hosts than it needs, or several
+        replicas on one node.
+        """
         surplus = self._total - self._wanted
         can = (self._hosts > self._threshold) | (self._total > self._hosts)
         return [_FREE, *(int(expert) for expert in np.argsort(-surplus, kind="stable") if can[expert])]
 
     def _spared(self, expert: int, givers: list[int], open_nodes: BoolArray) -> int | None:
-        """Return the slot on these nodes that costs least; where there are racks, one in a rack without the expert."""
+        """Return the cheapest spare slot on one of the `open_nodes`, or None.
+
+        If there are racks, a slot in a rack without the expert is preferred.
+        """
         racks, found = self._racks, None
         taken = racks[np.flatnonzero(self._counts[expert])] if racks is not None else self._wanted[:0]
         for giver in givers:
@@ -235,7 +254,7 @@ class _Layer:
             if giver != _FREE and self._hosts[giver] <= self._threshold:
                 slots = slots[double]
             elif double.any():
-                slots = slots[double]  # (no node less)
+                slots = slots[double]  # The giver keeps all its hosts.
             if racks is not None and slots.size:
                 found = int(slots[0]) if found is None else found
                 slots = slots[~np.isin(racks[self._node[slots]], taken)]
@@ -244,7 +263,7 @@ class _Layer:
         return found
 
     def _put(self, expert: int, slot: int) -> None:
-        """Let an expert take a slot; who was there has it no more."""
+        """Place an expert in a slot in place of the expert that is there."""
         node, before = int(self._node[slot]), int(self._expert[slot])
         self._counts[before, node] -= 1
         if before != _FREE:
@@ -260,8 +279,10 @@ class _Layer:
 
 
 def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
-    """Return replicas for the slots that are free: of the experts that lack most by their loads, round by round over
-    the nodes, so that an expert's new replicas fall on different ones."""
+    """Return replicas for the free slots: of the experts that lack most by their loads.
+
+    Slots are filled round by round over the nodes, so that an expert's new replicas are on different nodes.
+    """
     (layers, experts), workers = wanted.shape, room.slots.size
     used = np.bincount(kept.layer * workers + kept.worker, minlength=layers * workers).reshape(layers, workers)
     free = room.slots[None, :] - used
@@ -271,7 +292,7 @@ def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
     layer, worker = places // workers, places % workers
     home = layer * room.nodes + room.node[worker]
     by_home = np.argsort(home, kind="stable")
-    # Within its node and layer, each free slot has a turn.
+    # Number the free slots within each node and layer.
     turn = np.empty_like(home)
     starts = np.flatnonzero(np.r_[True, np.diff(home[by_home]) != 0]) if home.size else home
     turn[by_home] = indices(home.size) - np.repeat(starts, np.diff(np.r_[starts, home.size]))
@@ -282,7 +303,10 @@ def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
 
 
 def _shares(lacking: IntArray, free: IntArray) -> IntArray:
-    """Share `free` `(L,)` slots among experts as they are `lacking` `(L, E)`, none more than it lacks, exactly."""
+    """Share exactly `free` `(L,)` slots among the experts in proportion to `lacking` `(L, E)`.
+
+    No expert gets more than it lacks.
+    """
     total = np.maximum(lacking.sum(axis=1), 1)
     exact = lacking * free[:, None]
     share = exact // total[:, None]

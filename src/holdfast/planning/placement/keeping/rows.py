@@ -1,4 +1,4 @@
-"""Filling slots so that few experts move: what nodes hold already stays, where replicas and slots allow.
+"""Fills slots so that few experts move: held replicas stay as far as replicas and slots allow.
 
 Axes: L layers, E experts, N nodes.
 """
@@ -18,23 +18,24 @@ from holdfast.planning.arrays import (
 from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.solvers import best_assignment
 
-#: Gain of giving an expert a row that it has too few replicas for.
+#: The gain of a row for which an expert has too few replicas.
 _IMPOSSIBLE = -1e6
-#: Layers x experts x rows up to which the optimal assignments stay under 50 ms on one core.
+#: Layers x experts x rows up to which the optimal assignments take less than 50 ms on one core.
 _OPTIMAL_UP_TO = 1_000_000
 
 
 def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) -> IntArray:
-    """Return which row of the `pattern` `(E, N)` each expert takes, `(L, E)`, so that few experts move.
+    """Return the row of the `pattern` `(E, N)` that each expert takes, `(L, E)`, so that few experts move.
 
-    `held` `(L, E, N)` says which nodes hold which experts; nodes that hold nothing get what they get. An expert takes a
-    row only if it has replicas `(L, E)` for all its hosts; by rank every expert can. Experts that all hosts of some row
-    hold already settle there first where one optimal assignment of all would take too long; the others are assigned so
-    that the fewest move.
+    `held` `(L, E, N)` says which nodes hold which experts; empty nodes have no preference. An expert takes a row only
+    if it has `replicas` `(L, E)` for all its hosts. Rows by rank always satisfy this.
+
+    If one optimal assignment of all experts would take too long, experts that all hosts of a row already hold take that
+    row first. The others are then assigned so that the fewest move.
     """
     kinds, kind_of = distinct_rows(pattern)
     needed = kinds.sum(axis=1)
-    # [L, E, kinds of rows]: how many hosts of such a row hold the expert.
+    # [L, E, kinds] counts the hosts of a row of this kind that hold the expert.
     table = held.reshape(-1, held.shape[2])
     kept = (table.astype(np.float32) @ kinds.T.astype(np.float32)).reshape(*replicas.shape, len(kinds))
     there = kinds[:, table.any(axis=0)].sum(axis=1)
@@ -52,8 +53,8 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) ->
 def _settle(content: BoolArray, kind_of: IntArray, order: IntArray) -> IntArray:
     """Return a row `(L, E)` for each expert that is `content` `(L, E, kinds)` with its kind of row, else -1.
 
-    `order`: which kinds experts settle with first; those with many hosts should, as experts that hold all of these hold
-    many a small one by chance.
+    `order` is the order of the kinds. Kinds with many hosts should come first: experts held by all of these hosts often
+    fit small kinds by chance.
     """
     settled = np.full(content.shape[:2], -1, dtype=np.int64)
     still_open = np.ones(content.shape[:2], dtype=np.bool_)
@@ -69,14 +70,14 @@ def _settle(content: BoolArray, kind_of: IntArray, order: IntArray) -> IntArray:
 
 
 def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArray) -> IntArray:
-    """Give the experts without a row, -1 in `settled` `(L, E)`, the rows that are left."""
+    """Give the remaining rows to the experts without a row, which are -1 in `settled` `(L, E)`."""
     waiting = settled < 0
-    # One place more: that of those who have none yet.
+    # The additional last column collects the experts without a row (-1).
     taken = np.zeros((settled.shape[0], settled.shape[1] + 1), dtype=np.bool_)
     np.put_along_axis(taken, settled, True, axis=1)
     left = ~taken[:, :-1]
     rows = settled.copy()
-    # Where it is all the same, as for experts that nobody holds any more, every assignment is as good.
+    # If all gains are equal, as for experts without a holder, every assignment is equally good.
     rows[waiting] = true_places(left)[1]
     for layer in np.flatnonzero(_differ(kept, waiting)):
         experts, open_rows = np.flatnonzero(waiting[layer]), np.flatnonzero(left[layer])
@@ -86,7 +87,7 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
 
 
 def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
-    """Return for which layers the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts are not all one."""
+    """Return the layers `(L,)` in which the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts differ."""
     low = kept.min(axis=(1, 2), initial=np.inf, where=waiting[:, :, None])
     high = kept.max(axis=(1, 2), initial=-np.inf, where=waiting[:, :, None])
     return low < high
@@ -97,9 +98,9 @@ def deal_keeping(
 ) -> IntArray:
     """Return a placement `(L, E, N)` of `replicas` `(L, E)` in `slots` `(N,)`, moving few experts.
 
-    Each expert has the hosts that its one of the `rows` `(L, E)` of the `pattern` `(E, N)` says. What replicas are left
-    stay where nodes hold them, `held` `(L, E, N)`, as far as the expert has so many and the node has room for them; the
-    others even out the nodes' `work` `(L, E)` of a replica.
+    Each expert has the hosts of its row, `rows` `(L, E)`, of the `pattern` `(E, N)`. Its other replicas stay on nodes
+    that hold them, `held` `(L, E, N)`, as far as replicas and slots allow. The rest even out the nodes' `work` `(L, E)`
+    per replica.
     """
     hosts = pattern[rows]
     in_hand = (replicas - pattern.sum(axis=1)[rows]).astype(np.int32)
@@ -118,7 +119,7 @@ def deal_keeping(
 
 
 def _first(wanted: NDArray[np.int32], room: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
-    """Return the first units of `wanted` along an axis, as many as there is `room`."""
+    """Return the first units of `wanted` along an axis, limited to the `room`."""
     before = np.cumsum(wanted, axis=axis, dtype=np.int32)
     before -= wanted
     left = np.subtract(room, before, out=before)
