@@ -1,1 +1,1 @@
-"""The helpers beside this file can be imported by all tests below it."""
+"""All tests below this folder can import its helpers."""

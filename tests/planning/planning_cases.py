@@ -1,4 +1,4 @@
-"""Random planning problems, and plain restatements of what plans must fulfil."""
+"""Random planning problems, and simple checks of the properties that plans must have."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from holdfast.planning import Allocation, PlacementProblem, allocate
 from places import RECORDED
 
-#: Deterministic and without deadlines: two cores are shared.
+#: Deterministic, and without deadlines because the cores are shared.
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=100)
 
 ROUTING = RECORDED / "routing"
 
 
 def routing_loads(model: str, iteration: int) -> np.ndarray:
-    """Recorded tokens `(L, E)` of one iteration; skips where the recordings are absent."""
+    """Return recorded tokens `(L, E)` of one iteration; skip the test if the recordings are missing."""
     path = ROUTING / f"lazarus_gpt_{model}.npz"
     if not path.exists():
         pytest.skip(f"recorded routing is not at {path}")
@@ -26,9 +26,9 @@ def routing_loads(model: str, iteration: int) -> np.ndarray:
 
 
 def tables(rows: int, columns: int, most: int) -> st.SearchStrategy[np.ndarray]:
-    """Counts `(rows, columns)` up to `most`, all sizes of numbers alike, ties and zeros among them.
+    """Draw counts `(rows, columns)` up to `most`, with all magnitudes equally likely, and with ties and zeros.
 
-    They come from a seed: to draw them one by one takes most of a property's time.
+    They come from a seed, because drawing them one by one takes most of a property's time.
     """
 
     def table(seed: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def tables(rows: int, columns: int, most: int) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def problems(draw: st.DrawFn, *, uneven: bool = True, most_nodes: int = 8, most_layers: int = 3) -> PlacementProblem:
-    """Problems that have a solution, with the threshold that fits."""
+    """Draw problems that have a solution, with the threshold that fits."""
     nodes = draw(st.integers(1, most_nodes))
     if uneven and draw(st.booleans()):
         slots = 1 + draw(tables(1, nodes, 5))[0]
@@ -54,7 +54,7 @@ def problems(draw: st.DrawFn, *, uneven: bool = True, most_nodes: int = 8, most_
 
 
 def assert_complete(problem: PlacementProblem, counts: np.ndarray) -> None:
-    """Every replica is placed and every slot is used."""
+    """Assert that every replica is placed and every slot is used."""
     assert (counts >= 0).all()
     np.testing.assert_array_equal(counts.sum(axis=2), problem.replicas)
     np.testing.assert_array_equal(counts.sum(axis=1), np.broadcast_to(problem.slots, counts.sum(axis=1).shape))

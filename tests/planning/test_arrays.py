@@ -1,4 +1,4 @@
-"""The shortcuts against what numpy says."""
+"""The fast helpers against numpy's own functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.planning.survival.search import as_masks, as_pattern
 
 @st.composite
 def patterns(draw: st.DrawFn, most_nodes: int) -> np.ndarray:
-    """Rows that repeat; in either order in memory."""
+    """Return rows that repeat, in row-major or column-major memory."""
     nodes, kinds = draw(st.integers(1, most_nodes)), draw(st.integers(1, 6))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     rows = (rng.random((kinds, nodes)) < rng.random())[rng.integers(0, kinds, draw(st.integers(1, 20)))]

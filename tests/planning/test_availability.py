@@ -1,4 +1,4 @@
-"""Availability traces: what is read, what is refused and where, and which part of one is lived through."""
+"""Availability traces: parsing, rejected lines with their numbers, and the window of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "seconds,event,node\n"
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[tuple[float, bool, str]]:
-    """Any valid trace: (seconds, add, node), somebody there at 0."""
+    """Draw a valid trace of (seconds, add, node), with a node present at 0."""
     present: set[str] = set()
     found: list[tuple[float, bool, str]] = []
     second = 0.0
@@ -37,7 +37,7 @@ def as_text(events: list[tuple[float, bool, str]]) -> str:
 
 
 def present_at(events: list[tuple[float, bool, str]], second: float) -> set[str]:
-    """Who is there, by brute force."""
+    """Return the present nodes, by brute force."""
     there: set[str] = set()
     for at, add, node in events:
         if at <= second:

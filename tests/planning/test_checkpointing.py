@@ -1,4 +1,4 @@
-"""Eq. 5 (corrected) against the chain it comes from, and the best period against a search."""
+"""Eq. 5 (corrected) against its Markov chain, and the best period against a search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.planning.checkpointing import (
     young_period,
 )
 
-RATE = 64_512 / 72 * (36 / 20_000 + 1 / 10_000) / 3600.0  # per second, Table 1's first row
+RATE = 64_512 / 72 * (36 / 20_000 + 1 / 10_000) / 3600.0  # Per second, from Table 1's first row.
 TIMES = {"save": 0.05, "detect": 60.0, "restart": 360.0}
 
 

@@ -1,4 +1,4 @@
-"""Levels: everybody's share reaches everybody, in groups that all members see alike, few and small."""
+"""Levels: every member's share reaches all members, in small groups on few levels that all members agree on."""
 
 import math
 
@@ -14,7 +14,7 @@ def everybodys(nodes: list[str], flat_up_to: int = 1, fan_out: int = 3) -> list[
 
 
 def after_each_level(levels: list[Levels]) -> list[list[set[int]]]:
-    """Return, level by level, whose share has reached each member, where owners alone go on."""
+    """Return, for each level, the set of shares that each member has. Only owners go on."""
     known = [{member} for member in range(len(levels))]
     history: list[list[set[int]]] = []
     for number, owners in enumerate(levels[0].owners):
@@ -44,7 +44,7 @@ def test_every_share_is_in_what_the_highest_owners_have_once_and_in_nothing_less
     levels = everybodys(nodes, flat_up_to, fan_out)
     assert len({mine.owners for mine in levels}) == 1
     for number in range(len(levels[0].owners)):
-        # All members of a group see the same group, and nobody is in two groups of a level.
+        # All members of a group see the same group, and no member is in two groups of a level.
         groups = {mine.groups[number] for mine in levels if number < len(mine.groups)}
         here = [member for group in groups for member in group]
         assert len(set(here)) == len(here)
@@ -79,7 +79,7 @@ def test_nobody_takes_in_more_than_twice_what_it_owns(nodes: list[str], fan_out:
 def test_the_workers_of_a_node_meet_first_and_then_those_with_the_same_part():
     nodes = ["a"] * 3 + ["b"] * 3
     assert everybodys(nodes)[4] == Levels(owners=(3, 2), groups=((3, 4, 5), (1, 4)))
-    # Where one node has a worker more, that one owns nothing.
+    # If one node has one more worker, that worker owns nothing.
     assert everybodys(["a", "a", "b", "b", "b"])[4] == Levels(owners=(2, 2), groups=((2, 3, 4),))
 
 

@@ -1,4 +1,4 @@
-"""Rebalancing: weighted loads, gain against cost, reasons."""
+"""Rebalancing: weighted loads, gain against cost, and reasons."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def test_a_lost_expert_is_refused_and_named():
 def test_migration_time_is_that_of_the_busiest_link():
     held = np.array([[[1, 0, 0], [0, 1, 0], [1, 1, 0]]])
     wanted = np.ones((1, 3, 3), dtype=int)
-    # Node 2 receives three experts, more than anyone sends.
+    # Node 2 receives three experts, which is more than any node sends.
     assert migration_seconds(plan_migration(held, wanted), MODEL) == pytest.approx(0.05 + 3 * 1e7 / 1e9)

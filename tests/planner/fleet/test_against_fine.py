@@ -1,4 +1,4 @@
-"""The forecast's recoveries against the fine simulator's, in a small job whose links and groups take known times."""
+"""The forecast's recovery times against the fine simulator, in a small job with known link and group times."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def commit_times(plan: FaultPlan) -> list[float]:
 
 
 def usual_step_s(nodes: int) -> float:
-    """Return the mean step of an undisturbed job of so many nodes, with as many micro-batches."""
+    """Return the mean step time of an undisturbed job of `nodes` nodes."""
     runs = [commit_times(replace(PLAN, seed=seed, nodes=nodes, start_nodes=nodes)) for seed in range(6)]
     return fmean((times[-1] - times[3]) / (STEPS - 4) for times in runs)
 
 
 def lost_s(kind: FaultKind, step_s: float) -> float:
-    """Return how much longer the step takes in which a node fails than a usual one of those that are left."""
+    """Return the additional time of the step in which a node fails, over a usual step of the remaining nodes."""
     lost: list[float] = []
     for seed in range(RUNS):
         rng = Random(seed)
@@ -48,7 +48,7 @@ def lost_s(kind: FaultKind, step_s: float) -> float:
 
 
 def case_like(timing: Timing, *, silent: bool, step_s: float) -> FleetCase:
-    """Return the same job for the forecast: a message takes a link, a group as long as building it."""
+    """Return the same job for the forecast: a message takes one link, and a group takes its build time."""
     link, build, config = (
         fmean(timing.link),
         fmean(timing.spans["build"]),
@@ -60,9 +60,9 @@ def case_like(timing: Timing, *, silent: bool, step_s: float) -> FleetCase:
         "heartbeat_s": config.heartbeat_s,
         "tick_s": config.tick_s,
         "reset_s": link,
-        "decide_s": 2 * link,  # Stop, and the reports
+        "decide_s": 2 * link,  # The Stop message and the reports.
         "tell_s": link,
-        "nccl_s": 2 * link + build,  # addresses to the coordinator, and on
+        "nccl_s": 2 * link + build,  # Addresses to the coordinator, and from there to the others.
         "decide_per_node_s": 0.0,
         "tell_per_node_s": 0.0,
         "nccl_per_worker_s": 0.0,
@@ -73,7 +73,7 @@ def case_like(timing: Timing, *, silent: bool, step_s: float) -> FleetCase:
 
 def expected_s(*, silent: bool, step_s: float) -> float:
     parts = mean_parts(case_like(Timing(), silent=silent, step_s=step_s))
-    return parts.total - parts.redo  # (which a usual step of fewer nodes contains)
+    return parts.total - parts.redo  # A usual step of fewer nodes already contains the redone work.
 
 
 def test_a_node_that_fails_costs_as_much_as_in_the_fine_simulator() -> None:
@@ -83,7 +83,7 @@ def test_a_node_that_fails_costs_as_much_as_in_the_fine_simulator() -> None:
 
 
 def test_a_node_that_is_silent_costs_no_more_than_its_lease() -> None:
-    """Where others wait for it, it is given up sooner; the forecast counts the whole lease."""
+    """If other nodes wait for it, it is removed sooner; the forecast counts the whole lease."""
     step_s = usual_step_s(NODES)
     seen = expected_s(silent=False, step_s=step_s)
     assert seen < lost_s(FaultKind.SILENT_NODE, step_s) < expected_s(silent=True, step_s=step_s)

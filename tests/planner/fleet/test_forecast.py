@@ -18,7 +18,7 @@ from holdfast.planning.checkpointing import FailureClock, wasted_fraction
 from holdfast.protocol.job_spec import JobSpec
 
 TINY = 1e-6
-#: nothing takes time but what a test says
+#: Nothing takes time unless a test sets it.
 FREE = {
     "job": {"step_s": TINY, "rounds": 1},
     "checkpoint": {"period_s": 1e6, "save_s": TINY, "load_s": 0.0},
@@ -85,11 +85,11 @@ def test_a_job_waits_for_enough_nodes() -> None:
 
 
 def test_state_is_lost_where_all_its_copies_fail_within_one_recovery() -> None:
-    # Four nodes, two parts of two copies: either holder fails, then the other one before the recovery is through.
+    # Four nodes hold two parts in two copies. One holder fails, then the other one before the recovery ends.
     case = case_of(nodes=4, mtbf_hours=10.0, mttr_hours=TINY, job={"copies": 2}, recovery={"nccl_s": 360.0})
     found = simulated(case, hours=4000.0)
     expected = 24 * 2 * 2 / 10.0 * -math.expm1(-0.1 / 10.0)
-    # (a third failure begins the recovery anew, and prolongs it: once in 30)
+    # In one of 30 cases, a third failure restarts the recovery and prolongs it.
     assert found.live.rollbacks.mean == pytest.approx(expected, rel=0.12)
     often = {"period_s": 1.0}
     case = case_of(nodes=4, mtbf_hours=10.0, mttr_hours=TINY, job={"copies": 1}, checkpoint=often)

@@ -1,4 +1,4 @@
-"""`rebalance_experts`: EPLB's arrays, never worse than EPLB, and what it does beyond."""
+"""`rebalance_experts`: the same arrays as EPLB, never worse than EPLB, and its additional features."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def loads_of(layers: int, experts: int, seed: int = 0) -> np.ndarray:
 
 
 def busiest(slots: np.ndarray, loads: np.ndarray, gpus: int) -> np.ndarray:
-    """The busiest GPU over the mean one, per layer."""
+    """Return the work of the busiest GPU over the mean, per layer."""
     number = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in slots])
     work = np.take_along_axis(loads / number, slots, axis=1).reshape(len(slots), gpus, -1).sum(axis=2)
     return work.max(axis=1) / work.mean(axis=1)
 
 
 def hosts(slots: np.ndarray, experts: int, units: int) -> np.ndarray:
-    """Which units (GPUs, nodes) hold which experts `(L, E, units)`."""
+    """Return which units (GPUs or nodes) hold which experts, `(L, E, units)`."""
     held = slots.reshape(len(slots), units, -1)
     return np.stack([(held == expert).any(axis=2) for expert in range(experts)], axis=1)
 
@@ -140,7 +140,7 @@ def test_ranks_that_are_gone_get_nothing():
     assert busiest(slots[:, ~dead], loads, 6).mean() < 1.3
     counted = sglang_rebalance_experts(np.stack([loads, loads]), 32, None, 2, 8, False)
     assert (counted[0] == rebalance_experts(loads, 32, 1, 2, 8)[0]).all()
-    halves = np.full((100, 1, 2), 1000, dtype=np.float16)  # their sum is none of float16
+    halves = np.full((100, 1, 2), 1000, dtype=np.float16)  # Their sum exceeds float16.
     assert sglang_rebalance_experts(halves, 2, None, 1, 2, False)[2].tolist() == [[1, 1]]
     listed = sglang_rebalance_experts([loads.tolist(), loads.tolist()], 32, None, 2, 8, False)
     assert all((mine == theirs).all() for mine, theirs in zip(listed, counted, strict=True))

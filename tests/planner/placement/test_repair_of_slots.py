@@ -1,4 +1,4 @@
-"""`repair`: deterministic, few moves, whatever ranks are lost."""
+"""`repair` is deterministic and moves few experts, for any lost ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_it_mends_by_as_few_copies_as_are_missing(dead, threshold, seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_placement_needs_fewer_copies(seed):
-    # Of all pairs of expert and node, as many as f for each expert and as there are slots on each node, fewest new.
+    # Choose pairs of expert and node: f for each expert, at most the slots of each node, and as few new ones as
+    # possible.
     rng = np.random.default_rng(seed)
     nodes, slots, threshold = int(rng.integers(2, 6)), int(rng.integers(1, 4)), int(rng.integers(1, 3))
     experts = max(nodes * slots // threshold - int(rng.integers(0, 2)), 1)

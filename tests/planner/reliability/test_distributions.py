@@ -1,4 +1,4 @@
-"""Draws have the mean that the distribution claims, within its own confidence interval."""
+"""Random draws have the mean that the distribution states, within its confidence interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantiles, against a printed table (Abramowitz and Stegun 26.8 and 26.10)."""
+"""Quantiles against a printed table (Abramowitz and Stegun 26.8 and 26.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EPLB written anew: the published example, its guarantees of shape, and how even it is."""
+"""Our EPLB: the published example, the guaranteed shapes, and how even the result is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_expert_has_a_slot_and_every_slot_an_expert(nodes, gpus, per_group
     assert placed.shape == (2, slots)
     assert all(set(row) == set(range(experts)) for row in placed.tolist())
     if shape.hierarchical:
-        # whole groups: each expert's replicas are within one node
+        # Groups are whole: each expert's replicas are within one node.
         homes = np.repeat(np.arange(nodes), slots // nodes)
         assert all(len(set(homes[row == expert])) == 1 for row in placed for expert in range(experts))
 

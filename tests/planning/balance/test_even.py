@@ -1,4 +1,4 @@
-"""Evening out the nodes' work: what survives stays the same."""
+"""Evening out the nodes' work does not change which losses are survived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.planning.balance.even import even_sets, idleness
 
 @st.composite
 def patterns(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Host sets that several experts share, with room to spare or none."""
+    """Return host sets that several experts share, with or without spare slots."""
     nodes = draw(st.integers(2, 7))
     sets = draw(st.lists(st.lists(st.booleans(), min_size=nodes, max_size=nodes).filter(any), min_size=1, max_size=4))
     rows = draw(st.lists(st.sampled_from(sets), min_size=1, max_size=9))
@@ -36,13 +36,13 @@ def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.nda
 
 def test_idleness_is_what_a_replica_lacks_of_the_average() -> None:
     loads, replicas = np.array([[10.0, 30.0, 40.0], [10.0, 30.0, 40.0]]), np.array([[2, 2, 4], [4, 2, 2]])
-    # Tokens per replica by rank: 5, 15, 10 and (ties by number) 15, 20, 2.5; on average 10 in both layers.
+    # Tokens per replica by rank are 5, 15, 10 and, with ties by number, 15, 20, 2.5. The average is 10 in both layers.
     by_rank = np.array([[0, 1, 2], [1, 2, 0]])
     np.testing.assert_allclose(idleness(loads, replicas, by_rank), [1 - 10 / 10, 1 - 17.5 / 10, 1 - 6.25 / 10])
 
 
 def test_cold_experts_are_shared_among_the_nodes() -> None:
-    """One expert with three quarters of all tokens: f has the others take more slots than their tokens ask for."""
+    """One expert has three quarters of all tokens; f gives the others more slots than their tokens need."""
     loads = [[60_000, *[20_000 // 7] * 7]]
     slots = np.full(4, 6)
     plans = {

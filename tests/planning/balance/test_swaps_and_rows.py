@@ -1,4 +1,4 @@
-"""Even work within a pattern of hosts: what survives stays, and the busiest node never gets busier."""
+"""Even work within a pattern of hosts: survival is unchanged, and the busiest node never gets busier."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def zipf(layers: int, experts: int, exponent: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("experts", "nodes", "slots", "exponent"), [(32, 8, 8, 0.8), (256, 32, 16, 0.5)])
 def test_f_replicas_each_are_even_at_the_same_recovery(experts, nodes, slots, exponent):
-    # Heaviest first with anti-affinity reaches 1.10 and 1.12 here; MRO 1.43 in the mean, and 1.74 in the worst layer.
+    # Heaviest first with anti-affinity reaches 1.10 and 1.12 here. MRO reaches 1.43 on average, and 1.74 in the worst
+    # layer.
     loads = zipf(4, experts, exponent)
     plans = [
         make_plan(loads, np.full(nodes, slots), fault_threshold=2, strategy=strategy_named(name))

@@ -1,4 +1,4 @@
-"""Token dispatch: every token once, no replica above its share, local first, near before far."""
+"""Token dispatch: every token is sent once, no replica exceeds its share, and near replicas come first."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_interval_needs_fewer_than_two_messages_per_rank_and_expert(case):
 @PROPERTY
 @given(cases(most_tokens=3000))
 def test_proportional_stays_close_to_algorithm_1(case):
-    """Each share is proportional (Algorithm 1, line 12) up to what lies in two cut piles."""
+    """Each share is proportional (Algorithm 1, line 12) except for the part in two cut piles."""
     tokens, replicas = case
     ranks = tokens.shape[1]
     capacities = replica_capacities(tokens, replicas)
@@ -189,7 +189,8 @@ def test_minmax_counts_beyond_32_bits(case, times):
     np.testing.assert_array_equal(capacities.sum(axis=1), tokens.sum(axis=1))
     assert (capacities >= 0).all()
     assert (capacities[replicas == 0] == 0).all()
-    # Some experts' tokens are too many for their ranks together: the least busiest rank is the worst such mean.
+    # The tokens of some experts exceed their ranks together. The least load of the busiest rank is the largest such
+    # mean.
     worst = 0
     for size in range(1, len(tokens) + 1):
         for chosen in combinations(range(len(tokens)), size):

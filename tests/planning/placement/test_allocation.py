@@ -21,7 +21,7 @@ def plan(loads, slots, f) -> Allocation:
 
 
 def equation_1(tokens: list[int], total: int, minimum: int) -> list[int]:
-    """Eq. (1) as printed, in fractions."""
+    """Compute Eq. (1) as printed, in fractions."""
     order = sorted(range(len(tokens)), key=lambda expert: tokens[expert])
     replicas = [0] * len(tokens)
     for place, expert in enumerate(order):
@@ -48,7 +48,7 @@ def test_matches_the_equation_in_fractions(data):
 
 
 def test_equal_loads_get_equal_replicas_where_floats_would_not():
-    # 1/3 of 15 slots is 4.999... in floats for some orders (ERRATA, Lazarus 4).
+    # In floats, 1/3 of 15 slots is 4.999... for some orders (ERRATA, Lazarus 4).
     for experts in range(1, 50):
         assert set(plan([[7] * experts], [experts] * 5, 1).replicas[0]) == {5}
 

@@ -1,4 +1,4 @@
-"""The best placement: never below MRO and spread, the optimum in small cases, steady along real loads."""
+"""The best placement is never worse than MRO and spread, optimal in small cases, and stable with real loads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_never_below_mro_or_spread_where_it_matters(problem):
     [(1536, 128, 16, 2), (1200, 64, 6, 1), (300, 61, 7, 3)],
 )
 def test_on_many_nodes_never_below_mro_or_spread_whatever_is_lost(nodes, experts, slots, seed):
-    # Of 1,536 nodes so few small losses are fatal that samples of them see no difference between MRO and spread.
+    # Of 1,536 nodes, very few small losses are fatal. Samples of them show no difference between MRO and spread.
     loads = (np.random.default_rng(seed).pareto(1.2, (4, experts)) * 1000).astype(int) + 1
     allocation = allocate(loads, np.full(nodes, slots), fault_threshold=2)
     assert isinstance(allocation, Allocation)
@@ -99,7 +99,7 @@ def test_the_papers_counterexamples_are_solved(nodes, slots, replicas, survives)
 
 
 def test_groups_of_unequal_size_are_found():
-    # Annealing found 1, 13/15, 1/2 where groups of equal size, and climbing from them, gave 1, 0.8, 0.4.
+    # Annealing found 1, 13/15, 1/2. Groups of equal size, and climbing from them, gave 1, 0.8, 0.4.
     problem = PlacementProblem(replicas=np.array([[5, 2, 2, 3, 2, 2, 2]]), slots=np.full(6, 3), fault_threshold=2)
     np.testing.assert_allclose(curve("best", problem)[1:4], [1, 13 / 15, 1 / 2])
 

@@ -1,4 +1,4 @@
-"""Placement: every slot used, the guarantee kept, groups aligned."""
+"""Placement uses every slot, keeps the guarantee, and aligns groups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_compact_uses_the_fewest_nodes_in_a_row(problem):
 
 
 def test_mro_groups_hold_whole_expert_groups():
-    # c divides E, so groups are whole: experts {0,1} on 2 nodes, {2,3} on the other 4 (Lazarus, 4.1).
+    # c divides E, so groups are full: experts {0,1} on 2 nodes, {2,3} on the other 4 (Lazarus, 4.1).
     counts = strategy_named("mro").place(problem_of([[2, 2, 4, 4]], [2] * 6))
     hosts = counts[0] > 0
     np.testing.assert_array_equal(hosts[0], hosts[1])

@@ -1,4 +1,4 @@
-"""Disjoint host sets: the same shares as the sweep over their nodes, and who is never worse."""
+"""Disjoint host sets have the same shares as the sweep over their nodes, and `never_worse` is right."""
 
 from __future__ import annotations
 

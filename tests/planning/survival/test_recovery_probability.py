@@ -1,4 +1,4 @@
-"""Recovery probability: against enumeration in plain Python, closed forms, and the papers' values."""
+"""Recovery probability against enumeration in plain Python, closed forms, and the papers' values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.planning.survival.recovery_probability import _sampled, fatal_shar
 
 
 def enumerate_curve(counts: np.ndarray) -> list[float]:
-    """All losses, one by one."""
+    """Return the recovery curve by enumeration of all losses."""
     hosts = (counts > 0).reshape(-1, counts.shape[-1])
     nodes = hosts.shape[1]
     curve = []
@@ -49,7 +49,7 @@ def test_curve_never_rises_and_the_guarantee_is_certain(problem):
 
 @pytest.mark.parametrize("name", ["mro", "best"])
 def test_values_of_lazarus_figures_4_and_5(name):
-    # ERRATA, Lazarus 6: three of five nodes lost; the best plans recover in 7 and in 6 of 10 cases.
+    # ERRATA, Lazarus 6: with three of five nodes lost, the best plans recover in 7 and in 6 of 10 cases.
     for replicas, slots, recovered in (([2, 4, 6, 8], 4, 0.7), ([2, 2, 3, 3], 2, 0.6)):
         problem = PlacementProblem(replicas=np.array([replicas]), slots=np.full(5, slots), fault_threshold=2)
         assert recovery_curve(strategy_named(name).place(problem)).probability[3] == pytest.approx(recovered)
@@ -65,7 +65,7 @@ def test_disjoint_groups_multiply_on_any_number_of_nodes():
 
 
 def ring_curve(nodes: int) -> np.ndarray:
-    """Expert e on nodes e and e + 1 of a ring: alive while no two neighbours are lost."""
+    """Return the curve for expert e on nodes e and e + 1 of a ring, which survives while no two neighbours are lost."""
     alive = [nodes / (nodes - lost) * comb(nodes - lost, lost) if 2 * lost <= nodes else 0 for lost in range(nodes)]
     return np.array([number / comb(nodes, lost) for lost, number in enumerate(alive)] + [0.0])
 
@@ -106,7 +106,7 @@ def test_bounds_of_fatal_losses_hold_the_sampled_curve(entangled, curve):
 
 
 def test_rare_losses_are_told_apart_where_recovery_rounds_to_one():
-    # Two sets of eight of 1,000 nodes, or one: recovery of 8 lost is 1 - 8e-20 and 1 - 4e-20, 1.0 in floating point.
+    # With two sets of eight of 1,000 nodes, or one, recovery of 8 lost nodes is 1 - 8e-20 or 1 - 4e-20: 1.0 in floats.
     hosts = np.zeros((2, 1000), dtype=bool)
     hosts[0, :8] = hosts[1, 8:16] = True
     one, two = fatal_share(hosts[:1]), fatal_share(hosts)
@@ -125,7 +125,7 @@ def test_sampling_agrees_with_enumeration():
 
 
 def test_layers_must_all_survive():
-    # Either layer survives one loss of two alone; together the model survives only the loss of none or of a spare.
+    # Each layer alone survives one loss of two. The whole model survives only the loss of none or of a spare.
     first, second = np.array([[1, 1, 0, 0]]), np.array([[0, 0, 1, 1]])
     alone = recovery_curve(first).probability[2]
     joint = recovery_curve(np.stack([first, second])).probability[2]

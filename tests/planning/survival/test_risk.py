@@ -1,4 +1,4 @@
-"""Nodes that are not alike: the odds of losses, and who lives where."""
+"""Nodes with different failure rates: the odds of losses, and the experts that each node holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.planning.survival.search import NodeLosses
 
 
 def enumerated(hosts: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """The share of fatal losses by their number, from all of them."""
+    """Return the share of fatal losses by their number, by enumeration."""
     nodes = rates.size
     shares = []
     for lost in range(nodes + 1):
@@ -82,7 +82,7 @@ def test_the_risky_one_of_a_pair_has_a_safe_one_beside_it(nodes):
 
 @pytest.mark.parametrize("nodes", [8, 16])
 def test_experts_leave_a_node_that_becomes_risky_and_nothing_else_moves(nodes):
-    # 48 experts of 2 replicas and a hot one, for which slots are left.
+    # 48 experts have 2 replicas; the hot one takes the remaining slots.
     loads = np.full((2, 3 * nodes), 1.0)
     loads[:, 0] = 500.0
     slots, best = np.full(nodes, 8), strategy_named("best")

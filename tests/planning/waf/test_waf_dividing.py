@@ -1,4 +1,4 @@
-"""`S(i, j)` in blocks of rows is the same as in one piece, and its first row the same as without the next best."""
+"""The values `S(i, j)` are the same in blocks of rows and in one piece, with and without the next best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job achieves with so many nodes: measured, or fitted."""
+"""The throughput of a job by its number of nodes, measured or fitted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rounds_make_steps_and_what_was_measured_stands() -> None:
     achieved = times.throughput(8)
     assert [achieved[nodes] for nodes in (0, 1, 4, 5)] == pytest.approx([0.0, 1.0, 16 / 4.2, 16 / 9])
     fitted = StepTimes(step_s={1: 16.0, 2: 8.0}, micro_batches=16, workers=1, flop=16.0).throughput(8)
-    assert fitted[6] == pytest.approx(fitted[7])  # (three rounds, with one idle more)
+    assert fitted[6] == pytest.approx(fitted[7])  # Both need three rounds; the seventh node is idle.
     assert fitted[8] > fitted[7]
 
 
@@ -81,13 +81,16 @@ def test_what_cannot_have_been_measured_is_refused(change: dict[str, object], sa
 
 
 def test_a_node_more_may_save_a_whole_round() -> None:
-    """Seven nodes have four rounds of 24 micro-batches, eight have three: as `make bench-pace` has measured it."""
+    """24 micro-batches take four rounds on seven nodes and three on eight, as measured by `make bench-pace`."""
     times = StepTimes(step_s={1: 3.6356, 7: 0.6532}, micro_batches=24, workers=1, flop=1.0)
     assert times.predicted_s(8)[7] == pytest.approx(0.4959, rel=0.1)
 
 
 def test_what_is_spread_over_places_has_fewer_replicas_that_are_faster() -> None:
-    """Six micro-batches on nodes of four workers: over 2 places of 3 nodes one round each, over 4 of 2 nodes three."""
+    """Six micro-batches run on nodes of four workers.
+
+    With 2 local ranks, 3 nodes need one round. With 4 local ranks, 2 nodes need three rounds.
+    """
     whole = StepTimes(step_s={1: 2.0}, micro_batches=8, workers=4, flop=1.0).predicted_s(4)
     spread = StepTimes(step_s={1: 2.0}, micro_batches=8, workers=4, flop=1.0, places=(1,)).predicted_s(4)
     assert spread.tolist() == whole.tolist()

@@ -1,4 +1,4 @@
-"""The plan that gets most out of all jobs, against every division there is."""
+"""The plan that gets the most out of all jobs, against every possible division."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOSE = 1e-9
 
 
 def all_divisions(tasks: Sequence[Task], nodes: int, running_s: float) -> list[WafPlan]:
-    """Return every division that is allowed, the best first."""
+    """Return every allowed division, the best first."""
     fits = [[size for size in range(nodes + 1) if _allowed(task, size)] for task in tasks]
     found = [price(tasks, sizes, nodes, running_s) for sizes in product(*fits) if sum(sizes) <= nodes]
     return sorted(found, key=lambda plan: -plan.value)
@@ -62,7 +62,7 @@ def tasks_and_nodes(draw: st.DrawFn) -> tuple[list[Task], int, float]:
 
 
 def check(plan: WafPlan, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
-    """Compare a plan, and its next best, with all that there are."""
+    """Compare a plan and its next best with all divisions."""
     every = all_divisions(tasks, nodes, running_s)
     again = price(tasks, [plan.sizes[task.name] for task in tasks], nodes, running_s)
     assert any(plan.sizes == one.sizes for one in every)

@@ -1,4 +1,4 @@
-"""Whom the weights leave with nothing, and what would change that, against every division there is."""
+"""Jobs that the weights leave without nodes, and the change that would help, against every possible division."""
 
 from __future__ import annotations
 

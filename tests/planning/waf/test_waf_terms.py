@@ -1,4 +1,4 @@
-"""Until the next failure, how often nodes fail, and what roll-backs cost."""
+"""The time until the next failure, failure rates, and the cost of roll-backs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_lost_with_all_copies_is_told_for_all_sizes_at_once(
 
 @pytest.mark.parametrize(("nodes", "experts", "slots"), [(4, 8, 4), (6, 8, 4), (6, 6, 2), (3, 6, 2), (8, 8, 2)])
 def test_with_experts_in_groups_no_less_is_lost_than_by_all_ways_to_fail(nodes: int, experts: int, slots: int) -> None:
-    """Brute force over all sets of nodes that fail together, where the groups are of equal size."""
+    """Compare with brute force over all sets of nodes that fail together, for groups of equal size."""
     rate, exposed, cost = 1e-4, 100.0, 600.0
     groups, copies = experts // slots, nodes * slots // experts
     hosts = [set(range(group * copies, (group + 1) * copies)) for group in range(groups)]

@@ -1,8 +1,8 @@
 """The cost of a job's roll-backs by its number of nodes.
 
-With it, a job that has few copies of its state outbids a safe one for nodes. A job loses its state if nodes fail together, before
-copies are restored, and the last copy of some part is among them. Lazarus' curve (`planning.survival`) gives the
-probability that k losses do that. The job then repeats the training since its last checkpoint.
+With it, a job that has few copies of its state outbids a safe one for nodes. A job loses its state if nodes fail
+together, before copies are restored, and the last copy of some part is among them. Lazarus' curve (`planning.survival`)
+gives the probability that k losses do that. The job then repeats the training since its last checkpoint.
 """
 
 from __future__ import annotations

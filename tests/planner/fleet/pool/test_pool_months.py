@@ -1,4 +1,4 @@
-"""Months of whole pools: what must hold on every trace, the pool's machine against its policy alone, closed forms."""
+"""Months of whole pools: invariants on every trace, the pool's machine against its policy alone, and closed forms."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from holdfast.planner.fleet.pool.systems import (
 from holdfast.planner.fleet.pool.tasks import FleetTask
 
 NODES = 16
-#: `sized` gives each job its most or nothing: of these jobs, whose most is the pool, one
+#: All systems except `sized`. It gives each job its most or nothing, and the most of these jobs is the whole pool.
 ALL = [name for name in SYSTEMS if name != "sized"]
 SHORT = Drawing(name="short", seconds=3 * DAY_S, lost=12, faults=20, repair_s=(0.02 * DAY_S, 1.5 * DAY_S))
 
 
 def linear(name: str, nodes: int, weight: float = 1.0, least: int = 1) -> FleetTask:
-    """A job that achieves one FLOP/s on each node."""
+    """Return a job that achieves one FLOP/s on each node."""
     return FleetTask(
         name=name, step_s=tuple(8.0 / held for held in range(1, nodes + 1)), flop=8.0, weight=weight, least=least
     )
 
 
 def trace_of(*outages: tuple[float, str, str], nodes: int = 4, seconds: float = 10 * DAY_S) -> FleetTrace:
-    """What befalls some nodes, by (time, node, what)."""
+    """Return a trace of outages, each as (time, node, what)."""
     made = tuple(Outage(at=at, node=node, what=what) for at, node, what in outages)  # type: ignore[arg-type]
     return FleetTrace(name="made", nodes=names_of(nodes), outages=made, seconds=seconds)
 
@@ -91,7 +91,7 @@ def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starv
 def test_ours_leaves_nobody_without_its_least_while_that_suffices() -> None:
     for seed in range(6):
         lived = live(SYSTEMS["waf"], table_3(5, NODES), drawn(TRACE_A, NODES, seed))
-        # a job that is hit lacks its least until that is seen; then it is the first to be given a node
+        # A job that is hit lacks its least until the failure is detected. Then it is the first to get a node.
         assert sum(lived.short_s.values()) < 60.0
 
 
@@ -240,5 +240,5 @@ def test_a_thousand_nodes_are_shared_out_in_a_fraction_of_a_second() -> None:
     begun = time.process_time()
     for node in names_of(20):
         shares.lose(node, 3600.0)
-    # 8 weeks at trace a's rates have about 1,250 of them, which have five minutes
+    # 8 weeks at trace a's rates have about 1,250 failures, for which five minutes are allowed.
     assert (time.process_time() - begun) / 20 < 0.24

@@ -28,7 +28,7 @@ CHECKPOINT = Checkpoint(period_seconds=1800.0, save_seconds=120.0, detect_second
 
 
 def make_case(*, mtbf: float = 3000.0, rack: float = 1500.0, zones: int = 2, **failures: object) -> SparingCase:
-    """A small cluster that fails often, so that blocking and rollbacks both matter."""
+    """Return a small cluster that fails often, so that blocking and rollbacks both matter."""
     return SparingCase(
         cluster=Cluster(zones=zones, racks_per_zone=24, gpus_per_rack=16, gpus_per_tray=2),
         failures=FailureModel(mtbf_tray_hours=mtbf, mtbf_rack_hours=rack, mttr_hours=24.0, **failures),
@@ -56,7 +56,8 @@ def test_cett_beta_gamma_and_block_mtbf_without_spare_trays(block_gpus: int, spa
 
 @pytest.mark.parametrize("chain", RepairChain)
 def test_cett_beta_gamma_and_block_mtbf_with_spare_trays(chain: RepairChain) -> None:
-    # Eq. 3 adds the rack's rate to the trays', which is exact only where one of them dominates: here there is one.
+    # Eq. 3 adds the rack's rate to the rate of the trays, which is exact only if one of them dominates. Here only one
+    # exists.
     case = make_case(mtbf=500.0, rack=np.inf, repair_chain=chain)
     assert_agrees(case, SparingStrategy(block_gpus=16, spare_gpus=4, spare_blocks=2))
 
@@ -72,7 +73,7 @@ def test_cett_beta_gamma_and_block_mtbf_with_spare_trays(chain: RepairChain) -> 
     ids=["mix", "weibull", "lognormal", "empirical"],
 )
 def test_without_spare_trays_only_the_mean_repair_matters(repairs) -> None:
-    # A block without spare trays alternates between up and down: its availability depends on the two means alone.
+    # A block without spare trays alternates between up and down. Its availability depends only on the two means.
     assert repairs.mean == pytest.approx(24.0)
     assert_agrees(make_case(), SparingStrategy(block_gpus=16, spare_blocks=3), repairs=repairs)
 
@@ -131,15 +132,15 @@ def test_without_failures_nothing_is_lost_but_saving() -> None:
 @pytest.mark.parametrize(
     ("clock", "fault_hours", "useful_hours"),
     [
-        # Periods of 0.5 h and 0.05 h of saving; a failure costs 0.1 h.
+        # Periods take 0.5 h, saving 0.05 h; a failure costs 0.1 h.
         (FailureClock.FROZEN, [], 1.0),
-        (FailureClock.FROZEN, [0.4], 0.5),  # back at 0.5, a period is saved by 1.05
-        (FailureClock.FROZEN, [0.52], 1.0),  # while saving: no matter
-        (FailureClock.RUNNING, [0.52], 0.5),  # while saving: that period is lost, the next saved by 1.17
-        (FailureClock.FROZEN, [0.4, 0.45], 0.5),  # the second while restarting: no matter
-        (FailureClock.RUNNING, [0.4, 0.45], 0.5),  # restarts the restart: back at 0.55, saved by 1.10
+        (FailureClock.FROZEN, [0.4], 0.5),  # It is back at 0.5, and a period is saved by 1.05.
+        (FailureClock.FROZEN, [0.52], 1.0),  # A failure while saving has no effect.
+        (FailureClock.RUNNING, [0.52], 0.5),  # A failure while saving loses the period; the next is saved by 1.17.
+        (FailureClock.FROZEN, [0.4, 0.45], 0.5),  # The second failure is while restarting, without effect.
+        (FailureClock.RUNNING, [0.4, 0.45], 0.5),  # It begins the restart again: back at 0.55, saved by 1.10.
         (FailureClock.RUNNING, [0.4, 0.45, 0.62], 0.0),
-        (FailureClock.FROZEN, [5.0], 1.0),  # after the end
+        (FailureClock.FROZEN, [5.0], 1.0),  # After the end.
     ],
 )
 def test_useful_time_by_hand(clock: FailureClock, fault_hours: list[float], useful_hours: float) -> None:

@@ -1,4 +1,6 @@
-"""Figure 6: one zone of 1,024 racks, simulation within 1 % of the closed form, for one and for two repair processes."""
+"""Figure 6: one zone of 1,024 racks. The simulation is within 1 % of the closed form, for one and for two repair
+processes.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ def test_two_repair_processes_stay_within_one_percent(figure_6: SparingCase, str
 
 def test_composite_repair_stays_within_one_percent_and_a_running_clock_does_not(figure_6: SparingCase) -> None:
     for row in compare(figure_6, SETTINGS):
-        if row.assumptions in ("as the closed form", "racks once"):  # one block per rack: the same
+        if row.assumptions in ("as the closed form", "racks once"):  # With one block per rack, both are the same.
             assert abs(row.gap) < 0.01, row
             assert row.cett.contains(row.closed_form), row
         else:
-            # The errata's 1.7 to 2 % that the frozen clock hides.
+            # The frozen clock hides these 1.7 to 2 % (errata).
             assert -0.025 < row.gap < -0.012, row

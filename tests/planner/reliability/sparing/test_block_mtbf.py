@@ -15,7 +15,7 @@ from holdfast.planner.reliability.sparing.block_mtbf import RepairChain, block_m
 
 
 def hitting_time(trays: int, spares: int, mtbf: float, mttr: float, chain: RepairChain) -> float:
-    """Mean time to lose spares + 1 trays, from the generator matrix of Appendix A."""
+    """Return the mean time to lose spares + 1 trays, from the generator matrix of Appendix A."""
     generator = np.zeros((spares + 1, spares + 1))
     for n in range(spares + 1):
         failing = (trays - n) / mtbf
@@ -37,7 +37,7 @@ def hitting_time(trays: int, spares: int, mtbf: float, mttr: float, chain: Repai
 )
 def test_equals_the_chains_linear_system(trays: int, spares: int, mtbf: float, mttr: float, chain: RepairChain) -> None:
     ours = block_mtbf(mtbf_tray=mtbf, mtbf_rack=np.inf, mttr=mttr, trays=trays, spare_trays=spares, repair_chain=chain)
-    # The linear system itself loses digits as (mtbf / mttr)**spares grows: the ranges above leave it enough.
+    # The linear system loses digits as (mtbf / mttr)**spares grows. The ranges above leave it enough of them.
     assert ours == pytest.approx(hitting_time(trays, spares, mtbf, mttr, chain), rel=1e-6)
 
 

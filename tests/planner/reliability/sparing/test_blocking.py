@@ -37,7 +37,7 @@ def test_equals_exact_arithmetic(blocks: int, spares: int, q: float) -> None:
 
 @pytest.mark.parametrize("spares", [8, 16, 64, 128])
 def test_keeps_its_digits_in_the_far_tail_of_a_thousand_blocks(spares: int) -> None:
-    # Unavailability 1/76, in whole numbers: exact_tail's fractions would take seconds.
+    # Unavailability is 1/76, in whole numbers, because exact_tail's fractions would take seconds.
     tail = sum(comb(1024, n) * 75 ** (1024 - n) for n in range(spares + 1, 1025))
     exact = float(Fraction(tail, 76**1024))
     assert zone_blocked_probability(1024, spares, 1 / 76) == pytest.approx(exact, rel=1e-9)

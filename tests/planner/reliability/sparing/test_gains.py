@@ -1,4 +1,4 @@
-"""Eq. 8-10."""
+"""Eq. 8 to 10."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.planner.reliability.sparing.reference import catalina
 
 
 def test_hardware_gain_of_the_paper() -> None:
-    # 9 % more power is 4.4 % more speed at best; the paper's 3.4 % leaves 23 % of exposed communication.
+    # 9 % more power gives at most 4.4 % more speed. The paper's 3.4 % implies 23 % exposed communication.
     assert hardware_gain(power_limit_ratio=1.09, exposed_communication=0.0) == pytest.approx(1.09**0.5)
     assert hardware_gain(power_limit_ratio=1.09, exposed_communication=1.0) == 1.0
     assert round(float(hardware_gain(power_limit_ratio=1.09, exposed_communication=0.228)), 3) == 1.034
 
 
 def test_each_strategy_gains_by_the_power_that_its_own_idle_gpus_set_free() -> None:
-    # Measured with 8 of 72 idle: 9 % of power, 3.4 % of speed (4.1).
+    # Measured with 8 of 72 GPUs idle: 9 % more power, 3.4 % more speed (4.1).
     hardware = catalina().hardware
     assert hardware is not None
     gains = {
@@ -28,13 +28,13 @@ def test_each_strategy_gains_by_the_power_that_its_own_idle_gpus_set_free() -> N
     }
     assert gains[0] == 1.0
     assert gains[8] == pytest.approx(1.034, abs=1e-12)
-    # Two idle GPUs for 70 others set free 2/70 of what 8 for 64 do: less than a quarter of 9 %.
+    # Two idle GPUs for 70 others free less power for each than 8 for 64: less than a quarter of 9 %.
     exposed = 1.0 - 0.034 / (1.09**0.5 - 1.0)
     two = hardware_gain(power_limit_ratio=1.0 + 0.09 * (2 / 70) / (8 / 64), exposed_communication=exposed)
     assert gains[2] == pytest.approx(float(two))
     assert 1.007 < gains[2] < 1.009
     assert gains[2] < gains[4] < gains[8] < gains[16]
-    # Which blocks of a rack they are in makes no difference.
+    # The blocks of a rack that they are in make no difference.
     assert hardware.gain_of(SparingStrategy(block_gpus=18, spare_gpus=2), 72) == pytest.approx(1.034, abs=1e-12)
 
 

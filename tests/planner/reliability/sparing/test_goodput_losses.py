@@ -1,4 +1,4 @@
-"""Losses and CETT make up the whole, under every scheme."""
+"""The losses and CETT add up to 1 under every scheme."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_shares_sum_to_one(scheme: RecoveryScheme) -> None:
 
 
 def test_a_placement_group_takes_whole_blocks_and_strands_the_rest_of_the_last_one() -> None:
-    """A group of 512 GPUs was refused with blocks of 72, as every size that a block does not divide."""
+    """A group of 512 GPUs used to be refused with blocks of 72, like every size that a block does not divide."""
     case = catalina()
     exact = replace(case, placement=Placement(group_gpus=8 * 72))
     rounded = replace(case, placement=Placement(group_gpus=512))

@@ -1,4 +1,4 @@
-"""Semi-synchronous and elastic recovery against enumeration of what is up."""
+"""Semi-synchronous and elastic recovery against enumeration of all up and down states."""
 
 from __future__ import annotations
 

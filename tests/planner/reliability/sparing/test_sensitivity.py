@@ -1,4 +1,4 @@
-"""Figures 2-5: each statement of section 4.3 on the part of the plane where it holds."""
+"""Figures 2 to 5: each statement of section 4.3, on the part of the plane for which it holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_statement_holds_on_its_part(maps: dict[int, SensitivityMap], statement:
     one = maps[statement.figure]
     part = statement.part(one)
     assert part.sum() > 20
-    # On the whole plane "dominates" is not "everywhere": Figure 5's 72/64 wins 97 %, Figure 3's 72 GPUs 99.8 %.
+    # "Dominates" is not "everywhere": on the whole plane, Figure 5's 72/64 wins 97 %, Figure 3's 72 GPUs 99.8 %.
     needed = 0.9 if part.all() else 1.0
     assert statement.holds(one)[part].mean() >= needed
 
@@ -55,7 +55,7 @@ def test_very_low_mtbf_leaves_both_72s_equally_bad() -> None:
 
 
 def test_at_any_mtbf_long_repairs_favour_spare_trays(maps: dict[int, SensitivityMap]) -> None:
-    # Figure 3's border: going up in MTTR one crosses from 72/72 to 72/64, never back.
+    # Figure 3's border: with increasing MTTR, the best changes from 72/72 to 72/64 and never back.
     best = maps[3].best
     for column in best.T:
         of_72 = column[np.isin(column, [0, 1])]

@@ -1,4 +1,4 @@
-"""The best R against trying every R, for all schemes."""
+"""The best R against a search over every R, for all schemes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PRINTED = {
     "18/18": (64_512, 2.6, 0.0, 9.9, 66.4, 1.0, 1.02, 49_912),
     "18/16": (64_512, 0.9, 11.1, 0.5, 66.0, 1.034, 1.00, 50_307),
 }
-# The table's own rounding remainder (errata, point 5): 100 - 67.8 - ... leaves 0.4, the share itself is 0.35.
+# The rounding remainder of the table (errata, point 5): 100 - 67.8 - ... leaves 0.4; the share itself is 0.35.
 STRANDED_EXCEPTION = "36/32"
 
 
@@ -48,7 +48,7 @@ def test_row_equals_the_printed_one(table: Evaluation, label: str) -> None:
         assert 100 * float(lost.stranded_blocks) == pytest.approx(0.35, abs=0.005)
     else:
         assert round(100 * float(lost.stranded_blocks), 1) == stranded
-    # The printed one-decimal CETT is 67.95 -> 68.0 and 67.75 -> 67.8: rounded twice, from four decimals.
+    # The printed CETT was rounded twice, from four decimals: 67.95 -> 68.0 and 67.75 -> 67.8.
     four_decimals = round(float(ours.cett), 4)
     assert round(100 * four_decimals + 1e-9, 1) == cett
     assert ours.hardware_gain == hardware
@@ -110,7 +110,7 @@ def test_takeaway_the_model_gain_lost_outweighs_the_spares_saved(table: Evaluati
 
 
 def test_takeaway_no_fixed_availability_target(table: Evaluation) -> None:
-    # The blocking that is best to accept changes with the number of zones and with the recovery scheme.
+    # The best blocking to accept depends on the number of zones and on the recovery scheme.
     case = replace(catalina(), placement=None)
     assert isinstance(case.recovery, Synchronous)
     one_zone = replace(case, cluster=replace(case.cluster, zones=1, racks_per_zone=1024))

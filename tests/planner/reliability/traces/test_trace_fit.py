@@ -1,4 +1,4 @@
-"""Fits recover what a trace was made from."""
+"""Fits recover the distributions from which a trace was made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from holdfast.planning.special import as_floats
 
 
 def made_trace(*, shape: float, nodes: int = 50) -> FailureTrace:
-    """Nodes that fail exponentially every 1000 h of up time, with Weibull repairs of 20 h on average; one year."""
+    """Return one year of nodes that fail exponentially every 1000 h of up time, with Weibull repairs of 20 h on
+    average.
+    """
     rng, span, mtbf, mttr = np.random.default_rng(7), 8760.0, 1000.0, 20.0
     repairs = Weibull(shape=shape, scale=1.0)
     rows = []
@@ -70,7 +72,7 @@ def test_sees_heavy_tails_and_says_weibull_fits_better() -> None:
 def test_weibull_fit_recovers_its_parameters(shape: float) -> None:
     sample = Weibull(shape=shape, scale=7.0).draw(np.random.default_rng(0), 20_000)
     fitted = fit_weibull(sample)
-    # Standard errors of the maximum-likelihood estimates: 0.78 and 1.05 / shape, over sqrt(N), relative; 4 of them.
+    # Four relative standard errors of the maximum-likelihood estimates: 0.78 and 1.05 / shape, over sqrt(N).
     assert fitted.shape == pytest.approx(shape, rel=4 * 0.78 / 20_000**0.5)
     assert fitted.scale == pytest.approx(7.0, rel=4 * 1.05 / shape / 20_000**0.5)
 
@@ -148,7 +150,9 @@ def test_consequence_of_an_exponential_trace_is_the_closed_form() -> None:
 def test_every_interruption_of_the_trace_counts_once_in_the_fit(
     trays_per_node: float, rack_share: float | None
 ) -> None:
-    """Node failures were taken for rack failures: a third of the interruptions was lost, and goodput 38 % too good."""
+    """Node failures used to count as rack failures, so a third of the interruptions was missing and goodput was 38 %
+    too good.
+    """
     case, trace = catalina(), made_trace(shape=1.0)
     fit, found = fit_trace(trace), count_interruptions(trace, rack_share)
     failures = fitted_failures(case, trace, fit, found, trays_per_node)
@@ -203,7 +207,7 @@ def test_the_scope_of_a_failure_counts_if_the_log_has_it() -> None:
 
 @pytest.mark.parametrize(("mttr", "span"), [(24.0, 4000.0), (400.0, 1000.0), (1000.0, 1500.0)])
 def test_the_interval_of_the_mttr_holds_the_truth_when_repairs_outlast_the_log(mttr: float, span: float) -> None:
-    """Unfinished repairs were left out: at 1,000 h the interval held the truth in none of 60 logs."""
+    """Unfinished repairs used to be left out: with 1,000 h, the interval held the true value in none of 60 logs."""
     rng, inside, logs = np.random.default_rng(3), 0, 400
     for _ in range(logs):
         start = np.sort(rng.uniform(0.0, span, 60))
@@ -218,7 +222,7 @@ def test_the_interval_of_the_mttr_holds_the_truth_when_repairs_outlast_the_log(m
             line=np.arange(2, start.size + 2),
         )
         inside += fit_mttr(trace, 0.95).contains(mttr)
-    # Three standard errors of a share of 95 % in 400 logs are 3.3 %.
+    # Three standard errors of a share of 95 %, in 400 logs, are 3.3 %.
     assert 0.917 <= inside / logs <= 0.983
 
 
@@ -236,7 +240,7 @@ def test_a_trace_without_spread_or_repairs_is_refused() -> None:
 
 
 def sparse_trace(*start_hours: float, span_hours: float) -> FailureTrace:
-    """Failures of as many nodes, repaired in 1, 2, 3, ... hours."""
+    """Return failures of that many nodes, repaired in 1, 2, 3, ... hours."""
     start, count = np.array(start_hours), len(start_hours)
     return FailureTrace(
         nodes=count,

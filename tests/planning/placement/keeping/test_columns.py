@@ -1,4 +1,4 @@
-"""Columns of node groups go to the nodes of the groups that they come from."""
+"""The columns of node groups go to the nodes of the corresponding previous groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from holdfast.planning.placement.keeping.columns import columns_by_copies, columns_by_groups
 
-#: three groups of 1, 2 and 3 nodes, two experts each
+#: Three groups of 1, 2 and 3 nodes, with two experts each.
 PATTERN = np.repeat(np.array([[1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]], dtype=bool), 2, axis=0)
 REPLICAS = np.array([[1, 1, 2, 2, 3, 3]])
 

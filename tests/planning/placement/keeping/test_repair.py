@@ -1,4 +1,4 @@
-"""Keep and repair: the guarantee of f holds whatever is left, every slot is used, and little moves."""
+"""Repair keeps the guarantee of f for any remaining replicas, uses every slot, and moves little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.planning.placement.keeping.repair import Repair, Replicas, WorkerR
 
 @dataclass(frozen=True)
 class Case:
-    """What is left of a job with experts: `counts` `(L, E, W)` on the workers."""
+    """The remaining replicas of a job with experts: `counts` `(L, E, W)` on the workers."""
 
     counts: np.ndarray
     slots: np.ndarray
@@ -56,8 +56,11 @@ def by_node(counts: np.ndarray, node: np.ndarray) -> np.ndarray:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw what any history may have left: workers that hold what they like, in as many slots as they have, or fewer,
-    or all experts at once, or nothing."""
+    """Draw any possible state of the workers.
+
+    A worker may fill its slots with arbitrary experts, fill only some of them, hold all experts at once, or hold
+    nothing.
+    """
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 8))
     nodes, per_node = draw(st.integers(1, 7)), draw(st.integers(1, 3))
     slots = 1 + draw(tables(1, nodes, 5))[0]
@@ -100,21 +103,22 @@ def test_what_is_held_stays_but_for_what_the_guarantee_takes(case: Case) -> None
     kept[:, :, (case.counts.sum(axis=1) > case.room.slots).any(axis=0)] = 0
     missing = np.maximum(case.threshold - (by_node(kept, case.node) > 0).sum(axis=2), 0).sum(axis=1)
     evicted = np.maximum(kept - placed, 0).sum(axis=(1, 2))
-    # Each missing host evicts one replica at the most, in the end: whoever moves on for another is put elsewhere.
+    # Each missing host evicts at most one replica in the end: an expert that makes room for another is placed
+    # elsewhere.
     assert (np.maximum(kept.sum(axis=2) - placed.sum(axis=2), 0).sum(axis=1) <= missing).all()
     assert (evicted[missing == 0] == 0).all()
 
 
 @pytest.mark.parametrize(("experts", "slots", "nodes"), [(6, 4, 4), (8, 6, 5), (16, 6, 10)])
 def test_the_loss_of_any_node_brings_no_more_copies_than_it_held(experts: int, slots: int, nodes: int) -> None:
-    """All that moves is copies of experts that have too few left, but where every slot is needed as it is."""
+    """Only copies of experts with too few hosts move, unless every slot is needed."""
     layers, f = 2, 2
     rng = np.random.default_rng(experts)
     loads = rng.pareto(1.2, (layers, experts)) * 1000 + 1
     whole = allocate(loads, np.full(nodes, slots), fault_threshold=f)
     assert isinstance(whole, Allocation)
     empty = np.zeros((layers, experts, nodes), dtype=np.int64)
-    empty[:, 0, 0] = 1  # (something to keep)
+    empty[:, 0, 0] = 1  # Repair needs at least one replica to keep.
     node = np.arange(nodes)
     before = Case(empty, np.full(nodes, slots), node, whole).repaired()
     assert before is not None
@@ -126,7 +130,7 @@ def test_the_loss_of_any_node_brings_no_more_copies_than_it_held(experts: int, s
         assert placed is not None
         moved = int(((placed > 0) & (left == 0)).sum())
         short = int(np.maximum(rest.fault_threshold.given - (left > 0).sum(axis=2), 0).sum())
-        tight = experts * rest.fault_threshold.given == slots * (nodes - 1)  # (no slot can be spared)
+        tight = experts * rest.fault_threshold.given == slots * (nodes - 1)  # Then no slot can be spared.
         assert short <= moved <= (2 if tight else 1) * short
         assert moved <= layers * slots
 
@@ -145,7 +149,9 @@ def test_a_joiner_takes_what_the_loads_want_and_nobody_else_moves() -> None:
 
 
 def test_a_way_through_others_is_found_where_no_slot_can_be_spared() -> None:
-    """Expert 2 is on one node; the node without it holds experts that need both of theirs, so one of them moves on."""
+    """Expert 2 is on one node. The other nodes hold only experts that need both hosts, so one of those experts moves
+    on.
+    """
     slots, node = np.array([2, 2, 2]), np.arange(3)
     counts = np.zeros((1, 3, 3), dtype=np.int64)
     for expert, place in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 2), (2, 2)):
