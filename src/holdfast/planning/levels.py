@@ -1,6 +1,6 @@
 """The groups of a hierarchical sum: first the members of each node, then across nodes, in small groups.
 
-On each level the members form small groups. The first members of each group are its *owners*; every group of a level
+On each level the members form small groups. The first members of each group are its `owners`; every group of a level
 has the same number of them. Each owner adds up one part of the group's sum. On the next level it meets the owners of
 the same part from other groups. After the last level, everything is added up.
 

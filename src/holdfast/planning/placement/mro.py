@@ -4,7 +4,7 @@ Experts sorted by replicas form groups of c experts. Each expert group has one n
 with as many nodes as the group's rarest expert has replicas. Each node of a group holds the whole expert group. So a
 layer survives while every node group has a live node. Two things go beyond the paper (ERRATA, Lazarus 1 to 3):
 
-- Groups are aligned across layers. The *core* of node group g is the set of nodes that it has in every layer, as many
+- Groups are aligned across layers. The `core` of node group g is the set of nodes that it has in every layer, as many
   as in the layer with the fewest. Nodes of a group beyond its core come from the remaining nodes. So the whole model
   survives while every core has a live node, instead of every group of every layer.
 - The last group may be too small, since the number of nodes cuts it off. `with_guarantee` mends it.

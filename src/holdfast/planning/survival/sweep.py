@@ -1,6 +1,6 @@
 """The exact probability that the loss of k random nodes is fatal, by one sweep over the nodes.
 
-The sweep decides for one node after the other whether it stays or is lost. Of the nodes behind, only the *front*
+The sweep decides for one node after the other whether it stays or is lost. Of the nodes behind, only the `front`
 matters: the host sets that have lost every node so far, and which of their nodes are still ahead.
 
 If host sets are runs of consecutive nodes, as spread makes them, there are as many fronts as the longest run has nodes.
