@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 BOOK = "coordination.snapshots.book"
-NEAREST = "coordination.generations.nearest"
+DECISIONS = "coordination.generations.decisions"
 HELD = "coordination.agent.held_snapshots"
 
 SNAPSHOT_MUTANTS = (
@@ -43,16 +43,16 @@ SNAPSHOT_MUTANTS = (
     ),
     Mutant(
         name="snapshot_serves_where_a_checkpoint_is_nearer",
-        module=NEAREST,
-        qualname="nearest",
+        module=DECISIONS,
+        qualname="prefer_snapshot",
         old="live or verdict.decision.applied > snapshot.step",
         new="live",
         why="the job must roll back to the newest available step",
     ),
     Mutant(
         name="snapshot_serves_although_somebody_has_the_state",
-        module=NEAREST,
-        qualname="nearest",
+        module=DECISIONS,
+        qualname="prefer_snapshot",
         old="live or verdict.decision.applied > snapshot.step",
         new="verdict.decision.applied > snapshot.step",
         why="with a live copy no step is undone",

@@ -26,8 +26,7 @@ from holdfast.protocol.messages.worker import CheckpointKept, CheckpointUnwritte
 from holdfast.runtime.checkpoints.best import BestStates
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare, load_checkpoint
 from holdfast.runtime.faults.orders import Faults
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import TrainingState, state_hash
 from holdfast.storage import Chunk, LocalStorage
 
 DEADLINE_S = 60.0

@@ -10,8 +10,8 @@ import torch
 
 from holdfast.protocol.messages.orders import FAULT_PHASES, Inject
 from holdfast.runtime.faults import orders
-from holdfast.runtime.faults.flipping import flip_bit
 from holdfast.runtime.faults.orders import EXIT_CODE, Faults, InjectedError
+from holdfast.runtime.session.injected_faults import flip_bit
 
 _context = multiprocessing.get_context("fork")
 

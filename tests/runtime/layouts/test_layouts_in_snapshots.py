@@ -18,8 +18,7 @@ from holdfast.runtime.dtensor.place import ReplicaPosition
 from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import TrainingState, state_hash
 
 LAYOUT = Layout(shard=2, tensor=2)
 UNITS = 2

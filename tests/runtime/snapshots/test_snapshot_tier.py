@@ -22,8 +22,7 @@ from holdfast.runtime.snapshots import taking
 from holdfast.runtime.snapshots.cutting import copy_range, part_range
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import TrainingState, state_hash
 
 KEY = b"k" * 32
 SECRET = b"p" * 32

@@ -11,8 +11,7 @@ from torch.optim import SGD, AdamW
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import StateMismatchError, TrainingState
+from holdfast.runtime.state.state import StateMismatchError, TrainingState, state_hash
 
 
 def make(names: Sequence[str], *, steps: int = 0) -> TrainingState:

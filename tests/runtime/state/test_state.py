@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState
+from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState, state_hash
 
 plain = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=5)

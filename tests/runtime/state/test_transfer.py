@@ -24,9 +24,8 @@ from holdfast.runtime.generation.resources import Resources
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.state import receive as inbox
 from holdfast.runtime.state import wire
-from holdfast.runtime.state.hashing import state_hash
 from holdfast.runtime.state.receive import StateInbox, StateReceiver
-from holdfast.runtime.state.state import Manifest, TrainingState
+from holdfast.runtime.state.state import Manifest, TrainingState, state_hash
 from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import FlatState, Ticket, stream_chunks
 

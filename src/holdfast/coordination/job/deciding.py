@@ -25,9 +25,15 @@ from holdfast.coordination.failures.suspects import (
 )
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
-from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide, what_counts, without_state
+from holdfast.coordination.generations.decisions import (
+    NothingLeft,
+    Verdict,
+    decide,
+    prefer_snapshot,
+    what_counts,
+    without_state,
+)
 from holdfast.coordination.generations.fitting import send_away, wanted_places
-from holdfast.coordination.generations.nearest import nearest
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
     held_experts,
@@ -235,7 +241,7 @@ class GenerationDecider:
             return verdict
         committed = self._ledger.committed
         self._snapshots.update(committed, at_once=True)
-        return nearest(verdict, self._snapshots.find_newest(committed), committed)
+        return prefer_snapshot(verdict, self._snapshots.find_newest(committed), committed)
 
     def _lack_slots_without(self, raisers: list[str]) -> bool:
         """Return whether the members without script errors lack expert slots; then wait for replacements."""

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from holdfast.control.link.checkpoints.lanes import CheckpointLanes
+from holdfast.control.link.checkpoints.spool import PartSpool
+from holdfast.control.link.checkpoints.store import CheckpointStore
+from holdfast.control.link.framing import FromWorkerProcess
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.runtime.checkpoints.saver import CheckpointSaver, SampleSettings
-from holdfast.runtime.checkpoints.sinks import make_sink
+from holdfast.protocol.messages.orders import AcceptCheckpoint, PruneCheckpoints
+from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartSink, SampleSettings
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.storage import Storage
+
+OrderHandler = Callable[[AcceptCheckpoint | PruneCheckpoints], None]
+
+
+def make_sink(
+    storage: Storage,
+    settings: WorkerSettings | None,
+    worker: str,
+    send: Callable[[FromWorkerProcess], None],
+    at_disk: Callable[[], None],
+) -> tuple[PartSink, OrderHandler]:
+    """Return the sink of a worker's parts, and the handler of orders about them.
+
+    Args:
+        settings: the agent's; None without an agent.
+        send: sends a message to the agent or the coordinator; thread-safe.
+        at_disk: called during writes; its OSErrors count as errors of the disk.
+    """
+    if settings is not None and settings.parts:
+        return PartSpool(Path(settings.parts), worker, send, at_disk), lambda order: None
+    first, second = (CheckpointStore(storage, send, worker=worker, at_disk=at_disk) for _ in range(2))
+    lanes = CheckpointLanes(first, second)
+    return lanes, lanes.obey
 
 
 def make_saver(

@@ -18,7 +18,7 @@ from holdfast.runtime.generation.experts import SessionExperts
 from holdfast.runtime.generation.resources import Groups, SharedContext
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.snapshots.snapshots import Snapshots
-from holdfast.runtime.state.hashing import state_hash
+from holdfast.runtime.state.state import state_hash
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.runtime.faults.flipping import flip_bit
+import torch
+
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.state.state import TrainingState
 
@@ -34,3 +35,16 @@ def register_fault_handlers(faults: Faults, shared: SharedContext, state: Traini
         flip_bit(next(tensor for tensor in state.capture().tensors if tensor.numel()))
 
     faults.register_actions(hold=hold, drop=drop, corrupt=corrupt)
+
+
+#: In the second highest byte: a high bit of the mantissa in every common floating-point type.
+_BIT = 0x08
+
+
+def flip_bit(tensor: torch.Tensor) -> None:
+    """Flip a bit of the first element, in place."""
+    first = (0,) * tensor.dim()
+    value = tensor[first].reshape(1).clone()
+    value.view(torch.uint8)[max(0, tensor.element_size() - 2)] ^= _BIT
+    with torch.no_grad():
+        tensor[first] = value[0]

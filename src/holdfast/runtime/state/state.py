@@ -6,6 +6,7 @@ every replica, byte for byte, so it can be sent, saved, hashed and compared with
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from holdfast.runtime.dtensor.local import (
 )
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.extra_watch import ExtraWatch
-from holdfast.runtime.state.memory import ReusableMemory
+from holdfast.runtime.state.memory import ReusableMemory, host_bytes
 from holdfast.runtime.state.optimizers import Optimizers, unknown_parameter_message
 from holdfast.runtime.state.step_settings import StepSettings
 from holdfast.runtime.tensors import has_extra_state, named_modules, strip_wrapper_prefixes
@@ -413,3 +414,12 @@ def _allocate(spec: TensorSpec, device: torch.device, used: ReusableMemory | Non
         return found if found is not None else torch.empty(spec.shape, dtype=dtype, device=device)
     except (ValueError, RuntimeError) as error:
         raise StateMismatchError(f"{spec.name}: {error}") from error
+
+
+def state_hash(view: StateView) -> str:
+    """Return a hash of the whole state: tensors, their names and shapes, and all other values."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(msgspec.msgpack.encode(view.manifest))
+    for tensor in view.tensors:
+        digest.update(host_bytes(tensor))
+    return digest.hexdigest()

@@ -23,8 +23,7 @@ from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_expert
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.session.job import Job
-from holdfast.runtime.state.hashing import state_hash
-from holdfast.runtime.state.state import TrainingState
+from holdfast.runtime.state.state import TrainingState, state_hash
 from tests.harness.local_world import Seat, run_world
 
 EXPERTS, LAYERS = 4, 2

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.generations.decisions import NothingLeft, Verdict, without_state
-from holdfast.coordination.generations.nearest import nearest
+from holdfast.coordination.generations.decisions import NothingLeft, Verdict, prefer_snapshot, without_state
 from holdfast.protocol.plan import Decision, DecisionKind
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.state import CheckpointSource, Keeper, SnapshotSource
@@ -25,7 +24,7 @@ def lost(*checkpoints: int) -> Verdict | NothingLeft:
 
 @pytest.mark.parametrize("checkpoints", [(), (10, 20), (40,)])
 def test_a_snapshot_serves_where_no_checkpoint_is_newer(checkpoints: tuple[int, ...]) -> None:
-    verdict = nearest(lost(*checkpoints), SNAPSHOT, 43)
+    verdict = prefer_snapshot(lost(*checkpoints), SNAPSHOT, 43)
     assert isinstance(verdict, Verdict)
     assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=40, source=SNAPSHOT)
     assert verdict.holders == ()
@@ -36,14 +35,14 @@ def test_a_snapshot_serves_where_no_checkpoint_is_newer(checkpoints: tuple[int, 
 
 
 def test_a_newer_checkpoint_is_nearer() -> None:
-    verdict = nearest(lost(42), SNAPSHOT, 43)
+    verdict = prefer_snapshot(lost(42), SNAPSHOT, 43)
     assert isinstance(verdict, Verdict)
     assert verdict.decision.source == CheckpointSource(name="c42")
 
 
 def test_where_a_copy_lives_or_no_snapshot_serves_nothing_changes() -> None:
     live = Verdict(decision=Decision(kind=DecisionKind.REDO, applied=39), holders=("w",))
-    assert nearest(live, SNAPSHOT, 39) is live
+    assert prefer_snapshot(live, SNAPSHOT, 39) is live
     nothing = lost()
     assert isinstance(nothing, NothingLeft)
-    assert nearest(nothing, None, 43) is nothing
+    assert prefer_snapshot(nothing, None, 43) is nothing
