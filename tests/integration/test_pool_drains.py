@@ -39,7 +39,7 @@ def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_f
     pool.wait(pool.has("one", 3), "a third node")
     assert "needs 2 nodes" in pool.call("scale", "-j", "one", "1", code=4)
     pool.call("scale", "-j", "one", "2")
-    pool.wait(pool.has("one", 2), "one fewer")
+    pool.wait(pool.has("one", 2), "two nodes again")
     assert "there is no node 'nowhere'" in pool.call("drain", "nowhere", code=3)
     pool.goes_on("one")
     _check_that_it_moves_together(pool)

@@ -89,7 +89,7 @@ def _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refu
     pool.call("resume", "-j", "a")
     assert "queued" in pool.call("jobs")
     pool.call("stop", "-j", "b")
-    pool.wait(pool.has("a", 2), "its nodes again")
+    pool.wait(pool.has("a", 2), "the nodes of a")
     pool.goes_on("a")
     assert pool.steps("a")[steps] == steps + 1, "a step was repeated or lost"
 
@@ -127,7 +127,7 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     text = script.read_text()
     script.write_text(f"{text}\n# another one\n")
     pool.call("stop", "-j", "one")
-    pool.wait(lambda: len(pool.job("two")["refuses"]) == 2, "both other nodes to be of no use")
+    pool.wait(lambda: len(pool.job("two")["refuses"]) == 2, "the refusal of both other nodes")
     assert set(pool.job("two")["nodes"]) == mine
     assert not mine & set(pool.job("two")["refuses"])
     explained = pool.call("explain", "-j", "two")
@@ -136,10 +136,10 @@ def _check_that_a_node_with_another_script_or_none_is_of_no_use(pool: LocalPool)
     assert f"a node needs {script}, the same as on the job's other nodes" in explained
     refused = set(pool.job("two")["refuses"])
     differ = re.compile(r"script or arguments of node (node-\d) differ")
-    pool.wait(lambda: set(differ.findall(pool.log.read_text())) == refused, "both to say so themselves")
+    pool.wait(lambda: set(differ.findall(pool.log.read_text())) == refused, "the refusals in the log")
     pool.goes_on("two")
     script.write_text(text)
-    pool.wait(pool.has("two", 3), "one of them again, where the script is the job's once more")
+    pool.wait(pool.has("two", 3), "a node with the restored script")
     pool.goes_on("two")
 
     # The script is deleted on all nodes before a queued job starts.
@@ -180,4 +180,4 @@ def _check_that_code_after_the_loop_runs_to_its_end_before_the_node_has_another_
     pool.submit("finishes", "1", script, "--steps", "3")
     pool.wait(lambda: pool.job("finishes")["state"] == "finished", "the end of a job")
     assert not model.exists()
-    pool.wait(model.exists, "what its code after the loop writes")
+    pool.wait(model.exists, "the file from the code after the loop")

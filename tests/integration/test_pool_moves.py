@@ -29,7 +29,7 @@ def test_a_move_exchanges_two_roles_and_no_other_node_leaves(pool: LocalPool) ->
     _wait_for_roles(pool, trains={other, standby}, waits=mine, changes=2)
 
     pool.call("inject", "slow", standby, "--times", "3", "-j", "one")
-    pool.wait(lambda: len(pool.events_of("one", "node_moved")) == 2, "that the slow node is moved")
+    pool.wait(lambda: len(pool.events_of("one", "node_moved")) == 2, "the move of the slow node")
     _wait_for_roles(pool, trains={other, mine}, waits=standby, changes=4)
 
     pool.goes_on("one")
@@ -43,7 +43,7 @@ def test_a_move_exchanges_two_roles_and_no_other_node_leaves(pool: LocalPool) ->
 
 def _wait_for_roles(pool: LocalPool, trains: set[str], waits: str, changes: int) -> None:
     """Wait until the pool knows these roles, after this number of role changes."""
-    pool.wait(lambda: len(pool.events("role_changed")) >= changes, "that the pool hears of the roles")
+    pool.wait(lambda: len(pool.events("role_changed")) >= changes, "the new roles in the pool")
     assert set(pool.job("one")["nodes"]) == trains
     assert pool.job("one")["standbys"] == [waits]
     assert {event["by"] for event in pool.events("role_changed")} == {"job"}

@@ -31,8 +31,8 @@ def _worlds(pool: LocalPool) -> list[int]:
 def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:
     pool.submit("one", "2:4", TINY, *FOREVER)
     pool.wait(pool.has("one", 3), "three nodes")
-    pool.wait(lambda: _worlds(pool)[-1:] == [3], "a world of all three, which a busy machine may take long to make")
-    pool.wait(lambda: pool.events_of("one", "standby_ready"), "a standby that is warm")
+    pool.wait(lambda: _worlds(pool)[-1:] == [3], "a generation with all three nodes")
+    pool.wait(lambda: pool.events_of("one", "standby_ready"), "a warm standby")
     (standby,) = pool.job("one")["standbys"]
     assert "1 standby" in pool.call("jobs")
     assert [event["standby"] for event in pool.events("node_granted")].count(True) == 1
@@ -59,17 +59,20 @@ def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(p
     after = [event for event in pool.events_of("one", "generation_started") if event["reason"] == "replace"]
     assert after[0]["world_size"] == 3
     assert standby in after[0]["members"]
-    pool.wait(lambda: [event for event in pool.events("role_changed") if event["node"] == standby], "that it is told")
+    pool.wait(
+        lambda: [event for event in pool.events("role_changed") if event["node"] == standby],
+        "the report of the new role",
+    )
     changed = pool.events("role_changed")[0]
     assert (changed["node"], changed["standby"], changed["by"]) == (standby, False, "job")
 
     # The lost node returns, so three nodes train and one waits. On a busy machine another node may have been lost.
-    pool.wait(lambda: pool.has("one", 3)() and warm(), "another standby that is warm")
+    pool.wait(lambda: pool.has("one", 3)() and warm(), "another warm standby")
     assert lost in {*pool.job("one")["nodes"], *pool.job("one")["standbys"]}
     (waits,) = pool.job("one")["standbys"]
     pool.submit("two", "1:1", TINY, *FOREVER)
-    pool.wait(pool.has("two", 1), "a node of the first")
-    pool.wait(pool.has("one", 2), "as many as are left")
+    pool.wait(pool.has("two", 1), "a node from job one")
+    pool.wait(pool.has("one", 2), "the remaining nodes")
     assert pool.job("one")["standbys"] == [waits], "the standby was moved"
     pool.goes_on("one", "two")
     pool.check_journal_of("one")

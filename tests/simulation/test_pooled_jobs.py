@@ -24,7 +24,7 @@ from tests.simulation.schedules.shrinking import failure
         35_815_298_932,  # the same while the members are disconnected: the later one must wait
         34_756_269_588,  # a recalled member is lost, and a standby replaces it before a granted node joins
         34_959_601_458,  # the pool recalls a standby that has just replaced a moved node, so it is a member
-        34_339_334_250,  # a moved node returns to its place at once, because its replacement is terminated
+        34_339_334_250,  # a moved node returns to its rank at once, because its replacement is terminated
         34_571_947_226,  # the coordinator ends during a move, and the member that trains returns last
     ],
 )

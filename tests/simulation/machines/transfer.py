@@ -114,19 +114,19 @@ class Sending(ABC):
 class Pusher(Sending):
     """Sends complete states; the receiver discards its own state, unless it keeps that."""
 
-    def __init__(self, worker: WorkerHost, beside: Carrier | None) -> None:
-        """Create an idle sender. `beside` sends experts, or is None for a dense model."""
+    def __init__(self, worker: WorkerHost, carrier: Carrier | None) -> None:
+        """Create an idle sender. `carrier` sends experts, or is None for a dense model."""
         super().__init__(worker, self._taken)
-        self._beside = beside
+        self._carrier = carrier
 
     @property
     def active(self) -> bool:
-        return super().active or (self._beside is not None and self._beside.active)
+        return super().active or (self._carrier is not None and self._carrier.active)
 
     def abort(self) -> None:
         super().abort()
-        if self._beside is not None:
-            self._beside.abort()
+        if self._carrier is not None:
+            self._carrier.abort()
 
     def leaving(self) -> tuple[int, int]:
         step = self._worker.machine.applied

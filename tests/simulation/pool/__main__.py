@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     since = time.monotonic()
     tally = fuzz_pools(range(first, first + max(1, options.schedules)), max(1, options.processes))
     wall_s = time.monotonic() - since
-    print(f"{tally.schedules} schedules in {wall_s:.0f} s; {tally.grants} grants, {tally.moved} of them over again,")
+    print(f"{tally.schedules} schedules in {wall_s:.0f} s; {tally.grants} grants, {tally.moved} of them ended,")
     print(f"{tally.recalled} nodes recalled from jobs, {tally.waited} granted as standbys; {len(tally.failed)} failed")
     for number, why in list(tally.failed.items())[:20]:
         print(f"FAILED: python -m tests.simulation.pool replay {number}: {why}")

@@ -141,7 +141,7 @@ class PoolCluster:
     def _start_node(self, name: str) -> None:
         if name not in self.nodes:
             self._lives += 1
-            self.world.note(f"{name} comes")
+            self.world.note(f"{name} starts")
             self.nodes[name] = SimPoolNode(self, name, self._lives)
 
     # ---- users ----
@@ -167,7 +167,7 @@ class PoolCluster:
         if what == "compact":
             if self.server is not None:
                 found = compact(build_occupancy(self.server.pool.state), RACK_WORTH_S)
-                self.world.note(f"{found.moves} is asked for")
+                self.world.note(f"a user requests {found.moves}")
                 self.server.feed(MoveJobs(found.moves))
             return
         requests: dict[str, PoolRequest] = {

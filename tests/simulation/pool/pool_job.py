@@ -132,7 +132,7 @@ class SimJobCoordinator:
         for node in [node for node in self.members if node not in held.grants]:
             self._drop(node)
         if self.disk.joining:
-            self._update_roles({})  # If the pool wants a leaver back, its standby has joined in addition.
+            self._update_roles({})  # If the pool recalls the replaced node, its standby counts as an additional node.
         self._report()
         if shares.stranded and self._unfit and not self.members and disk.standing == "going":
             self._all_go("failed", "too few nodes would do")

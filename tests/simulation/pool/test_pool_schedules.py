@@ -78,7 +78,7 @@ def test_weights_that_starve_let_no_job_go_to_and_fro(number: int) -> None:
     assert max(map(suspended.count, suspended), default=0) <= 12
 
 
-# ---- machines that are wrong in one place ----
+# ---- wrong machines ----
 
 
 class TakesFromTheSilent(Pool):
