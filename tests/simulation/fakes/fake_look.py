@@ -1,4 +1,4 @@
-"""Where fake nodes stand, and what they have heard and said: counted in each process, and added up."""
+"""Progress of fake nodes, and the messages they received and sent: counted in each process, and added up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Look:
-    """Where fake nodes stand: workers told to begin and entered, by generation; agents welcomed, by term."""
+    """Progress of fake nodes: workers told to begin and entered, by generation; agents welcomed, by term."""
 
     told: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])
     entered: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])

@@ -102,7 +102,7 @@ class _FakeWorkforce:
         self._workers[index] = fresh
         self._by_name = {known: one for known, one in self._by_name.items() if one in self._workers}
         self._by_name[worker] = fresh
-        # (as a process would: not before the agent has taken note of it)
+        # As in a real process, this happens only after the agent has registered it.
         asyncio.get_running_loop().call_soon(fresh.attach)
 
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
@@ -121,7 +121,7 @@ class _FakeWorkforce:
         return {}
 
     def read_memory(self) -> MemoryReading:
-        """There is no process that would hold anything."""
+        """Return an empty reading: no process holds memory."""
         return MemoryReading()
 
     def accounts(self) -> dict[str, ProgressAccount]:
@@ -139,7 +139,7 @@ class FakeNode:
 
     def __init__(self, herd: Herd, name: str, grant: int = 0) -> None:
         job = herd.job
-        experiments = ExperimentSpec(watch=False)  # (there is nobody to be watched)
+        experiments = ExperimentSpec(watch=False)  # there are no processes to watch
         each = job.workers_per_node
         spec = JobSpec(name=job.name, script="none.py", workers_per_node=each, experiments=experiments)
         settings = AgentSettings(
@@ -156,7 +156,7 @@ class FakeNode:
         self._channel: _CountedChannel | None = None
         self._force: _FakeWorkforce | None = None
         self.agent = Agent(settings, SystemClock(), workers=self._workforce, channel=self._connection, plans=herd.plans)
-        #: done once the agent has ended by itself, or is lost
+        #: done once the agent has ended on its own, or is lost
         self.task = asyncio.get_running_loop().create_task(self.agent.run())
         self.task.add_done_callback(_over)
 
@@ -166,7 +166,7 @@ class FakeNode:
         return self._force.workers
 
     def lose(self) -> float:
-        """Let the node be gone at once, without a word; return when (time.monotonic)."""
+        """Lose the node at once, without a message; return when (time.monotonic)."""
         at = time.monotonic()
         if self._channel is not None:
             self._channel.abort()
@@ -242,7 +242,8 @@ class Herd:
         for node in list(self.nodes.values()):
             for worker in node.workers:
                 act(worker)
-            await asyncio.sleep(0)  # (thousands act at once: heartbeats must not wait for the last of them)
+            # thousands of nodes act at once, and heartbeats must not wait for the last of them
+            await asyncio.sleep(0)
 
     def lose(self, name: str) -> float:
         return self.nodes.pop(name).lose()
@@ -274,7 +275,7 @@ class Obedient(Protocol):
     """What a process of fakes has: its methods are the commands that it obeys."""
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         ...
 
 
@@ -312,7 +313,7 @@ async def _obey(make: Callable[[], Obedient], commands: Connection) -> None:
     herd.end()
 
 
-# ---- in the process of whoever wants them ----
+# ---- in the caller's process ----
 
 
 class FakeProcesses:
@@ -338,7 +339,7 @@ class FakeProcesses:
             self._pipes.append(ours)
             self._processes.append(process)
         self._home = {name: place % len(self._pipes) for place, name in enumerate(self.names)}
-        self.ask("seen")  # (they are up)
+        self.ask("seen")  # wait until the processes are up
 
     def __enter__(self) -> Self:
         return self
@@ -359,13 +360,13 @@ class FakeProcesses:
         self._answers()
 
     def ask(self, name: str, *arguments: Any) -> list[Any]:
-        """Have all processes obey a command; return their answers."""
+        """Run a command in all processes; return their answers."""
         for pipe in self._pipes:
             pipe.send((name, arguments))
         return self._answers()
 
     def ask_of(self, node: str, name: str) -> Any:
-        """Have the process of a node obey a command about it; return its answer."""
+        """Run a command about a node in the process of that node; return the answer."""
         pipe = self._pipes[self._home[node]]
         pipe.send((name, (node,)))
         return pipe.recv()
@@ -388,11 +389,11 @@ class FakeNodes(FakeProcesses):
         return len(self.names) * self.job.workers_per_node
 
     def compute(self) -> None:
-        """Let every worker compute the first micro-batch of the step in progress."""
+        """Make every worker compute the first micro-batch of the step in progress."""
         self.ask("compute")
 
     def train(self, step: int) -> None:
-        """Let every worker apply this step."""
+        """Make every worker apply this step."""
         self.ask("train", step)
 
     def use_keys(self, rendezvous: Rendezvous) -> None:
@@ -400,7 +401,7 @@ class FakeNodes(FakeProcesses):
         self.ask("keys", rendezvous)
 
     def lose(self, name: str) -> float:
-        """Let a node be gone at once, without a word; return when (time.monotonic)."""
+        """Lose a node at once, without a message; return when (time.monotonic)."""
         self.names.remove(name)
         return self.ask_of(name, "lose")
 

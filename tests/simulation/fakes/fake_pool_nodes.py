@@ -31,7 +31,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakePoolPlace:
-    """Where a pool is."""
+    """The address of a pool."""
 
     url: str
     token: str
@@ -39,7 +39,10 @@ class FakePoolPlace:
 
 @dataclass(slots=True)
 class PoolLook:
-    """Where fake nodes stand: who is connected, and all connections ever; of each job, who it has, and has welcomed."""
+    """Progress of fake nodes.
+
+    The counts are the connected nodes, all connections so far, and the nodes that each job has and has welcomed.
+    """
 
     here: int = 0
     connections: int = 0
@@ -89,7 +92,7 @@ class _PoolNode:
             await asyncio.sleep(BEAT_S)
 
     def end(self) -> None:
-        """Be gone."""
+        """End the node."""
         for task in self._tasks:
             task.cancel()
         if self._running is not None:
@@ -123,7 +126,7 @@ class _PoolNode:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, start: StartGrant) -> None:
-        """Be the job's node until that is over, by its own will or ours."""
+        """Act as the job's node until the grant ends, on either side."""
         herd = await self._herds.of(start)
         self._running = FakeNode(herd, self._name, start.grant)
         herd.nodes[self._name] = self._running
@@ -169,22 +172,22 @@ class _Herds:
         return look
 
     def lose(self, name: str) -> float:
-        """Let a node be gone at once, without a word; return when (time.monotonic)."""
+        """Lose a node at once, without a message; return when (time.monotonic)."""
         self._nodes.pop(name).end()
         return time.monotonic()
 
     def end(self) -> None:
-        """Let all be gone."""
+        """End all nodes."""
         for task in self._living:
             task.cancel()
         for node in self._nodes.values():
             node.end()
 
     async def of(self, start: StartGrant) -> Herd:
-        """Return those that have the job of a grant; each node asks what belongs to its own."""
+        """Return the herd of the job of a grant. Each node asks only for its own data."""
         launch = None
         while launch is None:
-            with contextlib.suppress(httpx.TransportError):  # (a connection that was kept may have ended meanwhile)
+            with contextlib.suppress(httpx.TransportError):  # a kept connection may have ended meanwhile
                 answer = await self._http.get(f"/jobs/{start.job}/launch")
                 launch = _launches.decode(answer.raise_for_status().content)
         key = (start.job, start.submission)

@@ -41,7 +41,7 @@ class Rendezvous(StrEnum):
     GLOO = "gloo"  # each rank posts its addresses, 154 bytes and 8 for each rank (measured with torch 2.13)
 
     def key_of(self, rank: int, world: int) -> bytes | None:
-        """Return what a rank posts, None for nothing."""
+        """Return the key that a rank posts, None for nothing."""
         if self is Rendezvous.GLOO:
             return bytes(154 + 8 * world)
         return bytes(128) if rank == 0 else None
@@ -52,11 +52,14 @@ class Rendezvous(StrEnum):
 
 
 class FakeModel:
-    """What all workers say they train: so many micro-batches of one sample a step. One for the workers of a process."""
+    """The work that all workers claim to train:
+
+    N micro-batches of one sample per step. One for the workers of a process.
+    """
 
     def __init__(self, micro_batches: int) -> None:
         self.micro_batches = micro_batches
-        #: what a step is made of: worked out once for all of them
+        #: the samples of a step, computed once for all workers
         self.samples = StepSamples(seed=0, micro_batches=micro_batches, micro_batch=1)
 
     def commit(self, step: int) -> Commit:
@@ -95,7 +98,7 @@ class FakeWorker:
         self._plans: dict[int, GenerationPlan] = {}
 
     def attach(self) -> None:
-        """Be there, with a fresh state."""
+        """Attach with a fresh state."""
         batches = self._model.micro_batches
         attach = Attach(
             worker=self._worker,
@@ -154,7 +157,7 @@ class FakeWorker:
                 case Drop(generation):
                     self._plans.pop(generation, None)
                 case _:
-                    pass  # (nothing is under way that could be interrupted)
+                    pass  # no operation is in progress that could be interrupted
 
     def _begin_to_build(self, plan: GenerationPlan, pending: bool) -> None:
         generation = plan.generation
@@ -181,7 +184,7 @@ class FakeWorker:
         return plan is not None and len(self._keys.get(generation, ())) >= self.rendezvous.keys(len(plan.members))
 
     def _go_on(self) -> None:
-        """Enter the generation as far as it can be entered; what is received is here at once."""
+        """Enter the generation as far as possible. State transfers complete at once."""
         machine = self.machine
         if machine.phase is Phase.PASSED and not machine.frozen:
             machine.begin_apply()

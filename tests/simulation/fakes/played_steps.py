@@ -1,10 +1,10 @@
-"""Steps on recorded times, through the machines that watch a job: does anybody count as late who is not?
+"""Steps with recorded durations, played through the machines that watch a job: do they call a healthy worker late?
 
-A job of nodes with one worker each is played step by step: how long a worker computes a micro-batch, how long the
-reduction takes once the last has come to it, and so on, is drawn from what was recorded of a real job. Beside it run
-each node's `LateWatch` and the job's `Coordinator`, the same code as in a real job, which hear all that they would.
-Every so many steps rank 0 saves a checkpoint, and more seldom it evaluates in `job.pause()`, while the others wait.
-A node may get other work beside its own: then its worker has a core for a moment at first, and waits for the next one.
+A job of nodes with one worker each is played step by step. The durations are drawn from those of a real job: how long
+a worker computes a micro-batch, how long the reduction takes after the last worker has joined it, and so on. Each
+node's `LateWatch` and the job's `Coordinator` run the same code as in a real job, and get the same messages.
+Rank 0 saves a checkpoint at regular steps. Less often it evaluates in `job.pause()`, while the others wait.
+A node may get additional work. Its worker then has a core only for a moment and waits for the next one.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from holdfast.protocol.position import Position
 Times = Mapping[str, Sequence[float]]
 LOOK_EVERY_S = 8e-3
 _LINK_S = 5e-4
-#: of a loaded node: a thread that waits looks so often, and has a core for so long at once
+#: of a loaded node: how often a waiting thread is measured, and how long it has a core at once
 _STARVED_S, _SLICE_S = 0.45, 3e-3
-#: whoever hangs goes on after so many seconds
+#: a hanging worker continues after this many seconds
 HANGS_S = 60.0
 
 
 @dataclass
 class PlayedFindings:
-    """What was said and done in so many steps, and how long they took together, in the job's seconds."""
+    """The messages and actions of a run of steps, and how long they took together, in the job's seconds."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -50,14 +50,14 @@ class PlayedFindings:
 
 
 class _Worker:
-    """One training thread: what it is about, since when, and what has ended."""
+    """One training thread: its activity, when it began, and the activities that ended."""
 
     def __init__(self, worker: str, world: int) -> None:
         self.id = worker
         self.totals: dict[msg.Activity, Total] = {}
         self.step, self.since, self.waits = 1, 0.0, False
         self.activity, self.micro_batch = msg.Activity.SCRIPT, -1
-        #: all that it does takes so many times as long as it runs for
+        #: the factor by which all its work takes longer
         self.load, self._waited_s, self._cores = 1.0, 0.0, CoreWaits()
         self.hangs = False
         self._world = world
@@ -94,7 +94,7 @@ class _Worker:
         return now - (now - self.since) % every_s
 
     def _clock(self, now: float) -> ThreadClock:
-        """Return what the kernel would tell of the thread: of a wait for a core nothing until it is over."""
+        """Return the kernel's data about the thread. A wait for a core is invisible until it ends."""
         if self.load == 1.0 or self.hangs:
             return ThreadClock(False, self.since, self._waited_s)
         if self.waits:
@@ -119,13 +119,14 @@ class PlayedSteps:
         loaded: Mapping[int, tuple[int, float]] | None = None,
         hangs: tuple[int, int] | None = None,
     ) -> None:
-        """Play nothing yet.
+        """Prepare a run without playing any step.
 
         Args:
-            times: recorded seconds, by activity. micro_batches: of a worker, per step.
-            slow: (step, micro-batch of the step) -> so many times as long, whoever computes it.
-            loaded: node -> from which step on it has other work, and so how many times as long all takes there.
-            hangs: at which step which node's worker hangs in its optimizer, for `HANGS_S`.
+            times: Recorded seconds, by activity.
+            micro_batches: Of a worker, per step.
+            slow: (step, micro-batch of the step) -> factor by which it takes longer on every worker.
+            loaded: node -> the step from which it has other work, and the factor by which its work then takes longer.
+            hangs: The step at which a node's worker hangs in its optimizer, for `HANGS_S`.
         """
         self.found = PlayedFindings()
         self._times = {name: list(values) for name, values in times.items()}
@@ -145,7 +146,7 @@ class PlayedSteps:
         self._join()
 
     def run(self, steps: int) -> PlayedFindings:
-        """Play so many steps more; return what was found in all so far."""
+        """Play this many more steps; return the findings of all steps so far."""
         last = self.found.steps + steps
         for index in range(len(self._watches)):
             self._after(0.0, lambda i=index: self._look(i))
@@ -161,7 +162,7 @@ class PlayedSteps:
     # ---- training ----
 
     def _step(self, step: int) -> None:
-        """Let all workers do a step: each event at its time, so that whoever looks sees what it would."""
+        """Make all workers do a step, each event at its time, so that every observer sees it in order."""
         ready: list[float] = []
         for rank, worker in enumerate(self._workers):
             at, load = self._free[rank], self._load(rank, step)
@@ -186,7 +187,7 @@ class PlayedSteps:
         self._play_until(min(self._free))
 
     def _besides(self, worker: _Worker, rank: int, step: int, at: float) -> float:
-        """Let rank 0 save and evaluate, each at its steps, from this time on; return when it goes on."""
+        """Make rank 0 save and evaluate, each at its steps, from this time on; return when it continues."""
         for every, activity in zip(self._every, (msg.Activity.SAVING, msg.Activity.PAUSED), strict=True):
             if not rank and step % every == 0:
                 self._at(at, lambda a=activity, t=at: worker.at(a, t))
@@ -251,7 +252,7 @@ class PlayedSteps:
                 self._after(2 * _LINK_S, lambda: self._answer(number, message))
             case msg.EndHung(worker=worker, why=why):
                 step = self.found.steps + 1
-                if (worker, step) not in self._ended:  # (it goes on here, and so its agent is told again)
+                if (worker, step) not in self._ended:  # it continues here, and so its agent is told again
                     self._ended.add((worker, step))
                     self.found.alarms.append(f"step {step}: {why}")
             case msg.LookAround():
@@ -284,7 +285,7 @@ class PlayedSteps:
 
 
 def _beginning(workers: Sequence[_Worker]) -> Iterator[tuple[int, msg.AgentMessage]]:
-    """Yield what the agents say until all are in the first generation."""
+    """Yield the agents' messages until all are in the first generation."""
     for number, worker in enumerate(workers):
         yield (
             number,

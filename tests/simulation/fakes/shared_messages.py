@@ -24,7 +24,7 @@ class SharedMessages:
         """Return the message in some bytes.
 
         Raises:
-            DecodeError: it is none.
+            DecodeError: The bytes are not a message.
         """
         if len(data) < _LEAST_BYTES:
             return self._decoder.decode(data)

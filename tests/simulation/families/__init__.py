@@ -1,1 +1,1 @@
-"""Fault plans by what they try: each a function of a seed."""
+"""Fault plans, grouped by the behavior they exercise. Each is a function of a seed."""

@@ -1,4 +1,7 @@
-"""Fault plans with one wrong gradient in somebody's sums: it is refused, and ends no job, whatever else fails."""
+"""Fault plans with one wrong gradient in one worker's sums.
+
+The step is refused, and the job does not end, even if other faults strike.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,6 @@ def corrupt_plan(seed: int) -> FaultPlan:
         )
         for place in rng.choices(_LATER, k=rng.choice((0, 1, 1, 2, 3)))
     ]
-    if plan.restart or plan.ep_size:  # the job may need whoever is cut off for good
+    if plan.restart or plan.ep_size:  # the job may need the node that is permanently cut off
         beside = [fault for fault in beside if fault.kind is not FaultKind.PARTITION_FOR_GOOD]
     return replace(plan, faults=(*plan.faults[: rng.choice((0, 0, 1, 2, 4))], wrong, *beside))

@@ -1,4 +1,4 @@
-"""Fault plans with a worker whose script has set other options than the others': it is replaced, or the job ends."""
+"""Fault plans with a worker whose script has set different options. The worker is replaced, or the job ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fault plans in which nodes fail again and again, until they may not any more; and ranks that are kept meanwhile."""
+"""Fault plans in which nodes fail repeatedly until they are quarantined, and in which ranks are held meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def ladder_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose nodes have few tries, and use them up."""
+    """Return the plan of a seed whose nodes have few restarts and use them up."""
     plan, rng = random_plan(seed), Random(seed * 71 + 29)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.3
     faults: list[Fault] = []

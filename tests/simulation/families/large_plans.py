@@ -1,5 +1,8 @@
-"""Fault plans of large jobs: more nodes than other plans have, racks that fall, many that come at once, and a
-coordinator whose processor takes its time."""
+"""Fault plans of large jobs.
+
+They have more nodes than other plans, racks that fail, many nodes that join together, and a coordinator with a slow
+processor.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.simulation.faults.plans import (
 HANDLE_S, SEND_S = 60e-6, 30e-6
 
 LARGE_NODES = range(33, 129)
-#: of one job with faults all along its way: those that leave enough nodes, and what brings nodes
+#: faults spread over a whole job: the kinds that leave enough nodes, and the kinds that bring nodes
 _ALONG = (
     FaultKind.KILL_NODE,
     FaultKind.KILL_WORKER,

@@ -1,5 +1,7 @@
-"""Fault plans of jobs whose workers need each other in the midst of a step: collectives that go level by level, and
-replicas that several workers of a node have between them."""
+"""Fault plans of jobs with hierarchical collectives, or with replicas that span several workers of a node.
+
+In both, workers need each other in the middle of a step.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def level_plan(seed: int) -> FaultPlan:
     )
 
 
-#: what strikes where units agree on what they compute, or anywhere else
+#: faults that strike while a replica group agrees on its results, and faults that strike anywhere else
 _IN_UNITS = (
     FaultKind.KILL_WORKER,
     FaultKind.KILL_WORKER,
@@ -89,13 +91,13 @@ _IN_UNITS = (
     FaultKind.RETURN,
 )
 _UNIT_BOUNDARIES = ("proposing", "proposing", "computing", "computing", "reduced", "voted", "passed", "applying")
-#: the share of the plans with units whose model has experts
+#: the share of the plans with replica groups whose model has experts
 _WITH_EXPERTS = 0.25
 _AROUND_UNITS = (*_UNIT_BOUNDARIES, "stopped", "begun", "entered", "built", "receiving", "sending", "attach")
 
 
 def layout_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose replicas lie over two or four workers of a node, one or two of them on each."""
+    """Return the plan of a seed whose replicas span two or four workers of a node, with one or two per node."""
     rng = Random(seed * 131 + 71)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan, power_plan, standby_plan, move_plan))(seed)
     return place_in_replica_groups(plan, rng)
@@ -104,11 +106,11 @@ def layout_plan(seed: int) -> FaultPlan:
 def place_in_replica_groups(
     plan: FaultPlan, rng: Random, *, faults: tuple[Fault, ...] | None = None, snapshot_every: int = 0
 ) -> FaultPlan:
-    """Return a plan whose replicas lie over several workers of a node, with faults that strike these groups.
+    """Return a plan whose replicas span several workers of a node, with faults that strike these groups.
 
     Args:
-        faults: of the plan, those to keep; None for some of its first ones.
-        snapshot_every: of the plan, to be kept; 0 to draw it.
+        faults: the faults of `plan` to keep; None for some of its first ones.
+        snapshot_every: the snapshot interval to use; 0 to draw it.
     """
     nodes, span = min(max(plan.nodes, rng.choice((1, 2, 2, 3, 4))), 6), 0.15 * plan.steps + 0.3
     places = rng.choice((2, 2, 2, 4))
@@ -145,7 +147,7 @@ def place_in_replica_groups(
 
 #: the share of the plans whose layout may change
 _WITH_LAYOUTS = 0.4
-#: of those, in so many all scripts fail under the layout that they do not begin with
+#: the share of these in which all scripts fail under a layout other than the first
 _FAILS = 0.25
 #: what changes how many nodes there are, and what strikes while the layout changes
 _OTHER_NODES = (FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.JOIN, FaultKind.JOIN, FaultKind.RETURN)

@@ -1,4 +1,4 @@
-"""Fault plans whose nodes' links fall silent, for a while or long, and flap; clocks that jump, bits that flip."""
+"""Fault plans with silent and flapping links, clock jumps and bit flips."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BOUNDARIES = (*STEP_BOUNDARIES, *OTHER_BOUNDARIES, "moving")
 
 
 def link_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with silent links, alone, after one another on one node, or beside other faults."""
+    """Return the plan of a seed with silent links:
+
+    alone, one after another on one node, or together with other faults.
+    """
     rng = Random(seed * 79 + 37)
     plan = rng.choice((random_plan, random_plan, wide_plan, baseline_plan))(seed)
     span = 0.15 * plan.steps + 0.3

@@ -90,9 +90,10 @@ def standby_plan(seed: int) -> FaultPlan:
 
 
 def move_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: nodes give their places to standbys, one or more at a time, whatever fails beside it.
+    """Return the plan of a seed in which nodes give their ranks to standbys while other faults strike.
 
-    Some of them are asked once more later, when they wait themselves, or have places again.
+    One or more nodes do so at a time.
+    Some nodes get a second request later, when they are standbys themselves, or are members again.
     """
     rng = Random(seed * 101 + 59)
     plan = rng.choice(_BASES)(seed)

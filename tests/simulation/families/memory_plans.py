@@ -33,7 +33,7 @@ _KINDS = (
 
 
 def memory_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose job takes snapshots; mostly without checkpoints, and all workers may die."""
+    """Return the plan of a seed whose job takes snapshots. Most have no checkpoints, and all workers may die."""
     rng = Random(seed * 71 + 29)
     plan = rng.choice(_BASES)(seed)
     span = 0.15 * plan.steps + 0.3

@@ -23,7 +23,7 @@ _DURATIONS_S = (0.3, 1.5, 6.0, 30.0)
 
 
 def newcomer_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose transfers of state fail in one direction, alone or with other faults."""
+    """Return the plan of a seed whose state transfers fail in one direction, alone or with other faults."""
     rng = Random(seed * 113 + 61)
     plan = rng.choice((random_plan, random_plan, wide_plan))(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.3

@@ -1,4 +1,4 @@
-"""Fault plans whose store is put back to a backup while the job trains in newer generations."""
+"""Fault plans that restore the store from a backup while the job trains in newer generations."""
 
 from __future__ import annotations
 

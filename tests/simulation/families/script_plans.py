@@ -20,9 +20,9 @@ from tests.simulation.faults.plans import (
 
 
 def beginning_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose script raises before its first step on all nodes, as slow as these may be.
+    """Return the plan of a seed whose script raises before its first step on all nodes, however slow they are.
 
-    The job ends by that, and no node is to blame, unless something else befalls it.
+    This ends the job. No node is blamed unless another fault strikes it.
     """
     plan, rng = raising_plan(seed), Random(seed * 79 + 37)
     return replace(
@@ -38,9 +38,9 @@ def beginning_plan(seed: int) -> FaultPlan:
 
 
 def raising_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed in which scripts raise, alone or beside few other faults.
+    """Return the plan of a seed in which scripts raise, alone or with a few other faults.
 
-    A script that cannot compute a sample, or a step, ends the job; others start again.
+    A script that cannot compute a sample or a step ends the job. Other scripts start again.
     """
     plan, rng = random_plan(seed), Random(seed * 67 + 23)
     span = 0.15 * plan.steps + 0.3

@@ -1,4 +1,4 @@
-"""Fault plans whose work takes its time: a micro-batch of a step is slow wherever it is computed, or all on a node."""
+"""Fault plans with slow work: one micro-batch is slow on every node, or all micro-batches are slow on one node."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_pl
 
 #: a worker is late after three times 0.02 s and the floor of 0.2 s, several at once after three times that
 _SLOW_S = (0.2, 0.5, 1.0, 2.0)
-#: by this step agents know what a micro-batch takes: they look twice a second
+#: by this step, agents know how long a micro-batch takes: they measure twice a second
 _LEARNT = 18
 
 
 def work_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with slow work, mostly nothing else: nobody is taken out for it."""
+    """Return the plan of a seed with slow work, usually without other faults. No node is removed because of it."""
     plan, rng = random_plan(seed), Random(seed * 83 + 41)
     steps, nodes = rng.randint(24, 40), max(2, min(plan.nodes, 5))
     beside, slow = rng.random() < 0.3, rng.sample(range(_LEARNT, steps), rng.choice((1, 1, 2, 3)))
@@ -35,7 +35,7 @@ def work_plan(seed: int) -> FaultPlan:
 
 #: a node's words come every five seconds: these jobs' steps take a second or more, and there are enough of them
 _WORK_S, _STEPS = 0.5, (40, 90)
-#: beside it
+#: other faults in the same plan
 _BESIDE = (
     FaultKind.KILL_NODE,
     FaultKind.SILENT_NODE,
@@ -50,7 +50,10 @@ _BESIDE = (
 
 
 def straggler_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: nodes become slow, for a while or for good, and mostly standbys are there for them."""
+    """Return the plan of a seed whose nodes become slow, temporarily or permanently.
+
+    Most plans have standbys for them.
+    """
     plan, rng = random_plan(seed), Random(seed * 107 + 67)
     nodes, steps = rng.randint(2, 5), rng.randint(*_STEPS)
     span = 2.0 * _WORK_S * steps

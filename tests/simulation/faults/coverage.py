@@ -1,4 +1,4 @@
-"""Which faults have struck in which phases: what a long run has never tried, it has not tested."""
+"""Coverage of faults by phase: shows which combinations a long run has never tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, Fau
 
 #: the boundary that a worker has reached last
 WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing", "adopting")
-#: what the coordinator is about; away: there is none
+#: the coordinator's phases; "away" means that no coordinator runs
 COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
 
 #: faults that strike a node or a worker; all others have the coordinator's phase
@@ -57,13 +57,13 @@ def expected() -> set[tuple[str, str]]:
 
 
 def _possible(kind: str, phase: str) -> bool:
-    """Tell whether a fault can strike in a phase at all."""
+    """Return whether a fault can strike in a phase at all."""
     if phase == "away":
-        # Nobody is there to be struck; (a user asks again until somebody hears).
+        # No coordinator exists to be struck. A user's request is repeated until a coordinator answers.
         joins = FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE, FaultKind.RETURN
         return kind in (*joins, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
-        return False  # (dense jobs whose collectives go at once, with no wrong gradients)
+        return False  # only dense jobs with flat collectives and no wrong gradients
     if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
         return False  # one is enough: a second one may be the second refusal
     # only what waits for its peers can be told that one of them is gone

@@ -10,18 +10,21 @@ from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarte
 from holdfast.protocol.record import Record
 from tests.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
-#: with these alone nothing is lost of what was put away for a layout under which scripts raise
+#: after only these faults, state stashed for a layout under which scripts raise is not lost
 HARMLESS = (FaultKind.JOIN, FaultKind.RETURN)
 
 
 def refused_twice(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends because a step was refused, and once more with nothing kept: never by one corruption."""
+    """Return whether a job ends because two steps were refused and nothing was kept.
+
+    One corruption cannot cause this.
+    """
     corrupt = sum(fault.kind is FaultKind.CORRUPT_SUM for fault in plan.faults)
     return corrupt > 1 and "had kept nothing" in why
 
 
 def diverged(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends because somebody's state is another than the others'."""
+    """Return whether a job ends because one worker's state differs from the others'."""
     return any(fault.kind is FaultKind.CORRUPT_STATE for fault in plan.faults) and "replicas diverged" in why
 
 
@@ -46,7 +49,7 @@ def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
 
 
 def works_fault(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends because its script always raises, wherever it runs."""
+    """Return whether a job ends because its script always raises, on every node."""
     if plan.raises is Raises.UNDER:
         return any(fault.kind not in HARMLESS for fault in plan.faults) and "Oops" in why
     where = "" if plan.raises is Raises.BEFORE else f"step {plan.raises_at[0]}"
@@ -59,13 +62,13 @@ def skipped(plan: FaultPlan, why: str) -> bool:
 
 
 def may_fail(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends for what its plan does to it, although a worker lives that has its state."""
+    """Return whether the plan may end a job although a worker with its state is alive."""
     reasons = (skipped, refused_twice, works_fault, last_quarantined, diverged, differs)
     return any(is_reason(plan, why) for is_reason in reasons)
 
 
 def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -> bool:
-    """Tell whether what a job with such a script has led to is not saved, although nothing else has gone wrong."""
+    """Return whether the job's progress with such a script is unsaved although nothing else went wrong."""
     if skipped(plan, why) and not plan.faults and not plan.crashes and plan.checkpoint_every > 0:
         # A simulated loop that is over does not wait for a checkpoint. Quick steps can pass until the job is stopped.
         good = plan.skips_from - 1
@@ -75,15 +78,16 @@ def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -
 
 
 def last_quarantined(plan: FaultPlan, why: str) -> bool:
-    """Tell whether a job ends because its last node has failed too often."""
+    """Return whether a job ends because its last node has failed too often."""
     return plan.max_restarts < FaultPlan(seed=0).max_restarts and ("is quarantined" in why or "is given up" in why)
 
 
 def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]) -> str:
-    """Return what is wrong with the end of a job that nobody has interrupted, "" for nothing.
+    """Return what is wrong with the end of a job that no user interrupted, "" for nothing.
 
     Args:
-        commits: v of each step. What was raised in one that a survivor finished by itself is in that of the next.
+        commits: The step result of each step. An error raised in a step that a survivor finished alone is in the next
+            result.
     """
     if plan.raises not in (Raises.NOTHING, Raises.UNDER):
         return f"although every script raises at {plan.raises_at}"
@@ -104,11 +108,13 @@ def barred(record: Record | None) -> set[str]:
 def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
     """Return what an event says that must not become of a node, "" for nothing."""
     few = plan.max_restarts < FaultPlan(seed=0).max_restarts
-    alone = plan.raises is Raises.BEFORE and not plan.faults and not plan.crashes  # (who is not heard may be lost)
+    # the coordinator may miss silent nodes
+    alone = plan.raises is Raises.BEFORE and not plan.faults and not plan.crashes
     blameless = alone or (plan.raises is not Raises.NOTHING and not few)
     if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
         return f"a node is quarantined for what the work does wrong: {event}"
-    # (others may have swapped already to a group with one that is barred only then: that is told, and it is lost there)
+    # A group may have formed before one of its nodes was barred. The coordinator announces that group, and the node is
+    # lost there.
     if isinstance(event, GenerationStarted) and event.decision and barred(record) & set(event.members):
         return f"a node that may not come is a member: {event}"
     return ""

@@ -16,9 +16,9 @@ from tests.simulation.machines.coordinator import CoordinatorShell
 from tests.simulation.machines.worker import SimWorker
 from tests.simulation.world import World
 
-#: A plan may kill everybody: one more node comes this long after its last fault, so that somebody can finish.
+#: A plan may kill all nodes. One more node joins this long after the last fault, so that the job can finish.
 _RESCUE_AFTER_S = 1.0
-#: a clock jumps by so much, in seconds
+#: a clock jumps by one of these amounts, in seconds
 _JUMPS_S = (-7200.0, -2.0, 2.0, 7200.0)
 
 
@@ -76,7 +76,7 @@ class Injector:
         return bool(self._at_boundary)
 
     def dies_before(self, write: int) -> bool:
-        """Tell whether the coordinator dies before its n-th write."""
+        """Return whether the coordinator dies before its n-th write."""
         self._writes = write
         return write in self._crashes
 
@@ -111,7 +111,7 @@ class Injector:
             return
 
     def strike(self, fault: Fault) -> None:
-        """Let a timed fault happen to whoever is its target now."""
+        """Apply a timed fault to its current target."""
         agents = [agent for agent in self._cluster.agents.values() if agent.alive]
         agent = agents[fault.target % len(agents)] if agents else None
         worker = agent.workers[fault.target // 7 % len(agent.workers)] if agent and agent.workers else None
@@ -168,7 +168,7 @@ class Injector:
             self._world.troubles(agent.name).wall_off_s -= seconds
 
     def _bring(self, fault: Fault) -> None:
-        """Let a node come: a new one, one that is gone, or one that was not allowed to."""
+        """Add a node: a new one, a lost one, or one that was refused."""
         if fault.kind in (FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE):
             name, world = f"n{self._next_node}", self._world
             if fault.kind is FaultKind.JOIN_UNREACHABLE:
@@ -183,7 +183,7 @@ class Injector:
             self._cluster.undrain()
 
     def _return_one(self, target: int) -> bool:
-        """Let a node that is gone come back; False where none is."""
+        """Bring back a lost node; False if no node is lost."""
         agents = self._cluster.agents.items()
         gone = sorted(name for name, other in agents if not other.alive and other.exit_code is None)
         if gone:
@@ -191,7 +191,7 @@ class Injector:
         return bool(gone)
 
     def bring_one(self) -> None:
-        """Let one node come that a job waits for: one that is gone, or a new one."""
+        """Add one node that a job waits for: a lost one, or a new one."""
         if not self._return_one(0):
             self._bring(Fault(kind=FaultKind.JOIN))
 
@@ -278,7 +278,7 @@ class Injector:
                 self._trouble(fault, agent.name)
 
     def _block(self, fault: Fault, node: str) -> None:
-        """Let a node's connections to all others, or to one other, fail."""
+        """Make a node's connections fail, to all other nodes or to one."""
         world = self._world
         others = sorted(name for name, agent in self._cluster.agents.items() if agent.alive and name != node)
         to = frozenset([world.rng.choice(others)]) if others and fault.kind is FaultKind.ONE_WAY else None
@@ -286,7 +286,7 @@ class Injector:
         world.data_plane.block(world.timeline, one_way, fault.duration)
 
     def _trouble(self, fault: Fault, node: str) -> None:
-        """Something is wrong with a node whose processes live."""
+        """Apply a fault to a node whose processes stay alive."""
         world = self._world
         troubles, until = world.troubles(node), world.timeline.now + fault.duration
         match fault.kind:
@@ -313,7 +313,7 @@ class Injector:
                 one = frozenset([world.rng.choice(others)]) if others and world.rng.random() < 0.5 else None
                 heals = fault.duration if fault.kind is FaultKind.PARTITION else None
                 world.data_plane.part(world.timeline, Partition(frozenset([node]), one), heals)
-                if heals is None:  # nobody can know of it before an operation has taken too long
+                if heals is None:  # no process can detect it before an operation times out
                     self.extend(world.timing.operation_timeout_s + world.plan.longer_alone_s)
             case _:
                 pass
@@ -359,7 +359,7 @@ class Injector:
             worker.agent.worker_ended(worker, -9, FailureKind.HANG)
 
     def _tell_coordinator_of_hang(self, worker: SimWorker) -> None:
-        """The same, beside the coordinator: it is told until the worker is gone."""
+        """Report the hang to the coordinator, repeatedly, until the worker is gone."""
         worker.hanging = False
         if not worker.hung or not worker.alive:
             return
@@ -379,7 +379,8 @@ class Injector:
         if cluster.ended is not None:
             return
         started = self._world.store.record is not None and self._world.store.record.generation > 0
-        alive = sum(agent.alive and not agent.standby for agent in cluster.agents.values())  # (what a job waits for)
+        # the nodes that a job waits for
+        alive = sum(agent.alive and not agent.standby for agent in cluster.agents.values())
         needed = max(1, self._plan.ep_size, self._plan.nodes_for_experts)
         for _ in range(alive, needed if started else self._plan.start_nodes):
             cluster.add_node(f"n{self._next_node}")

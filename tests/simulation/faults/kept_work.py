@@ -1,7 +1,7 @@
-"""What survivors have must be used: no step is done again that one of them has reduced, nor any of their micro-batches.
+"""Check that the job uses all work of the survivors: no reduced step and no micro-batch is computed again.
 
-Not with experts, whose gradients lie on other ranks as well; where all workers are started again at every change; or
-where somebody's sums are wrong.
+The check does not apply to models with experts, whose gradients also lie on other ranks. It does not apply if every
+change restarts all workers, or if one worker's sums are wrong.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class KeptWork:
         self._reports: dict[str, Report] = {}
         #: the last word of each place of a node, whichever Begin has come since
         self._words: dict[str, Report] = {}
-        #: what was reported before the Begin that a worker has obeyed last
+        #: the report before the last Begin that a worker obeyed
         self._before: dict[str, tuple[Report, Decision]] = {}
 
     def reported(self, report: Report, *, whole: bool) -> str:
-        """A worker answers a Stop; say what it has lost since it answered the one before, "" for nothing.
+        """Record a worker's answer to a Stop; return what it has lost since its previous answer, "" for nothing.
 
         Args:
-            whole: its state is.
+            whole: Whether its state is complete.
         """
         if report.applied is not None and not whole:
             return f"{report.worker} reports a state that is not whole: {report}"
@@ -62,9 +62,10 @@ class KeptWork:
             self._before[worker] = msgspec.structs.replace(report, summed=summed), order.decision
 
     def _agreed(self, report: Report, plan: GenerationPlan) -> tuple[int, ...]:
-        """Return the micro-batches that all of a worker's unit have named: one names what it has proposed in vain.
+        """Return the micro-batches that all workers of a replica group have named.
 
-        None, where one of them lacks the decided state, and another does not.
+        Each worker also names the ones it proposed in vain.
+        None if some of them lack the decided state and others have it.
         """
         rank = plan.rank(report.worker)
         places = plan.places
@@ -79,12 +80,12 @@ class KeptWork:
         return tuple(one for one in report.summed if all(one in word.summed for word in same))
 
     def left(self, worker: str) -> None:
-        """A worker has no part in the job any more: what it has is of no use."""
+        """Forget a worker that has left the job: its work is no longer useful."""
         self._before.pop(worker, None)
         self._reports.pop(worker, None)
 
     def undone_by(self, decision: Decision, members: Collection[str], places: int) -> str:
-        """Say which member's work a decision throws away, "" for none."""
+        """Return which member's work a decision throws away, "" for none."""
         if places > 1:
             return self._undone_by_role(decision, members, places) if self._counts else ""
         for worker in members if self._counts else ():
@@ -98,9 +99,9 @@ class KeptWork:
         return ""
 
     def _undone_by_role(self, decision: Decision, members: Collection[str], places: int) -> str:
-        """The same where each role needs somebody: a whole unit, or some who stand there already.
+        """Do the same for roles: each role needs a whole replica group, or workers that are already in position.
 
-        (Of a unit in which only some are READY nobody need make use.)
+        If only some workers of a replica group are READY, their work may be thrown away.
         """
         stand: list[set[int]] = [set() for _ in range(places)]
         units: dict[tuple[str, int], list[set[int]]] = {}
@@ -119,10 +120,10 @@ class KeptWork:
         return ""
 
     def redone_by(self, worker: str, step: int, summed: Collection[int]) -> str:
-        """Say which of a worker's micro-batches it computes again, at the beginning of an attempt.
+        """Return which micro-batches a worker computes again at the start of an attempt.
 
         Args:
-            summed: those whose gradients it goes on from.
+            summed: The micro-batches whose gradients it continues from.
         """
         report, decision = self._before.get(worker, (None, None))
         if not self._counts or report is None or decision is None:
@@ -138,5 +139,5 @@ def _stood(report: Report) -> tuple[int, int, int | None]:
 
 
 def _in_all(sets: Sequence[set[int]]) -> set[int]:
-    """Return what is in all of these sets, of which there is one at least."""
+    """Return the elements that all sets have in common. There must be at least one set."""
     return {one for one in sets[0] if all(one in other for other in sets)}

@@ -15,9 +15,9 @@ _CALM = ONE_WAY | {FaultKind.JOIN, FaultKind.RETURN, FaultKind.KILL_NODE, FaultK
 
 
 def wrongly_blamed(plan: FaultPlan, data_plane: DataPlane, record: Record | None, event: FailureDetected) -> str:
-    """Return what is wrong with blaming a node: it has the state, and can connect to all others. "" for nothing.
+    """Return what is wrong with blaming a node that has the state and can connect to all others; "" for nothing.
 
-    A node whose own connections fail may be blamed, by nodes that have the state as well.
+    A node whose own connections fail may be blamed, also by nodes that have the state.
     """
     if any(fault.kind not in _CALM for fault in plan.faults) or plan.crashes or record is None or record.plan is None:
         return ""
@@ -36,10 +36,10 @@ def wrongly_blamed(plan: FaultPlan, data_plane: DataPlane, record: Record | None
 
 
 def wrongly_refused(plan: FaultPlan, data_plane: DataPlane, record: Record | None, event: NodeRefused) -> str:
-    """Return what is wrong with refusing a node: all other nodes can connect to it, and it to them. "" for nothing.
+    """Return what is wrong with refusing a node that can connect in both directions with all others; "" for nothing.
 
-    If some node cannot connect to others, it may be that node's fault. So it may if the job began with such a node:
-    one that needs fewer nodes than there are begins without the last to come if no node can tell which one is wrong.
+    If some node cannot connect to others, the fault may lie with that node. The same holds if the job began with such a
+    node. A job that needs fewer nodes than it has begins without the last one if no node can tell which one is faulty.
     """
     if _only_bad_at_start(plan) and event.node not in plan.bad_at_start:
         return f"a node is refused at the start that all good ones can connect to: {event}"

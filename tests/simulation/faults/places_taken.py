@@ -24,15 +24,15 @@ class PlacesTaken:
     """Follows one job's events; one that is told again after a crash changes nothing."""
 
     def __init__(self, *, waits: bool = False) -> None:
-        """Begin with nothing; `waits`: what is lost is waited for."""
+        """Start empty. `waits`: the job waits for lost nodes."""
         self.waits = waits
         #: the nodes that have failed, and have not come again
         self._lost: set[str] = set()
-        #: those that have come, and have not left: also where they are in no world yet
+        #: the nodes that have joined and have not left, including those that are in no world yet
         self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
-        #: those of them that were there for others' places, and whose: these still had them
+        #: the nodes among them that replace draining nodes, each with the node it replaces, which was still a member
         self._beside: Mapping[str, str] = {}
 
     def called(self, name: str) -> None:
@@ -40,10 +40,10 @@ class PlacesTaken:
         self._joined.add(name)
 
     def take(self, event: AnyEvent, record: Record) -> None:
-        """Look at an event; `record`: as it stands then.
+        """Check an event against `record`, the record at that time.
 
         Raises:
-            InvariantError: a node is a member that has not joined, or a world is another with it than before.
+            InvariantError: A member has not joined, or its world differs from the one before.
         """
         self._follow(event)
         if isinstance(event, GenerationStarted):
@@ -51,7 +51,7 @@ class PlacesTaken:
                 if name not in self._joined:
                     raise InvariantError(f"node {name} is a member, and has not joined: {event}")
             before, self._before = self._before, event
-            # (a job that ends waits for nobody: those who are here save what it has led to)
+            # A job that is ending does not wait for lost nodes: the present ones save its progress.
             waits = self.waits and event.reason not in ("start", "save")
             if waits and before is not None and before.seq < event.seq:
                 self._as_many(before, event)
@@ -60,7 +60,7 @@ class PlacesTaken:
             self._beside = record.replacements_among(event.members)
 
     def cut(self, events: Iterable[AnyEvent]) -> None:
-        """The journal has only these events left: a failure that it lost was none, as far as anybody knows."""
+        """Rebuild the state from the events left in the journal. A failure that the journal lost counts as none."""
         self._lost.clear()
         self._here.clear()
         for event in events:
@@ -76,9 +76,9 @@ class PlacesTaken:
         elif isinstance(event, FailureDetected) and event.severity is Severity.NODE:
             self._lost.add(event.node)
         elif isinstance(event, CoordinatorRestarted):
-            self._lost -= self._here  # (the one before went down within the turn in which it lost these)
+            self._lost -= self._here  # the previous coordinator died in the transaction in which it lost these nodes
         elif isinstance(event, FailureDetected) and event.severity is Severity.PROCESS:
-            # (it is there: the coordinator that had lost it went down before that was in the record)
+            # The node is present: the coordinator that lost it died before it wrote that to the record.
             self._lost.discard(event.node)
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:

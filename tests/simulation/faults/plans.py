@@ -22,7 +22,7 @@ class FaultKind(StrEnum):
     STOP_WORKER = "stop_worker"
     RAISE_APPLY = "raise_apply"
     CUT = "cut"  # agent and coordinator lose each other, both live
-    GLITCH = "glitch"  # a collective fails with nobody dead
+    GLITCH = "glitch"  # a collective fails although all processes live
     CRASH_COORDINATOR = "crash_coordinator"  # down for the duration
     PAUSE_COORDINATOR = "pause_coordinator"
     KILL_WITNESSES = "kill_witnesses"  # all nodes with witnesses, one after the other within the duration
@@ -31,22 +31,23 @@ class FaultKind(StrEnum):
     RETURN = "return"  # a node that is gone comes back under its name
     DAMAGE = "damage"  # the newest checkpoint is cut short
     LAG_LISTENER = "lag_listener"  # the listener threads of a node's workers get their orders late
-    LAG_UP = "lag_up"  # what a node says arrives late
-    LAG_DOWN = "lag_down"  # what a node is told arrives late
+    LAG_UP = "lag_up"  # messages from a node arrive late
+    LAG_DOWN = "lag_down"  # messages to a node arrive late
     PARTITION = "partition"  # a node's data plane is apart from all others, or from one, and heals
     PARTITION_FOR_GOOD = "partition_for_good"
     HANG = "hang"  # a training thread hangs; told as a failure after the duration
-    POWER_CUT = "power_cut"  # the coordinator's machine goes down, and with it what is not on disk; for the duration
+    # the coordinator's machine loses power and all data that is not on disk, for the duration
+    POWER_CUT = "power_cut"
     OLD_STORE = "old_store"  # the store is put back to a backup, and to the newest after the duration
     SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
-    SLOW_STORE = "slow_store"  # what the coordinator writes takes its time, until the end of the duration at most
+    SLOW_STORE = "slow_store"  # the coordinator's writes are slow, at most until the end of the duration
     CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
     INTERRUPT = "interrupt"  # the job's user wants it to end, saved
-    UNDRAIN = "undrain"  # somebody lets a quarantined or drained node come back, and starts its agent again
-    DRAIN = "drain"  # somebody wants a node to leave in good order
-    NOTICE = "notice"  # a node's agent is told to end, and may stay so long
-    MOVE = "move"  # somebody wants a node to give its place to a standby, and to be one
+    UNDRAIN = "undrain"  # a user readmits a quarantined or drained node and restarts its agent
+    DRAIN = "drain"  # a user drains a node
+    NOTICE = "notice"  # a node's agent is told to end within a grace period
+    MOVE = "move"  # a user asks a node to give its ranks to a standby and to become one
     CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
     LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
     CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies
@@ -68,8 +69,8 @@ class Raises(StrEnum):
     SAMPLE = "sample"  # a micro-batch of a step
     STEP = "step"  # any micro-batch of a step
     APPLY = "apply"  # a step's optimizer
-    BEFORE = "before"  # what comes before the loop
-    UNDER = "under"  # a layout of so many places, `raises_at[0]`; `raises_at[1]`: before it attaches, after, or it dies
+    BEFORE = "before"  # the code before the loop
+    UNDER = "under"  # a layout of `raises_at[0]` local ranks; `raises_at[1]`: before it attaches, after, or it dies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,33 +92,36 @@ class Fault:
 class FaultPlan:
     """A job and all that goes wrong in it.
 
-    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based), with its machine
-    where `power_cuts` says so;
-    ep_size: the world is a multiple of it, other nodes wait; 0: no such rule. restart: all workers are started again at
-    every change.
-    crashes_after_strike: the same, counted from the first fault on. experts: per MoE layer, 0 for a dense model;
-    slots: for them, per layer and node, 0 for room for all; rebalance_every: steps. leaves: all scripts leave their
-    loops (`break`) after the last step, and end. stops_at: the step at which one of the scripts asks all to stop, 0 for
-    none. fan_out: of collectives that go level by level, 0 where all meet at
-    once. witnesses: how many workers tell of a step as it passes; 0: as many as in a real job.
-    hold: the ranks of processes that end are kept for those that follow. max_restarts: of a node, within a window.
+    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based).
+    With `power_cuts`, its machine dies too.
+    crashes_after_strike: the same, counted from the first fault on.
+    ep_size: the world is a multiple of it, and other nodes wait; 0: no such rule.
+    restart: every change restarts all workers.
+    experts: per MoE layer, 0 for a dense model. slots: for experts, per layer and node, 0 for room for all.
+    rebalance_every: steps.
+    leaves: all scripts leave their loops (`break`) after the last step, and end.
+    stops_at: the step at which one script asks all workers to stop, 0 for none.
+    fan_out: of hierarchical collectives; 0 for flat ones.
+    witnesses: how many workers report each step that passes; 0: as many as in a real job.
+    hold: the ranks of ended processes are held for their successors. max_restarts: of a node, within a window.
     raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
-    slow_work, slow_work_s: which (step, micro-batch) take so much longer wherever they are computed.
-    work_s: so much longer each takes. stragglers: what becomes of nodes that compute slower than others.
-    logs: scripts log values in every step. counts_flop: workers tell what a round
-    takes where their plan asks for that.
-    snapshot_every: steps, 0 for no snapshots; copies: of each part, on as many nodes (and of each expert).
-    saves_in_time: where checkpoints are kept, the coordinator says when.
-    standbys: nodes beside `nodes`, that wait to take others' places; cold_warm_ups: so many of their warm-ups fail, the
-    first. on_loss: what becomes of the job where a node is lost, unless all `restart`.
-    pooled: the job runs in a pool; recalls: when that wants a node back, in seconds;
-    calls: when it wants a standby to join.
-    places: so many workers of a node have a replica of the model between them; 1: each has a whole one. layouts: that
-    by the number of nodes, (from so many on, places), where it changes; told: as their script says, else as is faster.
+    slow_work, slow_work_s: which (step, micro-batch) are slow on every node, and the extra time that each takes.
+    work_s: the extra time of every micro-batch. stragglers: how the job handles slow nodes.
+    logs: scripts log values in every step. counts_flop: workers report FLOP counts if their plan asks for them.
+    snapshot_every: steps, 0 for no snapshots; copies: of each part and each expert, on different nodes.
+    saves_in_time: the coordinator chooses when to save checkpoints, if the job keeps them.
+    standbys: nodes in addition to `nodes`, which wait to replace others.
+    cold_warm_ups: how many of their first warm-ups fail.
+    on_loss: how the job reacts to a lost node, unless every change restarts all workers (`restart`).
+    pooled: the job runs in a pool; recalls: when the pool recalls a node, in seconds;
+    calls: when it calls a standby to join.
+    places: the workers of a node that share one replica; 1: each has a whole one.
+    layouts: (fewest nodes, places), if the layout changes;
+    told: the script fixes the layouts, otherwise the faster one is used.
     skips_from: from this step on no gradient is finite; 0: never. max_skipped: after this many the job fails.
-    probes: nodes are probed before they are let in, or begin. blocked: from the start, connections from one node to
+    probes: nodes are probed before they are admitted, or begin. blocked: from the start, connections from one node to
     another fail, permanently, by their numbers; -1 stands for all other nodes.
-    handle_s, send_s: processor time of the coordinator for one message that it is sent, and for one that it sends.
+    handle_s, send_s: the coordinator's processor time for one received message, and for one sent message.
     """
 
     seed: int
@@ -174,12 +178,12 @@ class FaultPlan:
 
     @property
     def layout(self) -> Layout:
-        """How a replica lies over the workers of a node, where that does not change."""
+        """How a replica spans the workers of a node, if that does not change."""
         return layout_of(self.places)
 
     @property
     def listed(self) -> Layouts:
-        """All layouts, where it may change."""
+        """All layouts, if the layout may change."""
         return tuple(ListedLayout(layout=layout_of(each), nodes=nodes * self.told) for nodes, each in self.layouts)
 
     @property
@@ -212,15 +216,18 @@ class FaultPlan:
         return 0 < self.skips_from <= self.steps - self.max_skipped + 1 and self.max_skipped > 0
 
     def wants_the_end(self, step: int, rank: int, world: int) -> bool:
-        """Tell whether the script of this rank asks all to stop after this step: in each attempt, that of one."""
+        """Return whether the script of this rank asks all workers to stop after this step. One rank asks per step."""
         return 0 < self.stops_at <= step and rank == step % world
 
     def fails_under(self, places: int) -> int | None:
-        """Return how all scripts fail under a layout of so many places: before they attach, after, or dead; or None."""
+        """Return how all scripts fail with this many local ranks:
+
+        before they attach, after, or by dying. None: they do not fail.
+        """
         return self.raises_at[1] if self.raises is Raises.UNDER and self.raises_at[0] == places else None
 
     def raises_in(self, step: int, micro_batch: int | None) -> bool:
-        """Tell whether every script raises when it computes this; None: when it applies the step."""
+        """Return whether every script raises when it computes this micro-batch; None: when it applies the step."""
         if self.raises_at[0] != step or self.raises in (Raises.NOTHING, Raises.UNDER):
             return False
         if micro_batch is None or self.raises is Raises.APPLY:
@@ -228,20 +235,20 @@ class FaultPlan:
         return self.raises is Raises.STEP or micro_batch == self.raises_at[1]
 
     def __str__(self) -> str:
-        """Say everything, one fault a line."""
+        """Return all fields, one fault per line."""
         head = repr(replace(self, faults=()))
         return "\n  ".join([head, *(repr(fault) for fault in self.faults)])
 
 
 def layout_of(places: int) -> Layout:
-    """Return how a replica lies over so many workers of a node."""
+    """Return how a replica spans this many workers of a node."""
     return Layout(shard=2, tensor=places // 2) if places > 1 else WHOLE
 
 
 #: Where a worker can be struck, in the order of a step.
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
-#: those that the training thread comes to
+#: the boundaries that the training thread reaches
 THREAD_BOUNDARIES = frozenset(
     (*STEP_BOUNDARIES, "putting", "proposing", "climbing", "entering", "entered", "moving", "finishing")
 )
@@ -272,7 +279,7 @@ _AT_BOUNDARY = (
     FaultKind.CUT,
     FaultKind.CRASH_COORDINATOR,
 )
-#: the share of the plans whose model has experts, and of those whose script logs values
+#: the shares of the plans whose model has experts, and of those whose script logs values
 _WITH_EXPERTS = 0.15
 _LOGS = 0.25
 #: share of the schedules in which it is time that says when checkpoints are due
@@ -289,7 +296,7 @@ def random_plan(seed: int) -> FaultPlan:
     faults: list[Fault] = []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 6))):
         faults += _random_faults(rng, nodes, steps, rng.uniform(0.0, span))
-    # Drawn apart, so that the dense schedules stay what they were.
+    # A separate generator keeps the dense schedules unchanged.
     apart = Random(seed + 1_000_003)
     experts = apart.randint(2, 5) if apart.random() < _WITH_EXPERTS else 0
     crashes = tuple(sorted(rng.randint(1, 40 * nodes) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))))
@@ -328,10 +335,10 @@ _WIDE_KINDS = (
 
 
 def lively_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed that has one lasting fault, perhaps after others.
+    """Return the plan of a seed whose last fault is permanent.
 
-    It is a partition, or a hang that is told of in the end: the job must go on without those that it strikes, or end
-    saying why.
+    It is a partition, or a hang that is reported in the end. The job must continue without the affected nodes, or end
+    with a reason.
     """
     plan, rng = random_plan(seed), Random(seed * 41 + 3)
     nodes = max(2, plan.nodes)
@@ -347,7 +354,7 @@ def lively_plan(seed: int) -> FaultPlan:
 
 
 def wide_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with kinds of faults beside those of `random_plan`."""
+    """Return the plan of a seed with further kinds of faults, in addition to those of `random_plan`."""
     plan, rng = random_plan(seed), Random(seed * 37 + 5)
     kinds = [kind for kind, weight in _WIDE_KINDS for _ in range(weight)]
     more = tuple(
@@ -374,14 +381,14 @@ def wide_plan(seed: int) -> FaultPlan:
 
 
 def power_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose coordinators go down with their machine: only what is on disk is left."""
+    """Return the plan of a seed whose coordinators lose power with their machine. Only data on disk survives."""
     plan, rng = random_plan(seed), Random(seed * 43 + 9)
     last = max(plan.crashes, default=0)
     return replace(plan, crashes=(*plan.crashes, last + rng.randint(1, 40 * plan.nodes)), power_cuts=True)
 
 
 def slow_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose store is slow, now and then, while other things go wrong."""
+    """Return the plan of a seed whose store is slow at times while other faults strike."""
     rng = Random(seed * 53 + 13)
     plan = rng.choice((random_plan, wide_plan, power_plan, baseline_plan))(seed)
     span = 0.15 * plan.steps + 0.3
@@ -404,7 +411,7 @@ def slow_plan(seed: int) -> FaultPlan:
 
 
 def interrupted_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose user ends the job, whatever else goes wrong: Ctrl-C, and again until it ends."""
+    """Return the plan of a seed whose user interrupts the job with Ctrl-C, repeatedly until it ends."""
     rng = Random(seed * 47 + 11)
     plan = rng.choice((random_plan, wide_plan, baseline_plan))(seed)
     wish = Fault(kind=FaultKind.INTERRUPT, time=rng.uniform(0.0, 0.15 * plan.steps + 0.3))

@@ -1,7 +1,7 @@
-"""The pool above a simulated job, as far as the job sees it: nodes are granted, wanted back, reaped, and granted anew.
+"""The pool above a simulated job, as the job sees it: nodes are granted, recalled, reaped and granted again.
 
-What it says comes late, twice, or long after something newer; nobody may train in the job but by a grant that its
-record holds, and what the record has given back it never has again.
+The pool's messages arrive late, twice, or long after newer ones. A node may train only under a grant in the job's
+record. A grant that the record has given back never returns.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.simulation.world import World
 
 SUBMISSION = 1
 _LOOK_S = 0.4
-#: a node that is wanted back, or granted, is there again, or anew, after so long at the most
+#: a recalled or granted node returns, or is granted again, after at most this long
 _PATIENCE_S = 3.0
-#: a grant whose node changes between standby and training more often than this goes back and forth without an end
+#: a grant whose node changes between standby and training more often than this never settles
 _MOST_ROLE_CHANGES = 20
 
 
@@ -78,7 +78,7 @@ class PoolAbove:
     # ---- nodes ----
 
     def arrives(self, name: str) -> int:
-        """A node's agent starts: what the one before had is over; return the grant by which the job has it now."""
+        """Replace the node's previous agent and its grants; return the grant under which the job now has the node."""
         self._known.add(name)
         self._last += 1
         self._version += 1
@@ -89,7 +89,7 @@ class PoolAbove:
         return self._last
 
     def _recall(self) -> None:
-        """Others are to have a node; the job keeps one at the least."""
+        """Recall a node for other jobs. The job keeps at least one."""
         self._cluster.injector.extend(_PATIENCE_S)
         mine = [number for number, _ in self._grants.values() if number not in self._leaving]
         fill = [number for number in mine if number not in self._standbys]
@@ -100,7 +100,7 @@ class PoolAbove:
             self._say()
 
     def _call(self) -> None:
-        """A node that waits is to join."""
+        """Call a standby to join."""
         waiting = [name for name, (number, _) in self._grants.items() if number in self._standbys - self._leaving]
         if waiting:
             self._cluster.injector.extend(_PATIENCE_S)
@@ -128,7 +128,7 @@ class PoolAbove:
         self._world.timeline.after(_LOOK_S, self._look)
 
     def _release(self, name: str, number: int) -> None:
-        """A grant is over: all of it is reaped on the node, which is granted anew later."""
+        """End a grant: reap its processes on the node, which is granted again later."""
         del self._grants[name]
         self._leaving.discard(number)
         self._standbys.discard(number)
@@ -211,10 +211,10 @@ class PoolAbove:
     # ---- what must hold ----
 
     def persisted(self, record: Record) -> None:
-        """Look at a record that was written.
+        """Check a record that was written.
 
         Raises:
-            InvariantError: somebody is of a plan without a grant, or a grant is held again that was given back.
+            InvariantError: A member has no grant, or the job holds a grant again that it had given back.
         """
         held = record.held
         if held is None:

@@ -19,14 +19,14 @@ class StatesPutAway:
         self._world = world
         self._kept: SnapshotKey | None = None
         self._parts = 0
-        #: what each member has put away of the experts, where the model has any
+        #: the experts that each member has stashed, if the model has experts
         self._experts: tuple[bytes, ...] = ()
         self._shape: ExpertShape | None = None
 
     def decided(self, record: Record, decision: Decision, nodes: Collection[str]) -> str:
-        """A decision is written; say what it loses of what nodes that are connected have, "" for nothing.
+        """Record a decision; return which data of connected nodes it loses, "" for nothing.
 
-        Or which experts are nowhere in that to which it leads.
+        Also return the experts that the decided state lacks.
         """
         source, shape = decision.source, record.expert_shape
         if isinstance(source, SnapshotSource) and source.experts and shape is not None:

@@ -19,7 +19,7 @@ class Troubles:
 
     #: its workers' listener threads get no turn
     deaf_until: float = 0.0
-    #: what it says to the coordinator, and what it is told, is held up
+    #: its messages to and from the coordinator are delayed
     up_until: float = 0.0
     down_until: float = 0.0
     #: how far its wall clock was set
@@ -30,12 +30,12 @@ class Troubles:
     memory_full_until: float = 0.0
     #: writing and renaming a checkpoint end no sooner
     slow_until: float = 0.0
-    #: its workers compute so many times as long
+    #: the factor by which its workers compute more slowly
     work_until: float = 0.0
     work_times: float = 1.0
 
     def slowed(self, times: float, until: float) -> None:
-        """Let its workers compute so many times as long, until then."""
+        """Slow its workers down by this factor until the given time."""
         self.work_times, self.work_until = times, until
 
     def longer(self, now: float) -> float:
@@ -48,18 +48,18 @@ class Partition:
     """Nodes that others cannot reach: no data passes between a side and all others, or only one other."""
 
     side: frozenset[str]
-    #: None: everybody else
+    #: None: all other nodes
     other: frozenset[str] | None
 
     def cuts_off(self, one: str, others: AbstractSet[str]) -> bool:
-        """Tell whether a node does not reach all of the others; as quick for thousands of them as for two."""
+        """Return whether a node fails to reach some of the others; as fast for thousands of them as for two."""
         if one in self.side and not (others <= self.side if self.other is None else others.isdisjoint(self.other)):
             return True
         across = one not in self.side if self.other is None else one in self.other
         return across and not others.isdisjoint(self.side)
 
     def parts(self, nodes: AbstractSet[str]) -> bool:
-        """Tell whether some of these nodes are kept apart from each other."""
+        """Return whether the partition separates some of these nodes."""
         return any(self.cuts_off(one, nodes) for one in self.side & nodes)
 
 
@@ -80,9 +80,9 @@ class OneWay:
 
 @dataclass(slots=True)
 class DataPlane:
-    """Who reaches whom with collectives and state. The coordinator is reached by everybody all the time.
+    """Which nodes reach each other with collectives and state. All nodes reach the coordinator at all times.
 
-    version: another one after every change.
+    version: changes with every change.
     """
 
     version: int = 0
@@ -91,7 +91,7 @@ class DataPlane:
     _one_way: list[OneWay] = field(default_factory=list[OneWay])
 
     def block(self, timeline: Timeline, one_way: OneWay, heals_after_s: float | None) -> None:
-        """Let connections in one direction fail, for a time or permanently."""
+        """Make connections in one direction fail, temporarily or permanently."""
         self._one_way.append(one_way)
         if heals_after_s is not None:
             timeline.after(heals_after_s, self._one_way.remove, one_way)
@@ -108,21 +108,21 @@ class DataPlane:
         return next((one_way for one_way in self._one_way if one_way.blocks(sender, receiver)), None)
 
     def part(self, timeline: Timeline, partition: Partition, heals_after_s: float | None) -> None:
-        """Keep nodes apart, for a time or for good."""
+        """Separate nodes, temporarily or permanently."""
         self._partitions.append(partition)
         self.version += 1
         if heals_after_s is not None:
             timeline.after(heals_after_s, self._heal, partition)
 
     def parted(self, nodes: Iterable[str]) -> bool:
-        """Tell whether some of these nodes cannot reach each other."""
+        """Return whether some of these nodes cannot reach each other."""
         if not self._partitions:
             return False
         names = frozenset(nodes)
         return any(partition.parts(names) for partition in self._partitions)
 
     def reaches(self, one: str, others: AbstractSet[str]) -> bool:
-        """Tell whether a node reaches all others."""
+        """Return whether a node reaches all others."""
         return not any(partition.cuts_off(one, others) for partition in self._partitions)
 
     def when_healed(self, action: Callable[[], object]) -> None:

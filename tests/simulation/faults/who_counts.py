@@ -1,6 +1,6 @@
-"""Whose word counts for a job, as its record says it: the members of its plans, and those that are owed.
+"""The workers whose messages count for a job, by its record: the members of its plans, and the retained workers.
 
-And how those take others' places that have joined beside them.
+Also checks how standbys replace draining nodes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class WhoCounts:
     def __init__(self) -> None:
         #: the workers that count
         self.workers: frozenset[str] = frozenset()
-        #: those that did, and must not any more; who waits as a standby has left in good order
+        #: the workers that counted once and must not count again; workers of waiting standbys are not among them
         self.expelled: set[str] = set()
-        #: those that were owed once
+        #: the workers that were retained once
         self.were_owed: set[str] = set()
         self._members: frozenset[str] = frozenset()
         self._owed: frozenset[str] = frozenset()
 
     def take(self, record: Record) -> frozenset[str]:
-        """Follow a record; return those that were expelled, and count again."""
+        """Follow a record; return the workers that were expelled and count again."""
         plans = [plan.workers for plan in (record.plan, record.pending) if plan is not None]
         owed = frozenset(worker for one in record.leaving for worker in one.owed)
         self.workers = frozenset(worker for workers in plans for worker in workers) | owed
@@ -45,9 +45,9 @@ class WhoCounts:
 
 
 def still_known(expelled: Iterable[str], members: Membership, world: World) -> str:
-    """Return what is wrong if the coordinator still listens to an expelled worker, "" if it does not.
+    """Return what is wrong if the coordinator still accepts messages of an expelled worker, "" if it does not.
 
-    A worker that never heard of its generation has the initial state, and may come back like a newcomer.
+    A worker that never learned of its generation has the initial state, and may return like a new node.
     """
     for worker in expelled:
         if members.worker(worker) is None or members.nodes[node_of(worker)].aside:
@@ -59,7 +59,7 @@ def still_known(expelled: Iterable[str], members: Membership, world: World) -> s
 
 
 def wrongly_moved(before: Record, record: Record) -> str:
-    """Say what is wrong where standbys are there for others' places, or take them; "" where all is well."""
+    """Return what is wrong with standbys that replace other nodes; "" if all is well."""
     for plan in filter(None, (record.plan, record.pending)):
         beside = record.replacements_among({member.node for member in plan.members})
         ranks = [rank for rank, member in enumerate(plan.members) if member.node in beside]
@@ -71,7 +71,7 @@ def wrongly_moved(before: Record, record: Record) -> str:
     beside = before.replacements_among(members)
     gone = {one.node for one in record.leaving if one.owed}
     taken = {whose: name for name, whose in beside.items() if whose in gone}
-    # (Where workers have come or gone as well, the world is another anyway: then others may have other ranks.)
+    # If workers have joined or left as well, the world changes anyway, and others may get other ranks.
     places = [(member.node, index_of(member.worker)) for member in before.plan.members]
     due = [(taken.get(name, name), index) for name, index in places if name not in taken.values()]
     now = [(member.node, index_of(member.worker)) for member in record.plan.members]
@@ -81,7 +81,7 @@ def wrongly_moved(before: Record, record: Record) -> str:
 
 
 def wrongly_taken_in(workers: Iterable[str], world: World) -> str:
-    """Expelled workers are members again: say what is wrong, if any of them had heard that it was in a generation."""
+    """Return what is wrong if an expelled worker that had learned of its generation is a member again."""
     for worker in workers:
         process = world.worker(worker)
         if process is not None and process.machine.generation > 0:
