@@ -1,1 +1,1 @@
-"""Stand-ins for parts of a job: hundreds of nodes and workers in one process, and steps that are only played."""
+"""Fakes of parts of a job: hundreds of nodes and workers in one process, and steps that are played without training."""

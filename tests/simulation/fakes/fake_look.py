@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Arrivals:
-    """How many have got so far, and when the message was read that led the last one there (time.monotonic)."""
+    """How many workers have reached a point, and when the last one did (time.monotonic)."""
 
     count: int = 0
     last: float = 0.0
 
     def note(self, at: float) -> None:
-        """One more."""
+        """Count one more worker."""
         self.count, self.last = self.count + 1, max(self.last, at)
 
     def __add__(self, other: Arrivals) -> Arrivals:
@@ -22,7 +22,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class Traffic:
-    """What fake nodes have got from their coordinator and sent to it. Bytes of messages heard are those on the wire."""
+    """Messages that fake nodes received from their coordinator and sent to it. `heard_bytes` are bytes on the wire."""
 
     heard: int = 0
     heard_bytes: int = 0
@@ -43,7 +43,11 @@ class Traffic:
 
 @dataclass(slots=True)
 class Look:
-    """Progress of fake nodes: workers told to begin and entered, by generation; agents welcomed, by term."""
+    """Progress of fake nodes.
+
+    `told` and `entered` count the workers that were ordered to begin a generation, and that entered it. `welcomed`
+    counts agents by term.
+    """
 
     told: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])
     entered: dict[int, Arrivals] = field(default_factory=dict[int, Arrivals])

@@ -1,7 +1,7 @@
-"""Nodes that train nothing, by the hundred in a process: real agents, over real connections, with fake workers.
+"""Hundreds of nodes per process that train nothing: real agents, over real connections, with fake workers.
 
-What is said and kept is said and kept by the real machines, so that a coordinator cannot tell the difference. What
-the coordinator says to many, as the same bytes, is read once in a process, and made a plan of once.
+All messages and state come from the real machines, so that a coordinator cannot tell the difference. If the coordinator
+sends the same bytes to many agents, each process decodes them once and makes one plan of them.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.simulation.fakes.fake_worker import FakeModel, FakeWorker, Rendezvous
 from tests.simulation.fakes.shared_messages import SharedMessages
 from tests.simulation.shared_plans import SharedPlans
 
-#: how long messages are handled before the sockets are looked at again
+#: how long messages are handled before the sockets are read again
 _HANDLE_S = 0.002
 _POLL_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeJob:
-    """A job of fake nodes, and where its coordinator is. `micro_batches`: of one step, of one sample each."""
+    """A job of fake nodes, and the address of its coordinator. `micro_batches`: per step, of one sample each."""
 
     name: str
     url: str
@@ -57,7 +57,7 @@ class FakeJob:
 
 
 class _CountedChannel(CoordinatorChannel):
-    """Counts what goes through, and has messages handled after all that is there to be read was read."""
+    """Counts messages and bytes. Messages are handled only after all available messages were read."""
 
     def __init__(self, herd: Herd, url: str, token: str, on_message: OnMessage) -> None:
         super().__init__(url, token, partial(herd.take, self, on_message), herd.messages.decode)
@@ -102,12 +102,12 @@ class _FakeWorkforce:
         self._workers[index] = fresh
         self._by_name = {known: one for known, one in self._by_name.items() if one in self._workers}
         self._by_name[worker] = fresh
-        # As in a real process, this happens only after the agent has registered it.
+        # A real process attaches only after the agent has registered it.
         asyncio.get_running_loop().call_soon(fresh.attach)
 
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
         if isinstance(order, UnitAnswer):
-            raise TypeError(f"fake workers form no units: {order}")
+            raise TypeError(f"fake workers form no replica groups: {order}")
         for worker in [self._by_name[name] for name in workers if name in self._by_name]:
             worker.order(order)
 
@@ -135,11 +135,14 @@ class _FakeWorkforce:
 
 
 class FakeNode:
-    """One node: its agent's task, and the connection that it has now. `grant`: by which it is its pool's job's."""
+    """One node: its agent's task, and its current connection.
+
+    `grant` is the number of the pool's grant under which the job has the node; 0 without a pool.
+    """
 
     def __init__(self, herd: Herd, name: str, grant: int = 0) -> None:
         job = herd.job
-        experiments = ExperimentSpec(watch=False)  # there are no processes to watch
+        experiments = ExperimentSpec(watch=False)  # fake workers have no processes to watch
         each = job.workers_per_node
         spec = JobSpec(name=job.name, script="none.py", workers_per_node=each, experiments=experiments)
         settings = AgentSettings(
@@ -183,13 +186,13 @@ class FakeNode:
 
 
 def _over(task: asyncio.Task[Any]) -> None:
-    """An agent has ended, or a command is obeyed, in order or not."""
+    """Raise the error of an agent or a command that has ended, if it failed."""
     if not task.cancelled():
         task.result()
 
 
 class Herd:
-    """All fake nodes of one process that have one job."""
+    """All fake nodes of one process that belong to one job."""
 
     def __init__(self, job: FakeJob) -> None:
         self.job = job
@@ -201,11 +204,11 @@ class Herd:
         self.nodes: dict[str, FakeNode] = {}
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[_CountedChannel, OnMessage, CoordinatorMessage, float]] = deque()
-        #: when the message that is handled was read
+        #: when the current message was read
         self._at = 0.0
 
     def take(self, channel: _CountedChannel, on_message: OnMessage, message: CoordinatorMessage) -> None:
-        """A message was read: handle it once all others that are there were read, too."""
+        """Queue a message, so that it is handled after all available messages were read."""
         self.look.traffic.heard += 1
         if not self._waiting:
             self._loop.call_soon(self._handle)
@@ -272,7 +275,7 @@ class Herd:
 
 
 class Obedient(Protocol):
-    """What a process of fakes has: its methods are the commands that it obeys."""
+    """An object in a process of fakes. Its methods are the commands that the process runs."""
 
     def end(self) -> None:
         """Release all resources."""
@@ -280,7 +283,7 @@ class Obedient(Protocol):
 
 
 def _live(make: Callable[[], Obedient], commands: Connection) -> None:
-    """Run fake nodes in this process until the pipe ends. What is measured goes before them: they are nice."""
+    """Run fake nodes in this process until the pipe ends, with a low priority, so that measured processes go first."""
     os.nice(5)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_obey(make, commands))
@@ -317,13 +320,15 @@ async def _obey(make: Callable[[], Obedient], commands: Connection) -> None:
 
 
 class FakeProcesses:
-    """Fake nodes in processes of their own; use as a context manager, which leaves nothing behind."""
+    """Fake nodes in separate processes. Use it as a context manager, which ends all processes."""
 
     def __init__(self, make: Callable[[], Obedient], names: Sequence[str], *, processes: int = 2) -> None:
-        """Make the processes; no node is started.
+        """Start the processes, without any node.
 
         Args:
-            make: called in each of them. names: of the nodes. processes: how many share the nodes.
+            make: Called in each process.
+            names: Names of the nodes.
+            processes: The number of processes that share the nodes.
         """
         self.names = list(names)
         context = multiprocessing.get_context("spawn")
@@ -379,13 +384,13 @@ class FakeNodes(FakeProcesses):
     """The fake nodes of a job."""
 
     def __init__(self, job: FakeJob, names: Sequence[str], *, processes: int = 2) -> None:
-        """Make the processes, as `FakeProcesses`."""
+        """Start the processes, as `FakeProcesses` does."""
         self.job = job
         super().__init__(partial(Herd, job), names, processes=processes)
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self.names) * self.job.workers_per_node
 
     def compute(self) -> None:
@@ -406,14 +411,14 @@ class FakeNodes(FakeProcesses):
         return self.ask_of(name, "lose")
 
     def look(self) -> Look:
-        """Return where they stand."""
+        """Return the progress of all nodes."""
         return sum(self.ask("seen"), Look())
 
     def until_entered(self, generation: int, *, timeout_s: float) -> Look:
         """Wait until all workers have entered a generation.
 
         Raises:
-            TimeoutError: they have not in time.
+            TimeoutError: Some workers have not entered in time.
         """
         return self._until(lambda look: look.entered.get(generation, Arrivals()).count, self.workers, timeout_s)
 
@@ -421,7 +426,7 @@ class FakeNodes(FakeProcesses):
         """Wait until a coordinator of this term has welcomed all agents.
 
         Raises:
-            TimeoutError: it has not in time.
+            TimeoutError: Some agents were not welcomed in time.
         """
         return self._until(lambda look: look.welcomed.get(term, 0), len(self.names), timeout_s)
 

@@ -1,6 +1,6 @@
-"""Nodes of a pool that train nothing, by the hundred in a process: real fences and job's agents, with fake workers.
+"""Hundreds of pool nodes per process that train nothing: real fences and agents, with fake workers.
 
-What a grant stands for is asked over HTTP, as nodes do; what runs by it is one of `fake_nodes`.
+The launch data of a grant is requested over HTTP, as real nodes do. A grant runs one node of `fake_nodes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakePoolPlace:
-    """The address of a pool."""
+    """The address and the token of a pool."""
 
     url: str
     token: str
@@ -61,7 +61,7 @@ class PoolLook:
 
 
 class _PoolNode:
-    """One node: its fence, its connection to the pool, and what runs by its grant."""
+    """One node: its fence, its connection to the pool, and the fake node that runs under its grant."""
 
     def __init__(self, herds: _Herds, name: str) -> None:
         self._herds = herds
@@ -75,7 +75,7 @@ class _PoolNode:
         self.connections = 0
 
     async def live(self) -> None:
-        """Connect, and again whenever the connection ends (on a machine that is too slow for all of them it does)."""
+        """Connect, and again whenever the connection ends, as it does on a machine that is too slow for all nodes."""
         place = self._herds.place
         make = partial(CoordinatorChannel, decode=_decoder.decode)
         while True:
@@ -126,7 +126,7 @@ class _PoolNode:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, start: StartGrant) -> None:
-        """Act as the job's node until the grant ends, on either side."""
+        """Run a node of the job until its agent ends, or the pool ends the grant."""
         herd = await self._herds.of(start)
         self._running = FakeNode(herd, self._name, start.grant)
         herd.nodes[self._name] = self._running
@@ -159,7 +159,7 @@ class _Herds:
             self._living.append(asyncio.get_running_loop().create_task(node.live()))
 
     def seen(self) -> PoolLook:
-        """Return where they stand."""
+        """Return the progress of all nodes."""
         look = PoolLook(processor_s=time.process_time())
         for node in self._nodes.values():
             look.here += node.channel is not None and not node.channel.closed.done()
@@ -184,7 +184,7 @@ class _Herds:
             node.end()
 
     async def of(self, start: StartGrant) -> Herd:
-        """Return the herd of the job of a grant. Each node asks only for its own data."""
+        """Return the herd of a grant's job. Each call requests the launch data, as each real node does."""
         launch = None
         while launch is None:
             with contextlib.suppress(httpx.TransportError):  # a kept connection may have ended meanwhile
@@ -202,18 +202,18 @@ class FakePoolNodes(FakeProcesses):
     """The fake nodes of a pool."""
 
     def __init__(self, place: FakePoolPlace, names: Sequence[str], *, processes: int = 2) -> None:
-        """Make the processes, as `FakeProcesses`."""
+        """Start the processes, as `FakeProcesses` does."""
         super().__init__(partial(_Herds, place), names, processes=processes)
 
     def look(self) -> PoolLook:
-        """Return where they stand."""
+        """Return the progress of all nodes."""
         return sum(self.ask("seen"), PoolLook())
 
     def until(self, what: str, holds: Callable[[PoolLook], bool], *, timeout_s: float) -> PoolLook:
-        """Wait until `holds`, called with a look, is true.
+        """Wait until `holds`, called with the progress, returns true.
 
         Raises:
-            TimeoutError: it was not in time; `what` it was, in words.
+            TimeoutError: It was not true in time. The message begins with `what`.
         """
         deadline = time.monotonic() + timeout_s
         while not holds(look := self.look()):

@@ -1,4 +1,4 @@
-"""A worker that trains nothing: the real machine, told at once that all it waits for has happened."""
+"""A worker that trains nothing: the real machine, for which every operation completes at once."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from holdfast.step_samples import StepSamples
 
 
 class Rendezvous(StrEnum):
-    """Whose library makes the group: which keys its ranks post."""
+    """The library that forms the process group, which determines the keys that its ranks post."""
 
     NCCL = "nccl"  # rank 0 posts the group's id, 128 bytes
     GLOO = "gloo"  # each rank posts its addresses, 154 bytes and 8 for each rank (measured with torch 2.13)
 
     def key_of(self, rank: int, world: int) -> bytes | None:
-        """Return the key that a rank posts, None for nothing."""
+        """Return the key that a rank posts, or None if it posts none."""
         if self is Rendezvous.GLOO:
             return bytes(154 + 8 * world)
         return bytes(128) if rank == 0 else None
 
     def keys(self, world: int) -> int:
-        """Return how many keys a rank waits for, its own among them."""
+        """Return how many keys a rank waits for, including its own."""
         return world if self is Rendezvous.GLOO else 1
 
 
 class FakeModel:
-    """The work that all workers claim to train:
+    """The work that fake workers report: `micro_batches` micro-batches of one sample per step.
 
-    N micro-batches of one sample per step. One for the workers of a process.
+    All workers of a process share one model.
     """
 
     def __init__(self, micro_batches: int) -> None:
@@ -63,7 +63,7 @@ class FakeModel:
         self.samples = StepSamples(seed=0, micro_batches=micro_batches, micro_batch=1)
 
     def commit(self, step: int) -> Commit:
-        """Return v of a step."""
+        """Return the step result of a step."""
         return Commit(
             grad_square=1.0,
             loss_sum=2.0 * self.micro_batches,
@@ -74,8 +74,11 @@ class FakeModel:
 
 
 class FakeWorker:
-    """One worker. `say` sends to the agent; `told` and `entered` are called with the generation that it is told to
-    begin, and that it has entered."""
+    """One worker.
+
+    `say` sends a message to the agent. `told` is called with each generation that the worker is ordered to begin, and
+    `entered` with each one that it has entered.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class FakeWorker:
         self._say = say
         self._told = told
         self._entered = entered
-        #: the keys that have come, and the plans of the groups that are wanted, by generation
+        #: the received keys, and the plans of the groups to build, by generation
         self._keys: dict[int, set[str]] = {}
         self._plans: dict[int, GenerationPlan] = {}
 
@@ -112,7 +115,7 @@ class FakeWorker:
         self._say(attach)
 
     def order(self, order: Order) -> None:
-        """Obey an order, and do what can be done then."""
+        """Handle an order, then all work that is possible after it."""
         match order:
             case Posted():
                 self._keys.setdefault(order.generation, set()).update(order.keys)
@@ -126,14 +129,14 @@ class FakeWorker:
     def compute(self) -> None:
         """Compute the first micro-batch of the step in progress."""
         task = self.machine.task
-        assert isinstance(task, Compute), f"{self._worker} has to {task}"
+        assert isinstance(task, Compute), f"the task of {self._worker} is {task}"
         for micro_batch in task.micro_batches[:1]:
             self.machine.begin_micro_batch(micro_batch)
 
     def train(self, step: int) -> None:
         """Compute and apply this step."""
         machine, task = self.machine, self.machine.task
-        assert isinstance(task, Compute), f"{self._worker} has to {task}"
+        assert isinstance(task, Compute), f"the task of {self._worker} is {task}"
         assert task.step == step, f"{self._worker} is at step {task.step}, not {step}"
         for micro_batch in task.micro_batches:
             machine.begin_micro_batch(micro_batch)
@@ -168,7 +171,7 @@ class FakeWorker:
         if not pending:
             self._told(generation)
         rank = plan.rank(self._worker)
-        assert rank is not None, f"{self._worker} is to build the group of generation {generation} without it"
+        assert rank is not None, f"{self._worker} is not a member of generation {generation}, whose group it must build"
         value = self.rendezvous.key_of(rank, len(plan.members))
         own = {key_of(rank, "address"): value} if value is not None else {}
         self._keys.setdefault(generation, set()).update(own)

@@ -1,10 +1,10 @@
-"""Steps with recorded durations, played through the machines that watch a job: do they call a healthy worker late?
+"""Steps with recorded durations, played through the machines that watch a job, to find false alarms about late workers.
 
-A job of nodes with one worker each is played step by step. The durations are drawn from those of a real job: how long
-a worker computes a micro-batch, how long the reduction takes after the last worker has joined it, and so on. Each
-node's `LateWatch` and the job's `Coordinator` run the same code as in a real job, and get the same messages.
-Rank 0 saves a checkpoint at regular steps. Less often it evaluates in `job.pause()`, while the others wait.
-A node may get additional work. Its worker then has a core only for a moment and waits for the next one.
+A job of nodes with one worker each is played step by step. The durations are drawn from recordings of a real job: how
+long a worker computes a micro-batch, how long the reduction takes after the last worker has joined it, and so on. Each
+node's `LateWatch` and the job's `Coordinator` run the same code as in a real job, and get the same messages. Rank 0
+saves a checkpoint at regular steps. Less often it evaluates in `job.pause()`, while the others wait. A node may get
+additional work. Its worker then has a core only for moments, and waits for one in between.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.position import Position
 
-#: seconds, by activity: one list for each
+#: recorded durations in seconds, by activity
 Times = Mapping[str, Sequence[float]]
 LOOK_EVERY_S = 8e-3
 _LINK_S = 5e-4
-#: of a loaded node: how often a waiting thread is measured, and how long it has a core at once
+#: on a loaded node: the seconds between two polls of a waiting thread, and the seconds that it keeps a core
 _STARVED_S, _SLICE_S = 0.45, 3e-3
 #: a hanging worker continues after this many seconds
 HANGS_S = 60.0
@@ -38,13 +38,13 @@ HANGS_S = 60.0
 
 @dataclass
 class PlayedFindings:
-    """The messages and actions of a run of steps, and how long they took together, in the job's seconds."""
+    """The messages and actions during `steps` steps, which took `seconds` in total on the job's clock."""
 
     steps: int = 0
     seconds: float = 0.0
     late: int = 0
     probes: int = 0
-    #: workers that were ended, nodes that were given up, retries: all of them for nothing
+    #: false alarms: ended workers, lost nodes, inquiries to all workers
     alarms: list[str] = field(default_factory=list[str])
     raised: int = 0
 
@@ -94,7 +94,7 @@ class _Worker:
         return now - (now - self.since) % every_s
 
     def _clock(self, now: float) -> ThreadClock:
-        """Return the kernel's data about the thread. A wait for a core is invisible until it ends."""
+        """Return the kernel's report on the thread. A wait for a core is reported only after it ends."""
         if self.load == 1.0 or self.hangs:
             return ThreadClock(False, self.since, self._waited_s)
         if self.waits:
@@ -104,7 +104,7 @@ class _Worker:
 
 
 class PlayedSteps:
-    """One job, for as many steps as are wanted."""
+    """One job that plays any number of steps."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class PlayedSteps:
         self._times = {name: list(values) for name, values in times.items()}
         self._rng = random.Random(seed)
         self._each = micro_batches
-        #: how often rank 0 saves, and how often it evaluates
+        #: the steps between two checkpoints of rank 0, and between two evaluations
         self._every = (checkpoint_every, evaluate_every)
         self._slow, self._loaded, self._hangs = slow or {}, loaded or {}, hangs
         self._now, self._order, self._queue = 1000.0, count(), list[tuple[float, int, Callable[[], None]]]()
@@ -162,7 +162,7 @@ class PlayedSteps:
     # ---- training ----
 
     def _step(self, step: int) -> None:
-        """Make all workers do a step, each event at its time, so that every observer sees it in order."""
+        """Make all workers do a step, each event at its time, so that every check sees the state of its time."""
         ready: list[float] = []
         for rank, worker in enumerate(self._workers):
             at, load = self._free[rank], self._load(rank, step)
@@ -201,7 +201,7 @@ class PlayedSteps:
         self._after(_LINK_S, lambda: self._feed(Received(rank, msg.FromWorker(message=said))))
 
     def _load(self, rank: int, step: int) -> float:
-        """Return how many times as long all takes on a node."""
+        """Return the factor by which all work on a node takes longer."""
         begins, times = self._loaded.get(rank, (0, 1.0))
         return times if step >= begins else 1.0
 
@@ -209,7 +209,7 @@ class PlayedSteps:
         values = self._times.get(name)
         return self._rng.choice(values) if values else 0.0
 
-    # ---- who watches ----
+    # ---- the watching machines ----
 
     def _look(self, index: int) -> None:
         worker, watch = self._workers[index], self._watches[index]
@@ -252,11 +252,11 @@ class PlayedSteps:
                 self._after(2 * _LINK_S, lambda: self._answer(number, message))
             case msg.EndHung(worker=worker, why=why):
                 step = self.found.steps + 1
-                if (worker, step) not in self._ended:  # it continues here, and so its agent is told again
+                if (worker, step) not in self._ended:  # a played worker continues, so its agent gets the order again
                     self._ended.add((worker, step))
                     self.found.alarms.append(f"step {step}: {why}")
             case msg.LookAround():
-                self.found.alarms.append(f"step {self.found.steps + 1}: all look around")
+                self.found.alarms.append(f"step {self.found.steps + 1}: all workers are asked to look around")
             case _:
                 pass
 
@@ -265,7 +265,7 @@ class PlayedSteps:
         stands = self._watches[number].list_activities(self._now, {worker.id: worker.reading(self._now)}, ())
         self._feed(Received(number, msg.ProbeAnswer(number=probe.number, stands=stands)))
 
-    # ---- time, and the beginning ----
+    # ---- time and start ----
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (time, next(self._order), action))

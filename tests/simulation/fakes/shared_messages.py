@@ -1,4 +1,4 @@
-"""Messages that many agents in one process are sent, as the same bytes: read once."""
+"""Messages that many agents of one process receive as the same bytes: each is decoded once."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import msgspec
 
 from holdfast.protocol.messages.agent import CoordinatorMessage
 
-#: smaller ones are read as fast as they are looked up
+#: smaller messages are decoded as fast as they are looked up
 _LEAST_BYTES = 512
 _KEPT = 64
 
 
 class SharedMessages:
-    """Makes one message of the same bytes, so that plans made of it can be shared, too (`SharedPlans`)."""
+    """Decodes equal bytes to one message, so that plans made of it can be shared as well (`SharedPlans`)."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(CoordinatorMessage)
         self._read: OrderedDict[bytes, CoordinatorMessage] = OrderedDict()
 
     def decode(self, data: bytes) -> CoordinatorMessage:
-        """Return the message in some bytes.
+        """Return the decoded message.
 
         Raises:
             DecodeError: The bytes are not a message.

@@ -26,7 +26,7 @@ from tests.simulation.families.witness_plans import witness_plan
 from tests.simulation.families.work_plans import straggler_plan, work_plan
 from tests.simulation.faults.plans import FaultKind, FaultPlan, Raises, interrupted_plan, power_plan, slow_plan
 
-#: the families whose faults `layout_plan` does not draw, or draws without the rest of the family's plan
+#: families with faults that `layout_plan` does not draw, or draws without the rest of the family's plan
 _COMBINED = (
     corrupt_plan,
     interrupted_plan,
@@ -48,9 +48,9 @@ _COMBINED = (
     waiting_plan,
     witness_plan,
 )
-#: one plan in this many has slow work or slow nodes: such a schedule takes ten times as long as others
+#: One plan in this many has slow work or slow nodes. Such a schedule takes ten times as long as others.
 _SLOW_WORK_EVERY = 20
-#: two families' faults in one plan
+#: the share of the plans with the faults of two families
 _TWO_FAMILIES = 0.3
 
 
@@ -63,9 +63,9 @@ def combined_plan(seed: int) -> FaultPlan:
         plan = rng.choice(_COMBINED)(seed)
         if rng.random() < _TWO_FAMILIES:
             plan = replace(plan, faults=(*plan.faults, *rng.choice(_COMBINED)(seed + 1).faults[:3]))
-    if plan.restart:  # such a job needs all its nodes: it would wait for the one that is cut off
+    if plan.restart:  # such a job needs all its nodes, and would wait for one that is cut off
         lasting = FaultKind.PARTITION_FOR_GOOD
         plan = replace(plan, faults=tuple(fault for fault in plan.faults if fault.kind is not lasting))
     plan = place_in_replica_groups(plan, rng, faults=plan.faults, snapshot_every=plan.snapshot_every)
-    # If no other node has the experts, each try goes back to a checkpoint, and the same node gets the sample again.
+    # If no other node has the experts, each retry goes back to a checkpoint, and the same node gets the sample again.
     return replace(plan, max_restarts=min(plan.max_restarts, MAX_RESTARTS)) if plan.raises is Raises.SAMPLE else plan

@@ -33,9 +33,9 @@ _BASES = (
     baseline_plan,
     interrupted_plan,
 )
-#: while gradients are held, or joined
+#: boundaries while gradients are held, or reduced
 _STRUCK = ("computing", "computing", "reducing", "reducing", "reduced", "voted", "stopped", "entered", "applied")
-#: where the refusal is about to be told, decided or taken up
+#: boundaries while the refusal is reported, decided or handled
 _LATER = ("refused", "refused", "refused", "stopped", "stopped", "begun", "built", "entered", "reducing", "voted")
 _BESIDE = (
     FaultKind.KILL_NODE,
@@ -63,7 +63,7 @@ _BESIDE = (
 
 
 def corrupt_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with one corruption, failures before it, so that gradients are held, and after it."""
+    """Return the plan of a seed with one corruption, after faults that make workers keep gradients."""
     rng = Random(seed * 67 + 23)
     plan = rng.choice(_BASES)(seed)
     step = rng.randint(1, plan.steps)

@@ -1,4 +1,4 @@
-"""Fault plans with a worker whose script has set different options. The worker is replaced, or the job ends."""
+"""Fault plans in which one worker's script sets different options. The worker is replaced, or the job ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.simulation.faults.plans import (
 )
 
 _BASES = (random_plan, random_plan, wide_plan, level_plan, power_plan, witness_plan, baseline_plan, standby_plan)
-#: while the difference is about to be told, decided or taken up
+#: boundaries while the difference is reported, decided or handled
 _LATER = ("refused", "refused", "stopped", "begun", "built", "entered", "reducing")
 _BESIDE = (
     FaultKind.KILL_NODE,
@@ -38,7 +38,7 @@ _BESIDE = (
 
 
 def differ_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with one or two workers that differ, and failures before and after that."""
+    """Return the plan of a seed with different options on one or two workers, and failures before and after that."""
     rng = Random(seed * 83 + 41)
     plan = rng.choice(_BASES)(seed)
     boundaries = (*STEP_BOUNDARIES, *OTHER_BOUNDARIES, "refused")

@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def ladder_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose nodes have few restarts and use them up."""
+    """Return the plan of a seed in which nodes have few restarts and use them up."""
     plan, rng = random_plan(seed), Random(seed * 71 + 29)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.3
     faults: list[Fault] = []

@@ -20,8 +20,8 @@ from tests.simulation.faults.plans import (
     wide_plan,
 )
 
-#: processor time of the coordinator for one message that it is sent, and for one that it sends, in seconds: as measured
-#: (benchmarks/control_plane.py: of 256 nodes, one that is lost means 5,700 messages in, 1,000 out, and 0.36 s)
+#: The coordinator's processor time for one received message, and for one sent message, in seconds. Measured with
+#: benchmarks/control_plane.py: the loss of one of 256 nodes means 5,700 messages in, 1,000 out, and 0.36 s.
 HANDLE_S, SEND_S = 60e-6, 30e-6
 
 LARGE_NODES = range(33, 129)
@@ -41,7 +41,7 @@ _ALONG = (
 
 
 def large_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with 33 to 128 nodes: also whole racks are struck, and many come at once."""
+    """Return the plan of a seed with 33 to 128 nodes. Faults also strike whole racks, and many nodes join at once."""
     rng = Random(seed * 59 + 17)
     plan = rng.choice((random_plan, random_plan, wide_plan, slow_plan, power_plan))(seed)
     nodes = rng.choice(LARGE_NODES)
@@ -64,7 +64,7 @@ def large_plan(seed: int) -> FaultPlan:
 
 
 def _many(rng: Random, nodes: int, time: float) -> list[Fault]:
-    """Return what happens to many at once: a rack falls, or is stopped, or nodes come, or come back."""
+    """Return the same fault for many nodes: a rack fails or is stopped, or nodes join or return."""
     kinds = (FaultKind.KILL_NODE, FaultKind.SILENT_NODE, FaultKind.STOP_NODE, FaultKind.JOIN, FaultKind.RETURN)
     kind, first, duration = rng.choice(kinds), rng.randrange(nodes), rng.choice((0.2, 1.5))
     spread = rng.choice((0.0, 0.02))
@@ -75,7 +75,7 @@ def _many(rng: Random, nodes: int, time: float) -> list[Fault]:
 
 
 def plan_of_size(seed: int, nodes: int, steps: int, faults: int) -> FaultPlan:
-    """Return a plan of one job of any size, with single faults at even distances along its steps."""
+    """Return the plan of a job of any size, with single faults at equal distances along its steps."""
     rng = Random(seed)
     targets = rng.sample(range(nodes), k=min(faults, nodes))
     return FaultPlan(

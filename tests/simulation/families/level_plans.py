@@ -22,7 +22,7 @@ from tests.simulation.faults.plans import (
     wide_plan,
 )
 
-#: what strikes a rank between two levels
+#: faults that strike a rank between two levels
 _KINDS = (
     FaultKind.KILL_NODE,
     FaultKind.KILL_NODE,
@@ -42,7 +42,7 @@ _LATER = ("voted", "climbing", "passed", "applying", "applied", "stopped", "begu
 
 
 def level_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with up to three levels or more: one fault or several while a rank is between two."""
+    """Return the plan of a seed with several levels, and faults while a rank is between two levels."""
     rng = Random(seed * 61 + 19)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan, slow_plan, baseline_plan))(seed)
     nodes = max(plan.nodes, rng.choice((2, 3, 3, 4, 5, 6, 7, 9)))
@@ -67,7 +67,7 @@ def level_plan(seed: int) -> FaultPlan:
     )
 
 
-#: faults that strike while a replica group agrees on its results, and faults that strike anywhere else
+#: faults that strike replica groups, mostly at the boundaries of `_AROUND_UNITS`
 _IN_UNITS = (
     FaultKind.KILL_WORKER,
     FaultKind.KILL_WORKER,
@@ -91,13 +91,13 @@ _IN_UNITS = (
     FaultKind.RETURN,
 )
 _UNIT_BOUNDARIES = ("proposing", "proposing", "computing", "computing", "reduced", "voted", "passed", "applying")
-#: the share of the plans with replica groups whose model has experts
+#: the share of the plans with replica groups that have a model with experts
 _WITH_EXPERTS = 0.25
 _AROUND_UNITS = (*_UNIT_BOUNDARIES, "stopped", "begun", "entered", "built", "receiving", "sending", "attach")
 
 
 def layout_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose replicas span two or four workers of a node, with one or two per node."""
+    """Return the plan of a seed in which replicas span two or four workers of a node. A node has one or two of them."""
     rng = Random(seed * 131 + 71)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan, power_plan, standby_plan, move_plan))(seed)
     return place_in_replica_groups(plan, rng)
@@ -106,11 +106,11 @@ def layout_plan(seed: int) -> FaultPlan:
 def place_in_replica_groups(
     plan: FaultPlan, rng: Random, *, faults: tuple[Fault, ...] | None = None, snapshot_every: int = 0
 ) -> FaultPlan:
-    """Return a plan whose replicas span several workers of a node, with faults that strike these groups.
+    """Return a plan in which replicas span several workers of a node, with faults that strike these groups.
 
     Args:
-        faults: the faults of `plan` to keep; None for some of its first ones.
-        snapshot_every: the snapshot interval to use; 0 to draw it.
+        faults: The faults of `plan` to keep; None for some of its first ones.
+        snapshot_every: The snapshot interval, in steps; 0 to draw it.
     """
     nodes, span = min(max(plan.nodes, rng.choice((1, 2, 2, 3, 4))), 6), 0.15 * plan.steps + 0.3
     places = rng.choice((2, 2, 2, 4))
@@ -145,11 +145,11 @@ def place_in_replica_groups(
     return _with_layouts(_with_experts(plan, Random(seed * 137 + 73)), Random(seed * 139 + 79))
 
 
-#: the share of the plans whose layout may change
+#: the share of the plans in which the layout may change
 _WITH_LAYOUTS = 0.4
-#: the share of these in which all scripts fail under a layout other than the first
+#: the share of these in which all scripts fail under the layout with which the job does not start
 _FAILS = 0.25
-#: what changes how many nodes there are, and what strikes while the layout changes
+#: faults that change the number of nodes, and faults that strike while the layout changes
 _OTHER_NODES = (FaultKind.KILL_NODE, FaultKind.KILL_NODE, FaultKind.JOIN, FaultKind.JOIN, FaultKind.RETURN)
 _WHILE_PUTTING = (
     FaultKind.KILL_WORKER,
@@ -166,9 +166,9 @@ _WHILE_PUTTING = (
 
 
 def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
-    """Return a plan of which two in five have several layouts, by the nodes, and faults while they change.
+    """Return a plan that has two layouts in two of five cases, with faults while the layout changes.
 
-    Nodes have four workers then, or two; what strikes comes where the state is put away, and where it is read again.
+    Nodes then have two or four workers. Some faults strike while the state is stashed, or while it is read again.
     """
     if rng.random() >= _WITH_LAYOUTS or plan.pooled or plan.restart:
         return plan
@@ -210,7 +210,7 @@ def _with_layouts(plan: FaultPlan, rng: Random) -> FaultPlan:
 
 
 def _with_experts(plan: FaultPlan, rng: Random) -> FaultPlan:
-    """Return a plan of which one in four has experts, on any workers of its units; some have just enough room."""
+    """Return a plan that has experts in one of four cases, some with just enough room for them."""
     if rng.random() >= _WITH_EXPERTS:
         return plan
     experts = rng.randint(2, 5)

@@ -21,10 +21,7 @@ _BOUNDARIES = (*STEP_BOUNDARIES, *OTHER_BOUNDARIES, "moving")
 
 
 def link_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with silent links:
-
-    alone, one after another on one node, or together with other faults.
-    """
+    """Return the plan of a seed with silent links, repeatedly on one node, or together with other faults."""
     rng = Random(seed * 79 + 37)
     plan = rng.choice((random_plan, random_plan, wide_plan, baseline_plan))(seed)
     span = 0.15 * plan.steps + 0.3

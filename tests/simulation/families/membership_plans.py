@@ -1,4 +1,4 @@
-"""Fault plans with nodes that are asked to leave, or wait to take others' places, whatever goes wrong around it."""
+"""Fault plans with draining nodes and with standbys, while other faults strike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.faults.plans import (
 )
 
 _BASES = (random_plan, random_plan, wide_plan, wide_plan, power_plan, memory_plan)
-#: while it leaves
+#: faults while a node drains
 _KINDS = (
     FaultKind.KILL_NODE,
     FaultKind.SILENT_NODE,
@@ -40,7 +40,7 @@ _KINDS = (
 
 
 def leaving_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: nodes are drained, one or more at a time, often with a failure right behind."""
+    """Return the plan of a seed in which nodes are drained, one or more at a time, often with a fault soon after."""
     rng = Random(seed * 89 + 43)
     plan = rng.choice(_BASES)(seed)
     nodes, span = max(3, plan.nodes), 0.15 * plan.steps + 0.3
@@ -62,7 +62,7 @@ def leaving_plan(seed: int) -> FaultPlan:
 
 
 def standby_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with standbys: nodes are lost, standbys too, some of them while they warm up."""
+    """Return the plan of a seed in which nodes are lost, and standbys as well, some while they warm up."""
     rng = Random(seed * 97 + 53)
     plan = rng.choice((*_BASES, storm_plan))(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
@@ -90,10 +90,9 @@ def standby_plan(seed: int) -> FaultPlan:
 
 
 def move_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed in which nodes give their ranks to standbys while other faults strike.
+    """Return the plan of a seed in which one or more nodes at a time give their ranks to standbys, among other faults.
 
-    One or more nodes do so at a time.
-    Some nodes get a second request later, when they are standbys themselves, or are members again.
+    Some nodes get a second request later, when they are standbys themselves, or have ranks again.
     """
     rng = Random(seed * 101 + 59)
     plan = rng.choice(_BASES)(seed)
@@ -119,7 +118,7 @@ def move_plan(seed: int) -> FaultPlan:
 
 
 def pooled_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: the job runs in a pool, which wants nodes back and gives others, whatever fails."""
+    """Return the plan of a seed in which a pool recalls nodes of the job and grants others while faults strike."""
     rng = Random(seed * 109 + 71)
     plan = rng.choice((*_BASES, storm_plan))(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
@@ -139,7 +138,7 @@ def pooled_plan(seed: int) -> FaultPlan:
 
 
 def reserve_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: a job of a pool that has standbys for it, wants them back, or has them join."""
+    """Return the plan of a seed in which a pool has standbys for the job, and recalls them or calls them to join."""
     rng, plan = Random(seed * 113 + 79), pooled_plan(seed)
     span = 0.15 * plan.steps + 0.5
     return replace(
@@ -152,9 +151,9 @@ def reserve_plan(seed: int) -> FaultPlan:
 
 
 def pooled_move_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: nodes of a pool's job are moved, or told to end, while the pool calls and recalls."""
+    """Return the plan of a seed in which a pool calls and recalls nodes while others are moved or told to end."""
     rng, plan = Random(seed * 127 + 83), reserve_plan(seed)
-    steps = max(plan.steps, 16)  # A standby warms up, joins and takes a place: that takes several steps.
+    steps = max(plan.steps, 16)  # A standby warms up, joins and replaces a node, which takes several steps.
     span = 0.15 * steps
     faults: list[Fault] = []
     for _ in range(rng.choice((1, 2, 3, 4))):
@@ -173,7 +172,7 @@ def pooled_move_plan(seed: int) -> FaultPlan:
 
 
 def notice_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: agents are told to end, with more or less time, and some nodes come again later."""
+    """Return the plan of a seed in which agents are told to end within a grace period. Some nodes return later."""
     rng = Random(seed * 103 + 61)
     plan = rng.choice(_BASES)(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
@@ -202,7 +201,7 @@ def notice_plan(seed: int) -> FaultPlan:
 
 
 def waiting_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: the others wait where a node is lost, for a standby, or until it or another comes."""
+    """Return the plan of a seed in which the job waits for lost nodes: for standbys, their return, or other nodes."""
     rng = Random(seed * 107 + 67)
     plan = rng.choice((*_BASES, storm_plan))(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.5
@@ -230,7 +229,7 @@ def waiting_plan(seed: int) -> FaultPlan:
 
 
 def _beside(rng: Random, at: float) -> Fault:
-    """Return a fault right behind a drain, or at a boundary that comes with it."""
+    """Return a fault soon after the time `at`, or at a boundary."""
     boundary = rng.choice((*STEP_BOUNDARIES, *OTHER_BOUNDARIES)) if rng.random() < 0.4 else ""
     return Fault(
         kind=rng.choice(_KINDS),

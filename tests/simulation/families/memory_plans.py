@@ -1,4 +1,4 @@
-"""Fault plans with snapshots in the memory of nodes: their workers die together, parts are flipped, late or missing."""
+"""Fault plans with snapshots in the memory of nodes. All workers die together, or parts are corrupt or missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS = (
 
 
 def memory_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose job takes snapshots. Most have no checkpoints, and all workers may die."""
+    """Return the plan of a seed with snapshots, often without checkpoints, in which all workers may die."""
     rng = Random(seed * 71 + 29)
     plan = rng.choice(_BASES)(seed)
     span = 0.15 * plan.steps + 0.3

@@ -1,4 +1,4 @@
-"""Fault plans with newcomers that others cannot connect to, links that work in one direction, and bad senders."""
+"""Fault plans with newcomers that no node can connect to, links that work in one direction, and bad senders."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.simulation.faults.plans import (
     wide_plan,
 )
 
-#: Connections fail in one direction; nothing else goes wrong with a process.
+#: faults that make connections fail in one direction, and nothing else
 _ONE_WAY = (FaultKind.JOIN_UNREACHABLE, FaultKind.JOIN_UNREACHABLE, FaultKind.BAD_SENDER, FaultKind.ONE_WAY)
-#: Transfers of state follow these.
+#: faults that lead to state transfers
 _JOINS = (FaultKind.JOIN, FaultKind.JOIN, FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.RETURN)
 _DURATIONS_S = (0.3, 1.5, 6.0, 30.0)
 
 
 def newcomer_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose state transfers fail in one direction, alone or with other faults."""
+    """Return the plan of a seed in which connections fail in one direction, alone or with other faults."""
     rng = Random(seed * 113 + 61)
     plan = rng.choice((random_plan, random_plan, wide_plan))(seed)
     nodes, span = max(2, plan.nodes), 0.15 * plan.steps + 0.3
     faults = [_fault(rng, kind, span) for kind in rng.choices(_ONE_WAY, k=rng.choice((1, 1, 2, 3)))]
     faults += [_fault(rng, kind, span) for kind in rng.choices(_JOINS, k=rng.choice((0, 1, 2, 3)))]
-    # In half of the plans nothing else goes wrong: then the checker knows who may be expelled (`faults/one_way.py`).
+    # Half of the plans have no other faults. The checker then knows which nodes may be expelled (`faults/one_way.py`).
     calm = rng.random() < 0.5
     kept = () if calm else plan.faults[: rng.choice((1, 2))]
     probes = rng.random() < 0.5
-    # In some of the plans that probe, connections fail from the start, in others with nothing else wrong.
+    # In some of the plans with probes, connections fail from the start; in half of these nothing else fails.
     apart = Random(seed * 127 + 71)
     blocked = _blocked(apart, nodes) if probes and apart.random() < 0.4 else ()
     if blocked and apart.random() < 0.5:
@@ -52,7 +52,7 @@ def newcomer_plan(seed: int) -> FaultPlan:
 
 
 def _blocked(rng: Random, nodes: int) -> tuple[tuple[int, int], ...]:
-    """Return which connections fail from the start: of one or two nodes in one direction, or one link."""
+    """Return the connections that fail from the start: of one or two nodes in one direction, or one link."""
     one, other = rng.sample(range(nodes), 2)
     return rng.choice((((-1, one),), ((one, -1),), ((one, other),), ((-1, one), (other, -1))))
 

@@ -7,13 +7,13 @@ from random import Random
 
 from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 
-#: what leads to further generations before the store is put back
+#: faults that lead to further generations before the backup is restored
 _KINDS = (FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.JOIN, FaultKind.RETURN, FaultKind.CRASH_COORDINATOR)
 _OLD_S = (0.3, 0.8, 1.5, 4.0)
 
 
 def outdated_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: some generations, then a backup, then the newest store again."""
+    """Return the plan of a seed: several generations, then a backup of the store, then the newest store again."""
     rng = Random(seed * 83 + 41)
     plan = replace(random_plan(seed), steps=rng.randint(8, 24), crashes=(), crashes_after_strike=())
     faults = [

@@ -1,4 +1,4 @@
-"""Fault plans that strike with every kind of fault in every phase, also in pairs that no other family combines."""
+"""Fault plans for all possible pairs of a fault and a phase, including pairs that no other family draws."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.families.work_plans import straggler_plan
 from tests.simulation.faults.coverage import COORDINATOR_PHASES, WORKER_PHASES, expected
 from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan, wide_plan
 
-#: phases with no boundary that any plan reaches: before a worker attaches, in replica groups, without a coordinator
+#: phases at which these plans cannot strike: before a worker attaches, in replica groups, without a coordinator
 _NOT_STRUCK = ("starting", "adopting", "away")
 #: the boundary that a worker reaches while the coordinator is in a phase
 _BOUNDARY_DURING = {
@@ -35,7 +35,7 @@ _BASES = {
 
 
 def _leads_to(phase: str, rng: Random, steps: int) -> tuple[Fault, ...]:
-    """Return the fault without which a job is hardly ever in a phase."""
+    """Return the fault that brings a job into a phase in which it is rarely otherwise."""
     target = rng.randrange(64)
     match phase:
         case "refused":
@@ -43,14 +43,14 @@ def _leads_to(phase: str, rng: Random, steps: int) -> tuple[Fault, ...]:
             return (Fault(kind=FaultKind.CORRUPT_SUM, target=target, boundary=boundary, step=step),)
         case "recovering":
             return (Fault(kind=FaultKind.KILL_WORKER, target=target, boundary="computing", step=rng.randint(1, steps)),)
-        case "ended":  # A node that hears of the end late makes this phase long.
+        case "ended":  # A node that learns late of the end prolongs this phase.
             return (Fault(kind=FaultKind.LAG_DOWN, target=target, boundary="finishing", duration=_LAG_S),)
         case _:
             return ()
 
 
 def pair_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed that strikes with one kind of fault in one phase, and perhaps with another fault."""
+    """Return the plan of a seed with one kind of fault in one phase, and perhaps another fault."""
     rng = Random(seed * 157 + 89)
     kind, phase = rng.choice(_PAIRS)
     bases = (level_plan,) if phase == "climbing" else _BASES.get(kind, (random_plan, random_plan, wide_plan))

@@ -1,5 +1,7 @@
-"""Fault plans of scripts: they raise, one of them, now and then, or whichever has to compute what cannot be computed;
-or one of them asks for the end before all steps are used up."""
+"""Fault plans with faulty scripts: one raises now and then, or all raise at the same work.
+
+In other plans a script asks the job to stop before its last step, or gradients are not finite.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.simulation.faults.plans import (
 
 
 def beginning_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose script raises before its first step on all nodes, however slow they are.
+    """Return the plan of a seed in which the script raises before its first step on all nodes, however slow they are.
 
     This ends the job. No node is blamed unless another fault strikes it.
     """
@@ -65,7 +67,7 @@ def raising_plan(seed: int) -> FaultPlan:
 
 
 def stopping_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed where a script asks all to stop after a step, whatever goes wrong around it."""
+    """Return the plan of a seed in which a script asks all workers to stop after a step, while other faults strike."""
     rng = Random(seed * 71 + 3)
     plan = rng.choice((random_plan, random_plan, wide_plan, lively_plan))(seed)
     return replace(plan, stops_at=rng.randint(1, plan.steps), checkpoint_every=rng.choice((0, 1, 3)), leaves=False)

@@ -1,6 +1,7 @@
-"""Fault plans with everything at once: storms, a node that flaps, faults during recoveries, clocks that jump.
+"""Fault plans with many faults at once: storms, a flapping node, faults during recoveries, clock jumps.
 
-And with a step that some have reduced and others not: who finishes it dies before others have its state.
+Other plans strike while only some workers have reduced a step: a worker that finishes the step may die before others
+have its state.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _KINDS = (
     FaultKind.JOIN,
     FaultKind.RETURN,
 )
-#: where a recovery is under way
+#: boundaries during a recovery
 _RECOVERING = ("stopped", "begun", "built", "entering", "entered", "receiving", "sending")
 
-#: where some are READY and others are not
+#: boundaries at which some workers are READY and others are not
 _FIRST = ("reducing", "reduced", "reduced", "voted", "climbing")
 _FIRST_KINDS = (FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.SILENT_NODE, FaultKind.GLITCH, FaultKind.HANG)
-#: while it is finished
+#: boundaries while the step is finished
 _LATER = ("stopped", "begun", "built", "applying", "applied", "sending", "receiving", "adopting", "adopting", "entered")
 _LATER_KINDS = (
     FaultKind.KILL_NODE,
@@ -61,7 +62,7 @@ _ANY = tuple(sorted(AT_WORKERS))
 
 
 def storm_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with one of each: a storm, a node that flaps, recoveries struck, clocks that jump."""
+    """Return the plan of a seed with a storm, and perhaps a flapping node, faults during recoveries, or clock jumps."""
     plan, rng = random_plan(seed), Random(seed * 73 + 31)
     nodes, span = max(3, plan.nodes), 0.15 * plan.steps + 0.3
     faults = _storm(rng, span)
@@ -88,7 +89,7 @@ def storm_plan(seed: int) -> FaultPlan:
 
 
 def _storm(rng: Random, span: float) -> list[Fault]:
-    """Return faults of which all come within half a second, or at boundaries."""
+    """Return faults that all strike within half a second, or at boundaries."""
     at = rng.uniform(0.0, span)
     return [_fault(rng, at + rng.uniform(0.0, 0.5)) for _ in range(rng.choice((2, 3, 4, 6)))]
 
@@ -105,7 +106,7 @@ def _fault(rng: Random, at: float) -> Fault:
 
 
 def ready_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed: a rank is struck in the reduction of a step, others while that is finished."""
+    """Return the plan of a seed with a fault during the reduction of a step, and others while the step is finished."""
     rng = Random(seed * 83 + 41)
     plan = random_plan(seed)
     nodes, step = rng.randint(3, 5), rng.randint(1, plan.steps)

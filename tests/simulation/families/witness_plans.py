@@ -1,4 +1,4 @@
-"""Fault plans against witnesses: who tells of steps as they pass dies, all between two heartbeats, in any phase."""
+"""Fault plans in which all witnesses die between two heartbeats, in any phase. Witnesses report each passed step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.faults.plans import (
     random_plan,
 )
 
-#: shorter than from one heartbeat to the next, but for the last
+#: all but the last are shorter than the heartbeat interval
 _WITHIN_S = (0.0, 0.005, 0.05, 0.5)
 _BESIDE = (
     FaultKind.CRASH_COORDINATOR,
@@ -29,7 +29,7 @@ _BESIDE = (
 
 
 def witness_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with few witnesses, who die once or twice, and perhaps the coordinator with them."""
+    """Return the plan of a seed with few witnesses, which die once or twice, perhaps together with the coordinator."""
     plan, rng = random_plan(seed), Random(seed * 61 + 19)
     nodes = rng.randint(3, 8)
     span = 0.15 * plan.steps + 0.3

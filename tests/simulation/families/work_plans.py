@@ -7,7 +7,7 @@ from random import Random
 
 from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan, random_plan
 
-#: a worker is late after three times 0.02 s and the floor of 0.2 s, several at once after three times that
+#: One worker is late after three times 0.02 s and the floor of 0.2 s, several at once after three times that.
 _SLOW_S = (0.2, 0.5, 1.0, 2.0)
 #: by this step, agents know how long a micro-batch takes: they measure twice a second
 _LEARNT = 18
@@ -33,7 +33,7 @@ def work_plan(seed: int) -> FaultPlan:
     )
 
 
-#: a node's words come every five seconds: these jobs' steps take a second or more, and there are enough of them
+#: A node reports its times every five seconds. Steps take a second or more, and each job has enough of them.
 _WORK_S, _STEPS = 0.5, (40, 90)
 #: other faults in the same plan
 _BESIDE = (
@@ -50,7 +50,7 @@ _BESIDE = (
 
 
 def straggler_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose nodes become slow, temporarily or permanently.
+    """Return the plan of a seed in which nodes become slow, temporarily or permanently.
 
     Most plans have standbys for them.
     """

@@ -1,1 +1,1 @@
-"""What goes wrong, and how it is brought about."""
+"""Fault plans, the code that applies them, and checks of the consequences."""

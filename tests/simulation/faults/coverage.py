@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tests.simulation.faults.plans import OTHER_BOUNDARIES, STEP_BOUNDARIES, FaultKind
 
-#: the boundary that a worker has reached last
+#: the phases of a worker: the boundary that it reached last
 WORKER_PHASES = ("starting", *OTHER_BOUNDARIES, "moving", *STEP_BOUNDARIES, "refused", "climbing", "adopting")
 #: the coordinator's phases; "away" means that no coordinator runs
 COORDINATOR_PHASES = ("waiting", "running", "swapping", "recovering", "ended", "away")
@@ -42,14 +42,14 @@ AT_WORKERS = frozenset(
         FaultKind.ONE_WAY,
     }
 )
-#: a coordinator that dies before it writes this
+#: kinds of writes before which a coordinator dies
 CRASHES = ("crash before Persist", "crash before Emit", "crash before Send", "crash before Close")
 
 Seen = Counter[tuple[str, str]]
 
 
 def expected() -> set[tuple[str, str]]:
-    """Return the pairs (fault, phase) that can be, and that a long run must have seen."""
+    """Return the possible pairs (fault, phase), all of which a long run must have seen."""
     pairs = {(str(kind), phase) for kind in AT_WORKERS for phase in WORKER_PHASES}
     others = [str(kind) for kind in FaultKind if kind not in AT_WORKERS]
     pairs |= {(kind, phase) for kind in (*others, *CRASHES) for phase in COORDINATOR_PHASES}
@@ -63,15 +63,15 @@ def _possible(kind: str, phase: str) -> bool:
         joins = FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE, FaultKind.RETURN
         return kind in (*joins, FaultKind.DAMAGE, FaultKind.INTERRUPT)
     if kind in (FaultKind.FLIP, FaultKind.FULL_MEMORY) and phase in ("moving", "climbing", "refused"):
-        return False  # only dense jobs with flat collectives and no wrong gradients
+        return False  # these plans have dense models, flat collectives and no wrong gradients
     if (kind, phase) == (FaultKind.CORRUPT_SUM, "refused"):
-        return False  # one is enough: a second one may be the second refusal
-    # only what waits for its peers can be told that one of them is gone
+        return False  # a second corruption may refuse the step a second time, which ends the job
+    # Only a worker that waits for its peers can get the error that one of them is gone.
     return kind != FaultKind.GLITCH or phase in ("moving", "reducing", "voted", "climbing")
 
 
 def table(seen: Seen) -> str:
-    """Return a table of all pairs: faults down, phases across; a dot where a pair cannot be."""
+    """Return a table of all pairs, one row per fault and one column per phase. A dot marks an impossible pair."""
     possible = expected()
     blocks: list[str] = []
     for phases in (WORKER_PHASES, COORDINATOR_PHASES):

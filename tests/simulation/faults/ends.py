@@ -1,4 +1,4 @@
-"""How a job may fail for what its plan does to it, and what must hold then."""
+"""The ways in which a fault plan may end a job, and checks of how it ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast.protocol.events import AnyEvent, FailureDetected, GenerationStarte
 from holdfast.protocol.record import Record
 from tests.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
-#: after only these faults, state stashed for a layout under which scripts raise is not lost
+#: after these faults alone, a state that was stashed for a layout under which scripts raise is not lost
 HARMLESS = (FaultKind.JOIN, FaultKind.RETURN)
 
 
 def refused_twice(plan: FaultPlan, why: str) -> bool:
-    """Return whether a job ends because two steps were refused and nothing was kept.
+    """Return whether a job ends because a step was refused again in an attempt that had kept no gradients.
 
     One corruption cannot cause this.
     """
@@ -29,16 +29,16 @@ def diverged(plan: FaultPlan, why: str) -> bool:
 
 
 def differs(plan: FaultPlan, why: str) -> bool:
-    """Whether a job ends because workers have other settings than others: twice, or without a majority."""
+    """Return whether a job ends because workers have different settings: twice, or without a majority."""
     faults = sum(fault.kind is FaultKind.DIFFER for fault in plan.faults)
     unclear = "no majority" in why or RECEIVED in why
     return faults > 0 and "workers differ at step" in why and (faults > 1 or unclear)
 
 
 def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
-    """Return the events that take out more than one process for slow work, or any node.
+    """Return the failures that a job reports for slow work, if they hit a node or more than one process.
 
-    The first worker that is slow looks as if it hung. From then on the limit covers the work, wherever it is done.
+    The first slow worker looks as if it hung. After that the limit covers the slow work on every node.
     """
     if not plan.slow_work or plan.faults or plan.crashes:
         return ()
@@ -49,7 +49,7 @@ def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
 
 
 def works_fault(plan: FaultPlan, why: str) -> bool:
-    """Return whether a job ends because its script always raises, on every node."""
+    """Return whether a job ends because its script raises on every node."""
     if plan.raises is Raises.UNDER:
         return any(fault.kind not in HARMLESS for fault in plan.faults) and "Oops" in why
     where = "" if plan.raises is Raises.BEFORE else f"step {plan.raises_at[0]}"
@@ -62,15 +62,15 @@ def skipped(plan: FaultPlan, why: str) -> bool:
 
 
 def may_fail(plan: FaultPlan, why: str) -> bool:
-    """Return whether the plan may end a job although a worker with its state is alive."""
+    """Return whether the plan explains the end of a job although a worker with its state is alive."""
     reasons = (skipped, refused_twice, works_fault, last_quarantined, diverged, differs)
     return any(is_reason(plan, why) for is_reason in reasons)
 
 
 def unsaved(plan: FaultPlan, why: str, committed: int, saved: Collection[int]) -> bool:
-    """Return whether the job's progress with such a script is unsaved although nothing else went wrong."""
+    """Return whether a job that its script ended has not saved its progress, although no other fault struck."""
     if skipped(plan, why) and not plan.faults and not plan.crashes and plan.checkpoint_every > 0:
-        # A simulated loop that is over does not wait for a checkpoint. Quick steps can pass until the job is stopped.
+        # A simulated loop does not wait for a checkpoint when it ends. Quick steps can pass until the job stops.
         good = plan.skips_from - 1
         return bool(good) and committed < plan.steps and max(saved, default=0) != good
     calm = works_fault(plan, why) and not plan.faults and not plan.crashes and plan.raises is not Raises.APPLY
@@ -83,10 +83,10 @@ def last_quarantined(plan: FaultPlan, why: str) -> bool:
 
 
 def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]) -> str:
-    """Return what is wrong with the end of a job that no user interrupted, "" for nothing.
+    """Return an error if a job that no user interrupted ends wrongly, else "".
 
     Args:
-        commits: The step result of each step. An error raised in a step that a survivor finished alone is in the next
+        commits: The step result of each step. A wish raised in a step that a survivor finished alone is in the next
             result.
     """
     if plan.raises not in (Raises.NOTHING, Raises.UNDER):
@@ -101,20 +101,20 @@ def wrong_end(plan: FaultPlan, event: JobFinished, commits: Mapping[int, Commit]
 
 
 def barred(record: Record | None) -> set[str]:
-    """Return the nodes that may not come."""
+    """Return the nodes that may not join: quarantined and drained ones."""
     return {one.node for one in (*record.quarantined, *record.drained)} if record is not None else set()
 
 
 def wronged(plan: FaultPlan, record: Record | None, event: AnyEvent) -> str:
-    """Return what an event says that must not become of a node, "" for nothing."""
+    """Return an error if an event shows that a node is treated wrongly, else ""."""
     few = plan.max_restarts < FaultPlan(seed=0).max_restarts
-    # the coordinator may miss silent nodes
+    # Other faults can silence a node, which the coordinator may then blame.
     alone = plan.raises is Raises.BEFORE and not plan.faults and not plan.crashes
     blameless = alone or (plan.raises is not Raises.NOTHING and not few)
     if blameless and isinstance(event, NodeLeft) and event.reason == "quarantined":
-        return f"a node is quarantined for what the work does wrong: {event}"
-    # A group may have formed before one of its nodes was barred. The coordinator announces that group, and the node is
-    # lost there.
+        return f"a node is quarantined although the script is at fault: {event}"
+    # Members may have swapped to a new generation before one of its nodes was barred. Such a generation, which has no
+    # decision, is announced, and then loses the node.
     if isinstance(event, GenerationStarted) and event.decision and barred(record) & set(event.members):
-        return f"a node that may not come is a member: {event}"
+        return f"a quarantined or drained node is a member: {event}"
     return ""

@@ -1,4 +1,4 @@
-"""Carries out a fault plan on a cluster."""
+"""Applies a fault plan to a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JUMPS_S = (-7200.0, -2.0, 2.0, 7200.0)
 
 
 class StruckCluster(Protocol):
-    """What a fault plan strikes."""
+    """The cluster that a fault plan strikes."""
 
     world: World
     agents: dict[str, SimAgent]
@@ -49,11 +49,11 @@ class StruckCluster(Protocol):
 
 
 class Injector:
-    """Strikes at times, at boundaries and before writes; knows from when on nothing more goes wrong."""
+    """Strikes at times, at boundaries and before writes; knows when the last fault ends."""
 
     def __init__(self, cluster: StruckCluster, plan: FaultPlan) -> None:
         self.down_s = plan.crash_down_s
-        #: which fault has struck in which phase, how often
+        #: how often each fault has struck in each phase
         self.seen: Seen = Counter()
         #: no fault of the plan is active after this time
         self.quiet_from = cluster.world.timeline.now
@@ -72,7 +72,7 @@ class Injector:
 
     @property
     def watching(self) -> bool:
-        """True while some fault waits for a boundary."""
+        """Whether some fault waits for a boundary."""
         return bool(self._at_boundary)
 
     def dies_before(self, write: int) -> bool:
@@ -81,7 +81,7 @@ class Injector:
         return write in self._crashes
 
     def arm(self) -> None:
-        """Schedule what strikes at a time."""
+        """Schedule the faults that strike at a time."""
         timeline = self._world.timeline
         for fault in self._plan.faults:
             if not fault.boundary:
@@ -92,11 +92,11 @@ class Injector:
             timeline.at(self.quiet_from, self.rescue)
 
     def extend(self, seconds: float) -> None:
-        """Something is wrong until `seconds` from now."""
+        """Note that a fault is active until `seconds` from now."""
         self.quiet_from = max(self.quiet_from, self._world.timeline.now + seconds)
 
     def at_boundary(self, worker: SimWorker, name: str) -> None:
-        """Strike where a fault waits for this place."""
+        """Apply the first fault that waits for this boundary of this worker."""
         for fault in self._at_boundary.get(name, ()):
             if fault.step not in (0, worker.machine.step):
                 continue
@@ -153,7 +153,7 @@ class Injector:
                 self._strike_worker(fault, worker)
 
     def _strike_disk(self, fault: Fault) -> None:
-        """Cut a checkpoint short, or let the coordinator's writes take their time."""
+        """Cut a checkpoint short, or slow the coordinator's writes down."""
         world = self._world
         if fault.kind is FaultKind.DAMAGE:
             world.checkpoints.damage_newest()
@@ -168,7 +168,7 @@ class Injector:
             self._world.troubles(agent.name).wall_off_s -= seconds
 
     def _bring(self, fault: Fault) -> None:
-        """Add a node: a new one, a lost one, or one that was refused."""
+        """Add a node: a new one, a lost one, or one that was quarantined or drained."""
         if fault.kind in (FaultKind.JOIN, FaultKind.JOIN_UNREACHABLE):
             name, world = f"n{self._next_node}", self._world
             if fault.kind is FaultKind.JOIN_UNREACHABLE:
@@ -196,7 +196,10 @@ class Injector:
             self._bring(Fault(kind=FaultKind.JOIN))
 
     def _kill_many(self, fault: Fault) -> None:
-        """Kill all workers, now; or all nodes with witnesses of the generation in force, in any order, some seen."""
+        """Kill all workers at once, or all nodes with witnesses of the current generation, in any order.
+
+        The coordinator sees some of these nodes fail at once.
+        """
         if fault.kind is FaultKind.KILL_WORKERS:
             for worker in [one for agent in self._cluster.agents.values() if agent.alive for one in agent.workers]:
                 self._kill_worker(worker)
@@ -211,7 +214,7 @@ class Injector:
         self.extend(within_s)
 
     def note_coordinator(self, what: str) -> None:
-        """Count something that strikes the coordinator, or that it has to cope with."""
+        """Count a fault by the coordinator's current phase."""
         shell = self._cluster.coordinator
         self.seen[what, shell.phase if shell else "away"] += 1
 
@@ -228,7 +231,7 @@ class Injector:
             return
         if fault.kind is FaultKind.CRASH_COORDINATOR:
             self.down_s = fault.duration
-            # Not from within: a boundary may be reached while the coordinator's own message is being handled.
+            # A boundary may be reached while the coordinator's own message is handled, so it crashes after that.
             timeline.after(0.0, shell.crash)
             self.extend(fault.duration)
             return
@@ -286,7 +289,7 @@ class Injector:
         world.data_plane.block(world.timeline, one_way, fault.duration)
 
     def _trouble(self, fault: Fault, node: str) -> None:
-        """Apply a fault to a node whose processes stay alive."""
+        """Apply a fault to a node. Its processes stay alive."""
         world = self._world
         troubles, until = world.troubles(node), world.timeline.now + fault.duration
         match fault.kind:
@@ -352,14 +355,14 @@ class Injector:
 
     @staticmethod
     def _tell_agent_of_hang(worker: SimWorker) -> None:
-        """Whoever watches the training threads on a node has seen enough."""
+        """Kill a hanging worker, as its agent does after hang detection."""
         worker.hanging = False
         if worker.hung and worker.alive:
             worker.kill()
             worker.agent.worker_ended(worker, -9, FailureKind.HANG)
 
     def _tell_coordinator_of_hang(self, worker: SimWorker) -> None:
-        """Report the hang to the coordinator, repeatedly, until the worker is gone."""
+        """Report the hang to the coordinator, again and again until the worker is gone."""
         worker.hanging = False
         if not worker.hung or not worker.alive:
             return
@@ -374,7 +377,7 @@ class Injector:
         self._world.timeline.after(again_s, worker.agent.deliver, self._tell_coordinator_of_hang, worker)
 
     def rescue(self) -> None:
-        """Bring nodes where none is left, or too few to start."""
+        """Add nodes if none is left, or too few to start."""
         cluster = self._cluster
         if cluster.ended is not None:
             return

@@ -1,7 +1,7 @@
 """Check that the job uses all work of the survivors: no reduced step and no micro-batch is computed again.
 
-The check does not apply to models with experts, whose gradients also lie on other ranks. It does not apply if every
-change restarts all workers, or if one worker's sums are wrong.
+The check does not apply to models with experts, because their gradients also lie on other ranks. It does not apply if
+every change restarts all workers, or if one worker's sums are wrong.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from holdfast.protocol.names import index_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase
 from tests.simulation.faults.plans import FaultKind, FaultPlan, Raises
 
-#: all reductions of the step in progress have returned
+#: the phases in which all reductions of the current step have returned
 _READY = (Phase.READY, Phase.ABANDONED, Phase.PASSED)
 
 
 class KeptWork:
-    """The newest report of each worker, and what became of it."""
+    """Follows the newest report of each worker, and checks that the reported work is used."""
 
     def __init__(self, plan: FaultPlan) -> None:
         kinds = {fault.kind for fault in plan.faults}
         self._counts = not (plan.experts or plan.restart or FaultKind.CORRUPT_SUM in kinds)
         self._raises = FaultKind.RAISE in kinds or plan.raises is not Raises.NOTHING
         self._reports: dict[str, Report] = {}
-        #: the last word of each place of a node, whichever Begin has come since
+        #: the newest report of each worker, kept after later Begin orders
         self._words: dict[str, Report] = {}
-        #: the report before the last Begin that a worker obeyed
+        #: the report before the last Begin that a worker obeyed, and the decision of that Begin
         self._before: dict[str, tuple[Report, Decision]] = {}
 
     def reported(self, report: Report, *, whole: bool) -> str:
-        """Record a worker's answer to a Stop; return what it has lost since its previous answer, "" for nothing.
+        """Record a worker's answer to a Stop. Return an error if it has lost work since its previous answer, else "".
 
         Args:
             whole: Whether its state is complete.
         """
         if report.applied is not None and not whole:
-            return f"{report.worker} reports a state that is not whole: {report}"
+            return f"{report.worker} reports an incomplete state: {report}"
         self._reports[report.worker] = self._words[report.worker] = report
         before, decision = self._before.get(report.worker, (None, None))
         if not self._counts or before is None or decision is None or before.applied is None:
@@ -54,7 +54,7 @@ class KeptWork:
         return f"{report.worker} had micro-batches {sorted(lost)} of step {before.step}" if lost else ""
 
     def began(self, worker: str, order: Begin) -> None:
-        """A worker obeys a Begin."""
+        """Record that a worker obeys a Begin."""
         self._before.pop(worker, None)
         report = self._reports.pop(worker, None)
         if report is not None:
@@ -62,10 +62,10 @@ class KeptWork:
             self._before[worker] = msgspec.structs.replace(report, summed=summed), order.decision
 
     def _agreed(self, report: Report, plan: GenerationPlan) -> tuple[int, ...]:
-        """Return the micro-batches that all workers of a replica group have named.
+        """Return the reported micro-batches that all workers of the replica group report.
 
-        Each worker also names the ones it proposed in vain.
-        None if some of them lack the decided state and others have it.
+        A worker also reports micro-batches that it proposed without success. Return () if the reports do not match, or
+        if only some of the workers have the decided state.
         """
         rank = plan.rank(report.worker)
         places = plan.places
@@ -80,12 +80,12 @@ class KeptWork:
         return tuple(one for one in report.summed if all(one in word.summed for word in same))
 
     def left(self, worker: str) -> None:
-        """Forget a worker that has left the job: its work is no longer useful."""
+        """Forget a worker that has left the job: its work is not needed."""
         self._before.pop(worker, None)
         self._reports.pop(worker, None)
 
     def undone_by(self, decision: Decision, members: Collection[str], places: int) -> str:
-        """Return which member's work a decision throws away, "" for none."""
+        """Return an error if a decision throws away the work of a member, else ""."""
         if places > 1:
             return self._undone_by_role(decision, members, places) if self._counts else ""
         for worker in members if self._counts else ():
@@ -99,9 +99,10 @@ class KeptWork:
         return ""
 
     def _undone_by_role(self, decision: Decision, members: Collection[str], places: int) -> str:
-        """Do the same for roles: each role needs a whole replica group, or workers that are already in position.
+        """Do the same for replicas that span several workers, each with its role.
 
-        If only some workers of a replica group are READY, their work may be thrown away.
+        A step counts if workers of every role have applied it, or if all workers of one replica group can apply it. If
+        only some workers of a replica group are READY, their work may be thrown away.
         """
         stand: list[set[int]] = [set() for _ in range(places)]
         units: dict[tuple[str, int], list[set[int]]] = {}
@@ -116,14 +117,14 @@ class KeptWork:
         newest = max(common, default=-1)
         gone_back = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         if newest >= 0 and (gone_back or decision.applied < newest):
-            return f"{decision} although some of each role can come to step {newest}"
+            return f"{decision} although workers of every role can reach step {newest}"
         return ""
 
     def redone_by(self, worker: str, step: int, summed: Collection[int]) -> str:
-        """Return which micro-batches a worker computes again at the start of an attempt.
+        """Return an error if a worker computes micro-batches again at the start of an attempt, else "".
 
         Args:
-            summed: The micro-batches whose gradients it continues from.
+            summed: The micro-batches with gradients that it continues from.
         """
         report, decision = self._before.get(worker, (None, None))
         if not self._counts or report is None or decision is None:
@@ -134,7 +135,7 @@ class KeptWork:
 
 
 def _stood(report: Report) -> tuple[int, int, int | None]:
-    """Return which Stop a report answers, and of which state it is."""
+    """Return the Stop that a report answers, and the state that it reports."""
     return report.term, report.generation, report.applied
 
 

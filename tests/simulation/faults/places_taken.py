@@ -1,6 +1,6 @@
-"""What must hold of standbys, as the journal tells it: who waits is in no world, who takes a place changes no other.
+"""Checks of standbys in the journal: a waiting standby is not a member, and a replacement changes no other rank.
 
-And of a job that waits where a node is lost: it goes on with as many as before.
+Also checks that a job that waits for lost nodes continues with as many nodes as before.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tests.simulation.invariants import InvariantError
 
 
 class PlacesTaken:
-    """Follows one job's events; one that is told again after a crash changes nothing."""
+    """Follows the events of one job. An event that is repeated after a crash has no effect."""
 
     def __init__(self, *, waits: bool = False) -> None:
         """Start empty. `waits`: the job waits for lost nodes."""
         self.waits = waits
-        #: the nodes that have failed, and have not come again
+        #: the nodes that have failed and have not returned
         self._lost: set[str] = set()
-        #: the nodes that have joined and have not left, including those that are in no world yet
+        #: the nodes that have joined and have not left, including nodes that are not members yet
         self._here: set[str] = set()
         self._joined: set[str] = set()
         self._before: GenerationStarted | None = None
-        #: the nodes among them that replace draining nodes, each with the node it replaces, which was still a member
+        #: the members of the last generation that will replace draining members -> the draining node
         self._beside: Mapping[str, str] = {}
 
     def called(self, name: str) -> None:
-        """A pool has a standby join: it may come as a node like any other, which is told of once all of it runs."""
+        """Allow a standby that the pool calls to be a member before its NodesJoined event."""
         self._joined.add(name)
 
     def take(self, event: AnyEvent, record: Record) -> None:
@@ -49,7 +49,7 @@ class PlacesTaken:
         if isinstance(event, GenerationStarted):
             for name in event.members:
                 if name not in self._joined:
-                    raise InvariantError(f"node {name} is a member, and has not joined: {event}")
+                    raise InvariantError(f"node {name} is a member but has not joined: {event}")
             before, self._before = self._before, event
             # A job that is ending does not wait for lost nodes: the present ones save its progress.
             waits = self.waits and event.reason not in ("start", "save")
@@ -85,13 +85,13 @@ class PlacesTaken:
         taken = {whose for name, whose in self._beside.items() if name in event.members}
         lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken)
         if len(self._here.difference(before.members)) < len(lost):
-            raise InvariantError(f"a place is empty, and nobody has waited: {event}, before {before}, lost {lost}")
+            raise InvariantError(f"the job did not wait for lost nodes: {event}, before {before}, lost {lost}")
 
     def _same_but_for_the_lost(self, before: GenerationStarted, event: GenerationStarted) -> None:
         stay = [name for name in event.members if name in before.members]
         if event.world_size != before.world_size or len(event.members) != len(before.members):
-            raise InvariantError(f"the world is not as large as before a place was taken: {event}, before {before}")
+            raise InvariantError(f"a replacement changed the world size: {event}, before {before}")
         if stay != [name for name in before.members if name in event.members]:
-            raise InvariantError(f"others have other ranks where a place was taken: {event}, before {before}")
+            raise InvariantError(f"a replacement changed the ranks of other nodes: {event}, before {before}")
         if event.global_batch != before.global_batch:
-            raise InvariantError(f"the batch is another where a place was taken: {event}, before {before}")
+            raise InvariantError(f"a replacement changed the batch: {event}, before {before}")

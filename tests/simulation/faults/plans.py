@@ -1,4 +1,4 @@
-"""Fault plans: what goes wrong, when or where, declared before the run; a seed gives the same plan for ever."""
+"""Fault plans, which declare all faults of a run in advance. A seed always gives the same plan."""
 
 from __future__ import annotations
 
@@ -13,57 +13,58 @@ from tests.simulation.faults.troubles import SLOWER
 
 
 class FaultKind(StrEnum):
-    """What can go wrong. A pause has a duration; `target` counts living nodes, modulo."""
+    """The kinds of faults."""
 
-    KILL_NODE = "kill_node"  # the coordinator sees a reset at once
-    SILENT_NODE = "silent_node"  # gone without a word
+    KILL_NODE = "kill_node"  # the coordinator sees a connection reset at once
+    SILENT_NODE = "silent_node"  # the node ends without a message or a reset
     STOP_NODE = "stop_node"  # SIGSTOP ... SIGCONT
     KILL_WORKER = "kill_worker"
     STOP_WORKER = "stop_worker"
     RAISE_APPLY = "raise_apply"
-    CUT = "cut"  # agent and coordinator lose each other, both live
+    CUT = "cut"  # agent and coordinator lose their connection; both live
     GLITCH = "glitch"  # a collective fails although all processes live
     CRASH_COORDINATOR = "crash_coordinator"  # down for the duration
     PAUSE_COORDINATOR = "pause_coordinator"
     KILL_WITNESSES = "kill_witnesses"  # all nodes with witnesses, one after the other within the duration
-    SUPERSEDE = "supersede"  # paused, replaced, and waking up
+    SUPERSEDE = "supersede"  # the coordinator is paused and replaced, and continues later
     JOIN = "join"
-    RETURN = "return"  # a node that is gone comes back under its name
+    RETURN = "return"  # a lost node returns with its name
     DAMAGE = "damage"  # the newest checkpoint is cut short
     LAG_LISTENER = "lag_listener"  # the listener threads of a node's workers get their orders late
     LAG_UP = "lag_up"  # messages from a node arrive late
     LAG_DOWN = "lag_down"  # messages to a node arrive late
-    PARTITION = "partition"  # a node's data plane is apart from all others, or from one, and heals
+    PARTITION = "partition"  # a node's data plane is cut off from all others, or from one, for the duration
     PARTITION_FOR_GOOD = "partition_for_good"
-    HANG = "hang"  # a training thread hangs; told as a failure after the duration
+    HANG = "hang"  # a training thread hangs, and is reported as a failure after the duration
     # the coordinator's machine loses power and all data that is not on disk, for the duration
     POWER_CUT = "power_cut"
-    OLD_STORE = "old_store"  # the store is put back to a backup, and to the newest after the duration
-    SLOW_DISK = "slow_disk"  # writing and renaming a node's checkpoints takes until the end of the duration
+    OLD_STORE = "old_store"  # the store is replaced with a backup, and with its newest version after the duration
+    SLOW_DISK = "slow_disk"  # writes of a node's checkpoints take until the end of the duration
     FULL_DISK = "full_disk"  # a node's checkpoints cannot be written
     SLOW_STORE = "slow_store"  # the coordinator's writes are slow, at most until the end of the duration
-    CORRUPT_SUM = "corrupt_sum"  # a gradient is in a worker's sums twice, or not, or is another's, or of a step before
-    INTERRUPT = "interrupt"  # the job's user wants it to end, saved
+    # a worker's sums have a gradient twice, lack it, or have one of another micro-batch or step in its place
+    CORRUPT_SUM = "corrupt_sum"
+    INTERRUPT = "interrupt"  # a user interrupts the job, which saves its progress and ends
     UNDRAIN = "undrain"  # a user readmits a quarantined or drained node and restarts its agent
     DRAIN = "drain"  # a user drains a node
     NOTICE = "notice"  # a node's agent is told to end within a grace period
     MOVE = "move"  # a user asks a node to give its ranks to a standby and to become one
-    CLOCK_JUMP = "clock_jump"  # a node shows another time; and the coordinator's machine, as the next ones will see
-    LINK_DOWN = "link_down"  # nothing gets in or out of a node, until the end of the duration
-    CORRUPT_STATE = "corrupt_state"  # a worker's state is another from the next step on that it applies
-    DIFFER = "differ"  # a worker's script sets options of the optimizer that no other worker has
+    CLOCK_JUMP = "clock_jump"  # the wall clocks of a node and of the coordinator's machine jump
+    LINK_DOWN = "link_down"  # no data gets in or out of a node, for the duration
+    CORRUPT_STATE = "corrupt_state"  # a worker's state is wrong from the next step that it applies
+    DIFFER = "differ"  # a worker's script sets other options of the optimizer than all other workers
     KILL_WORKERS = "kill_workers"  # all workers of all nodes at once; their agents live
     FLIP = "flip"  # a bit flips in the parts of snapshots that a node holds
     FULL_MEMORY = "full_memory"  # a node has no room for parts of snapshots
     RAISE = "raise"  # a script raises at the next micro-batch that it computes
-    SLOW_NODE = "slow_node"  # a node computes up to twice as long, until the end of the duration
-    JOIN_UNREACHABLE = "join_unreachable"  # a new node comes to which no other can connect, permanently
+    SLOW_NODE = "slow_node"  # a node computes up to twice as long, for the duration
+    JOIN_UNREACHABLE = "join_unreachable"  # a new node joins to which no other can ever connect
     BAD_SENDER = "bad_sender"  # a node cannot connect to any other, for the duration
     ONE_WAY = "one_way"  # a node cannot connect to one other, for the duration
 
 
 class Raises(StrEnum):
-    """What every script raises at, whichever it is."""
+    """The work at which every script raises."""
 
     NOTHING = "nothing"
     SAMPLE = "sample"  # a micro-batch of a step
@@ -75,104 +76,116 @@ class Raises(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One fault: at a time, or when a worker of `node` is at a boundary of a step (0: of any step).
-
-    `target` chooses the node, `duration` is in seconds.
-    """
+    """One fault. It strikes at `time`, or when a worker reaches `boundary` in `step`."""
 
     kind: FaultKind
+    #: seconds from the start
     time: float = 0.0
+    #: chooses the node, modulo the number of nodes
     target: int = 0
+    #: seconds
     duration: float = 0.0
     boundary: str = ""
+    #: 0: any step
     step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultPlan:
-    """A job and all that goes wrong in it.
-
-    crashes: the coordinator dies before its n-th writes (records, events and messages count; 1-based).
-    With `power_cuts`, its machine dies too.
-    crashes_after_strike: the same, counted from the first fault on.
-    ep_size: the world is a multiple of it, and other nodes wait; 0: no such rule.
-    restart: every change restarts all workers.
-    experts: per MoE layer, 0 for a dense model. slots: for experts, per layer and node, 0 for room for all.
-    rebalance_every: steps.
-    leaves: all scripts leave their loops (`break`) after the last step, and end.
-    stops_at: the step at which one script asks all workers to stop, 0 for none.
-    fan_out: of hierarchical collectives; 0 for flat ones.
-    witnesses: how many workers report each step that passes; 0: as many as in a real job.
-    hold: the ranks of ended processes are held for their successors. max_restarts: of a node, within a window.
-    raises, raises_at: at which (step, micro-batch) scripts always raise, on every node.
-    slow_work, slow_work_s: which (step, micro-batch) are slow on every node, and the extra time that each takes.
-    work_s: the extra time of every micro-batch. stragglers: how the job handles slow nodes.
-    logs: scripts log values in every step. counts_flop: workers report FLOP counts if their plan asks for them.
-    snapshot_every: steps, 0 for no snapshots; copies: of each part and each expert, on different nodes.
-    saves_in_time: the coordinator chooses when to save checkpoints, if the job keeps them.
-    standbys: nodes in addition to `nodes`, which wait to replace others.
-    cold_warm_ups: how many of their first warm-ups fail.
-    on_loss: how the job reacts to a lost node, unless every change restarts all workers (`restart`).
-    pooled: the job runs in a pool; recalls: when the pool recalls a node, in seconds;
-    calls: when it calls a standby to join.
-    places: the workers of a node that share one replica; 1: each has a whole one.
-    layouts: (fewest nodes, places), if the layout changes;
-    told: the script fixes the layouts, otherwise the faster one is used.
-    skips_from: from this step on no gradient is finite; 0: never. max_skipped: after this many the job fails.
-    probes: nodes are probed before they are admitted, or begin. blocked: from the start, connections from one node to
-    another fail, permanently, by their numbers; -1 stands for all other nodes.
-    handle_s, send_s: the coordinator's processor time for one received message, and for one sent message.
-    """
+    """A job and all its faults."""
 
     seed: int
     nodes: int = 3
+    #: the number of nodes with which the job starts
     start_nodes: int = 3
     workers_per_node: int = 1
     steps: int = 5
     micro_batches: int = 6
     micro_batch: int = 4
+    #: steps; 0: no checkpoints
     checkpoint_every: int = 0
+    #: the coordinator chooses when to save checkpoints, if the job keeps them
     saves_in_time: bool = False
+    #: the world is a multiple of it, and other nodes wait; 0: no such rule
     ep_size: int = 0
+    #: every change restarts all workers
     restart: bool = False
+    #: the first nodes join within this many seconds
     start_spread: float = 0.05
+    #: experts per MoE layer; 0: a dense model
     experts: int = 0
+    #: room for experts per layer and node; 0: room for all
     slots: int = 0
+    #: steps
     rebalance_every: int = 0
     faults: tuple[Fault, ...] = ()
+    #: the coordinator dies before these writes (records, events and messages count; 1-based)
     crashes: tuple[int, ...] = ()
+    #: the same, counted from the first fault on
     crashes_after_strike: tuple[int, ...] = ()
+    #: how long no coordinator runs after these crashes
     crash_down_s: float = 0.2
+    #: with the coordinator, its machine dies too
     power_cuts: bool = False
+    #: all scripts leave their loops (`break`) after the last step, and end
     leaves: bool = False
+    #: the step at which one script asks all workers to stop; 0: none
     stops_at: int = 0
+    #: of hierarchical collectives; 0: flat collectives
     fan_out: int = 0
+    #: how many workers report each step that passes; 0: as many as in a real job
     witnesses: int = 1
+    #: the ranks of ended processes are held for their successors
     hold: bool = False
+    #: restarts of a node within a window
     max_restarts: int = 100
+    #: scripts raise there on every node, always
     raises: Raises = Raises.NOTHING
+    #: step and micro-batch; see `Raises.UNDER`
     raises_at: tuple[int, int] = (0, 0)
+    #: (step, micro-batch) that are slow on every node
     slow_work: tuple[tuple[int, int], ...] = ()
+    #: the extra time of each of them
     slow_work_s: float = 0.0
+    #: the extra time of every micro-batch
     work_s: float = 0.0
+    #: how the job handles slow nodes
     stragglers: Literal["ask", "move", "off"] = "ask"
+    #: scripts log values in every step
     logs: bool = False
+    #: workers report FLOP counts if their plan asks for them
     counts_flop: bool = False
+    #: steps; 0: no snapshots
     snapshot_every: int = 0
+    #: copies of each snapshot part and of each expert, on different nodes
     copies: int = 2
+    #: nodes in addition to `nodes`, which wait to replace others
     standbys: int = 0
+    #: the job runs in a pool
     pooled: bool = False
+    #: when the pool calls a standby to join, in seconds
     calls: tuple[float, ...] = ()
+    #: when the pool recalls a node, in seconds
     recalls: tuple[float, ...] = ()
+    #: this many warm-ups fail, the first ones of the run
     cold_warm_ups: int = 0
+    #: how the job reacts to a lost node; `restart` takes precedence
     on_loss: Literal["auto", "standby", "shrink", "wait"] = "auto"
+    #: how many workers of a node share one replica; 1: each has a whole one
     places: int = 1
+    #: (fewest nodes, places) of each layout, if the layout may change
     layouts: tuple[tuple[int, int], ...] = ()
+    #: the script gives the node counts of `layouts`; otherwise holdfast chooses the faster layout
     told: bool = True
+    #: from this step on no gradient is finite; 0: never
     skips_from: int = 0
+    #: the job fails after this many skipped steps in a row; 0: never
     max_skipped: int = 0
+    #: nodes are probed before they are admitted, or before the job begins
     probes: bool = False
+    #: (sender, receiver): node numbers between which connections fail from the start; -1: all other nodes
     blocked: tuple[tuple[int, int], ...] = ()
+    #: the coordinator's processor time for one received message, and for one sent message
     handle_s: float = 0.0
     send_s: float = 0.0
 
@@ -197,12 +210,12 @@ class FaultPlan:
         return frozenset(f"n{max(link)}" for link in self.blocked if -1 in link)
 
     def longer_s(self, step: int, micro_batch: int) -> float:
-        """Return by how much a micro-batch of a step takes longer than others, in seconds."""
+        """Return the extra time of a micro-batch of a step, in seconds."""
         return self.work_s + (self.slow_work_s if (step, micro_batch) in self.slow_work else 0.0)
 
     @property
     def longer_alone_s(self) -> float:
-        """By how much a step takes longer than usual at most: a slow node computes all of it."""
+        """The most extra time of a step, in seconds, if a slow node computes all of it."""
         return self.micro_batches * max(SLOWER) * self.work_s + len(self.slow_work) * self.slow_work_s
 
     @property
@@ -220,9 +233,9 @@ class FaultPlan:
         return 0 < self.stops_at <= step and rank == step % world
 
     def fails_under(self, places: int) -> int | None:
-        """Return how all scripts fail with this many local ranks:
+        """Return how all scripts fail with this many local ranks, or None if they do not fail.
 
-        before they attach, after, or by dying. None: they do not fail.
+        0: they raise before they attach; 1: after that; 2: they die.
         """
         return self.raises_at[1] if self.raises is Raises.UNDER and self.raises_at[0] == places else None
 
@@ -245,7 +258,7 @@ def layout_of(places: int) -> Layout:
     return Layout(shard=2, tensor=places // 2) if places > 1 else WHOLE
 
 
-#: Where a worker can be struck, in the order of a step.
+#: the boundaries at which a worker can be struck, in the order of a step
 STEP_BOUNDARIES = ("computing", "reducing", "reduced", "voted", "passed", "applying", "applied")
 OTHER_BOUNDARIES = ("attach", "begun", "built", "entering", "entered", "stopped", "receiving", "sending", "finishing")
 #: the boundaries that the training thread reaches
@@ -279,10 +292,10 @@ _AT_BOUNDARY = (
     FaultKind.CUT,
     FaultKind.CRASH_COORDINATOR,
 )
-#: the shares of the plans whose model has experts, and of those whose script logs values
+#: the share of the plans with experts, and the share with logged values
 _WITH_EXPERTS = 0.15
 _LOGS = 0.25
-#: share of the schedules in which it is time that says when checkpoints are due
+#: the share of the schedules in which time determines when checkpoints are due
 _IN_TIME = 0.3
 _SIZES = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
 
@@ -320,7 +333,7 @@ def random_plan(seed: int) -> FaultPlan:
     )
 
 
-#: kinds that came later, with their weights
+#: further kinds, with their weights
 _WIDE_KINDS = (
     (FaultKind.LAG_LISTENER, 4),
     (FaultKind.LAG_UP, 3),
@@ -335,7 +348,7 @@ _WIDE_KINDS = (
 
 
 def lively_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose last fault is permanent.
+    """Return the plan of a seed with a permanent last fault.
 
     It is a partition, or a hang that is reported in the end. The job must continue without the affected nodes, or end
     with a reason.
@@ -354,7 +367,7 @@ def lively_plan(seed: int) -> FaultPlan:
 
 
 def wide_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with further kinds of faults, in addition to those of `random_plan`."""
+    """Return the plan of a seed with further kinds of faults, in addition to the kinds of `random_plan`."""
     plan, rng = random_plan(seed), Random(seed * 37 + 5)
     kinds = [kind for kind, weight in _WIDE_KINDS for _ in range(weight)]
     more = tuple(
@@ -368,27 +381,27 @@ def wide_plan(seed: int) -> FaultPlan:
         for _ in range(rng.choice((1, 1, 2, 3)))
     )
     kept = rng.randint(0, len(plan.faults))
-    if plan.experts:  # they seldom move: strike where they do
+    if plan.experts:  # experts move seldom, so strike while they move
         kind = rng.choice((*_AT_BOUNDARY, FaultKind.RAISE_APPLY, FaultKind.GLITCH, *kinds))
         more += (Fault(kind=kind, target=rng.randrange(64), duration=0.7, boundary="moving"),)
     plan = replace(plan, faults=(*plan.faults[:kept], *more), checkpoint_every=rng.choice((0, 1, 1, 2, 3)))
     if not plan.experts or rng.random() < 0.4:
         return plan
-    # A node alone has too little room: who is left may have to wait for others.
+    # One node alone may have too little room: the survivors may have to wait for others.
     plan = replace(plan, slots=rng.randint(max(1, plan.experts // 2), plan.experts))
     nodes, least = max(plan.nodes, plan.nodes_for_experts), plan.nodes_for_experts
     return replace(plan, nodes=nodes, start_nodes=max(plan.start_nodes, least))
 
 
 def power_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose coordinators lose power with their machine. Only data on disk survives."""
+    """Return the plan of a seed in which coordinators lose power with their machine. Only data on disk survives."""
     plan, rng = random_plan(seed), Random(seed * 43 + 9)
     last = max(plan.crashes, default=0)
     return replace(plan, crashes=(*plan.crashes, last + rng.randint(1, 40 * plan.nodes)), power_cuts=True)
 
 
 def slow_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose store is slow at times while other faults strike."""
+    """Return the plan of a seed in which the store is slow at times while other faults strike."""
     rng = Random(seed * 53 + 13)
     plan = rng.choice((random_plan, wide_plan, power_plan, baseline_plan))(seed)
     span = 0.15 * plan.steps + 0.3
@@ -400,7 +413,7 @@ def slow_plan(seed: int) -> FaultPlan:
         )
         for _ in range(rng.choice((1, 2, 4)))
     )
-    # Let the coordinator die while a write is on its way.
+    # The coordinator dies while a write is in progress.
     ends = (FaultKind.CRASH_COORDINATOR, FaultKind.SUPERSEDE, FaultKind.POWER_CUT)
     dies = tuple(
         Fault(kind=rng.choice(ends), time=fault.time + rng.random() * fault.duration, duration=rng.choice((0.01, 0.5)))
@@ -411,7 +424,7 @@ def slow_plan(seed: int) -> FaultPlan:
 
 
 def interrupted_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed whose user interrupts the job with Ctrl-C, repeatedly until it ends."""
+    """Return the plan of a seed in which a user interrupts the job with Ctrl-C, repeatedly until it ends."""
     rng = Random(seed * 47 + 11)
     plan = rng.choice((random_plan, wide_plan, baseline_plan))(seed)
     wish = Fault(kind=FaultKind.INTERRUPT, time=rng.uniform(0.0, 0.15 * plan.steps + 0.3))
@@ -419,7 +432,7 @@ def interrupted_plan(seed: int) -> FaultPlan:
 
 
 def baseline_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed for the policies that others have: a world held to multiples, restarts, or both."""
+    """Return the plan of a seed for the policies of other systems: world sizes in multiples, restarts, or both."""
     plan = random_plan(seed)
     rng = Random(seed * 31 + 7)
     ep_size = rng.choice((0, 1, 2, 2, 3, 4))

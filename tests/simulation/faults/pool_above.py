@@ -1,7 +1,7 @@
 """The pool above a simulated job, as the job sees it: nodes are granted, recalled, reaped and granted again.
 
 The pool's messages arrive late, twice, or long after newer ones. A node may train only under a grant in the job's
-record. A grant that the record has given back never returns.
+record. A grant that the job has given back never returns to its record.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.simulation.world import World
 
 SUBMISSION = 1
 _LOOK_S = 0.4
-#: a recalled or granted node returns, or is granted again, after at most this long
+#: a recalled or granted node trains or waits again after at most this many seconds
 _PATIENCE_S = 3.0
-#: a grant whose node changes between standby and training more often than this never settles
+#: a node that changes between standby and training more often than this under one grant never settles
 _MOST_ROLE_CHANGES = 20
 
 
 class Surroundings(Protocol):
-    """What the pool asks of the cluster."""
+    """The parts of the cluster that the pool uses."""
 
     world: World
     agents: dict[str, SimAgent]
@@ -45,27 +45,27 @@ class Surroundings(Protocol):
 
 
 class PoolAbove:
-    """Who has which grant, by the pool's record."""
+    """The grants of the job's nodes, by the pool's record."""
 
     def __init__(self, cluster: Surroundings) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._version = self._last = 0
-        #: by node: its grant's number, and the version that first had it
+        #: node -> its grant's number, and the version that introduced the grant or its role
         self._grants: dict[str, tuple[int, int]] = {}
         self._leaving: set[int] = set()
-        #: those by which nodes wait
+        #: the grants of standbys
         self._standbys: set[int] = set()
         self._refused: frozenset[str] = frozenset()
         self._known: set[str] = set()
         self._said: list[JobShares] = []
-        #: by version of the pool's word: how many nodes of the job train by it
+        #: version of the job's shares -> how many nodes train by it
         self._training: dict[int, int] = {}
         self._held: frozenset[int] = frozenset()
         self._written = Held(submission=SUBMISSION)
-        #: how many nodes the pool's decisions let train, as far as the job has heard
+        #: how many nodes may train by the decisions of the pool that the job has received
         self._places = 0
-        #: the nodes that joined next to a node that leaves, until they leave themselves
+        #: the nodes that joined next to a draining node, until they have left themselves
         self._joined: set[str] = set()
         self._role_changes = Counter[int]()
         self._gone: set[int] = set()
@@ -78,7 +78,7 @@ class PoolAbove:
     # ---- nodes ----
 
     def arrives(self, name: str) -> int:
-        """Replace the node's previous agent and its grants; return the grant under which the job now has the node."""
+        """Replace the grant of a node when its agent starts; return the number of the new grant."""
         self._known.add(name)
         self._last += 1
         self._version += 1
@@ -111,12 +111,15 @@ class PoolAbove:
         self._cluster.places.called(name)
         self._version += 1
         number, _ = self._grants[name]
-        self._grants[name] = number, self._version  # What the job says before it hears of this no longer counts.
+        self._grants[name] = (
+            number,
+            self._version,
+        )  # States that the job sends before it knows this version no longer count.
         self._standbys.discard(number)
         self._count_role_change(number)
 
     def _look(self) -> None:
-        """Hear of agents that have ended; say something old again, now and then."""
+        """Release the grants of agents that have ended. Sometimes repeat an old message."""
         if self._cluster.ended is None:
             for name, (number, _) in list(self._grants.items()):
                 agent = self._cluster.agents.get(name)
@@ -150,11 +153,11 @@ class PoolAbove:
     # ---- the job ----
 
     def began(self) -> None:
-        """The job has another coordinator."""
+        """Send the shares to a new coordinator."""
         self._say()
 
     def told(self, stands: JobState) -> None:
-        """The job says how it stands: after a moment that is known."""
+        """Receive the state of the job, after a short delay."""
         self._world.timeline.after(self._world.rng.uniform(0.0, 0.05), self._hear, stands)
 
     def _hear(self, stands: JobState) -> None:
@@ -174,7 +177,7 @@ class PoolAbove:
             self._call_at_once(-gained)
 
     def _call_at_once(self, nodes: int) -> None:
-        """Call standbys in the same turn in which the job has said that it has fewer nodes, as a pool does."""
+        """Call standbys in the same transaction in which the job reports fewer nodes, as a pool does."""
         waiting = [name for name, (number, _) in self._grants.items() if number in self._standbys - self._leaving]
         for name in waiting[:nodes]:
             self._call_node(name)
@@ -222,7 +225,7 @@ class PoolAbove:
         self._gone |= self._held - held.numbers
         self._held = held.numbers
         if again := held.numbers & self._gone:
-            raise InvariantError(f"grants {sorted(again)} are held again, and were given back: {held}")
+            raise InvariantError(f"the job holds grants {sorted(again)} again after it gave them back: {held}")
         if held.standing != "going" and held.numbers:
             raise InvariantError(f"a job that is {held.standing} holds grants: {held}")
         before, self._written = self._written, held
@@ -237,10 +240,10 @@ class PoolAbove:
                 raise InvariantError(f"{sorted(without)} are members without a grant: {plan}, {held}")
 
     def _counts_no_node_twice(self, before: Held, held: Held) -> None:
-        """Check that the job counts no more nodes as training than the pool's decisions have given it places.
+        """Check that the job counts no more nodes as training than the pool has decided.
 
-        Otherwise the pool takes a standby that joins next to another node for one node too many, and wants a third
-        node back. A place whose node is lost remains, for a standby to take.
+        Otherwise the pool counts a standby that joins next to another node as one node too many, and recalls a third
+        node. The place of a lost node remains, for a standby to take.
         """
         known = {grant.number: grant for grant in before.grants.values()}
         trains = [grant for grant in held.grants.values() if not grant.standby]
@@ -251,12 +254,12 @@ class PoolAbove:
         self._places += len(granted) + len(called) - sum(not grant.standby for grant in given)
         counted = sum(grant.came and not grant.leaving for grant in trains)
         if len(called) < len(promoted) and counted > self._places:
-            raise InvariantError(f"{counted} nodes count as training, on {self._places} places: {before}, {held}")
+            raise InvariantError(f"{counted} nodes count as training, but only {self._places} may: {before}, {held}")
 
     def _counts_no_idle_node_too_many(self, held: Held, record: Record) -> None:
-        """Check that the job counts more nodes than the pool's newest word only if all of them have places.
+        """Check that the job counts more nodes than the pool's newest shares only if all of them have ranks.
 
-        The pool recalls a node for each one too many. A node without a place must be a standby then.
+        The pool recalls one node for each surplus node, so a node without ranks must then be a standby.
         """
         surplus = held.training - self._training.get(held.heard, held.training)
         plans = [plan.workers for plan in (record.plan, record.pending) if plan is not None]
@@ -264,15 +267,15 @@ class PoolAbove:
         placed |= {name for one in record.leaving for name in (one.node, one.beside)}
         counted = {node for node, grant in held.grants.items() if not (grant.standby or grant.leaving)}
         if surplus > 0 and (idle := counted - placed):
-            raise InvariantError(f"{sorted(idle)} count as training without places, {surplus} too many: {record}")
+            raise InvariantError(f"{sorted(idle)} count as training but have no ranks, {surplus} too many: {record}")
 
     def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
-        """Check that the pool takes no member for a standby, unless it joins next to a node whose place it takes.
+        """Check that no member counts as a standby, unless it joins next to the node that it replaces.
 
-        If such a node leaves itself, it counts as a standby until it has left.
+        If such a member must leave itself, it counts as a standby until it has left.
         """
         leaving = {one.node for one in record.leaving}
         self._joined = {one.beside for one in record.leaving} | (self._joined & leaving)
         members = {node_of(worker) for worker in plan.workers} - self._joined
         if waiting := [node for node in members if node in held.grants and held.grants[node].standby]:
-            raise InvariantError(f"{waiting} are members, and wait by what the pool is told: {plan}, {held}")
+            raise InvariantError(f"{waiting} are members, but the pool counts them as standbys: {plan}, {held}")

@@ -1,4 +1,4 @@
-"""What was put away for another layout: as long as nodes have all of it, the job does not go back behind it."""
+"""Check that the job does not go back behind a stashed state while nodes have all of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.world import World
 
 
 class StatesPutAway:
-    """The newest state that a record has counted on."""
+    """The newest stashed state that a record relies on."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -24,9 +24,9 @@ class StatesPutAway:
         self._shape: ExpertShape | None = None
 
     def decided(self, record: Record, decision: Decision, nodes: Collection[str]) -> str:
-        """Record a decision; return which data of connected nodes it loses, "" for nothing.
+        """Record a decision; return which stashed state of connected nodes it loses, "" for nothing.
 
-        Also return the experts that the decided state lacks.
+        Return the missing experts instead if the decision leads to a snapshot without all experts.
         """
         source, shape = decision.source, record.expert_shape
         if isinstance(source, SnapshotSource) and source.experts and shape is not None:
@@ -41,18 +41,18 @@ class StatesPutAway:
         elif kept is not None and step > kept[2]:
             self._kept = None
         elif kept is not None and step < kept[2] and (whole := self._whole(kept, nodes)):
-            return f"{decision} although {whole} have step {kept[2]}, as it was put away"
+            return f"{decision} although {whole} have the stashed state of step {kept[2]}"
         return ""
 
     def lost(self, nodes: Collection[str]) -> str:
-        """Return which nodes have all that was put away last, in words; "" for none."""
+        """Return which nodes have all of the last stashed state, in words; "" for none."""
         whole = self._whole(self._kept, nodes) if self._kept is not None else []
-        return f"what was put away on {', '.join(whole)}" if whole else ""
+        return f"a stashed state on {', '.join(whole)}" if whole else ""
 
     def _whole(self, kept: SnapshotKey, nodes: Collection[str]) -> list[str]:
-        """Return which of these nodes have all of it but experts; none where these have not all experts among them.
+        """Return which of these nodes have all dense parts of a stashed state.
 
-        None either where some of it was found to be of no use.
+        Return [] if these nodes do not have all experts together, or if a part was rejected.
         """
         rejected = (event for event in self._world.journal.events if isinstance(event, SnapshotRejected))
         if any(event.step == kept[2] for event in rejected):

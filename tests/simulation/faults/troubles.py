@@ -1,5 +1,4 @@
-"""What can be wrong with a node, or between nodes, while all processes live: late messages, a bad disk,
-and a data plane that is parted."""
+"""Faults of a node, or between nodes, while all processes live: late messages, bad disks, a partitioned data plane."""
 
 from __future__ import annotations
 
@@ -9,17 +8,17 @@ from dataclasses import dataclass, field
 
 from holdfast.planner.fleet.timeline import Timeline
 
-#: how many times as long the workers of a slow node compute: from less than counts as slow to twice
+#: factors by which the workers of a slow node take longer; the least one does not count as slow
 SLOWER = (1.05, 1.2, 1.5, 2.0)
 
 
 @dataclass(slots=True)
 class Troubles:
-    """One node's: times until which something is wrong with it, in seconds; it outlives the node's processes."""
+    """The faults of one node, with the times until which they last, in seconds. They outlive the node's processes."""
 
-    #: its workers' listener threads get no turn
+    #: its workers' listener threads do not run
     deaf_until: float = 0.0
-    #: its messages to and from the coordinator are delayed
+    #: its messages to the coordinator are delayed, and those from the coordinator
     up_until: float = 0.0
     down_until: float = 0.0
     #: how far its wall clock was set
@@ -28,9 +27,9 @@ class Troubles:
     full_until: float = 0.0
     #: no part of a snapshot can be written
     memory_full_until: float = 0.0
-    #: writing and renaming a checkpoint end no sooner
+    #: writes and renames of checkpoints end no sooner
     slow_until: float = 0.0
-    #: the factor by which its workers compute more slowly
+    #: until when its workers compute more slowly, and by which factor
     work_until: float = 0.0
     work_times: float = 1.0
 
@@ -39,13 +38,13 @@ class Troubles:
         self.work_times, self.work_until = times, until
 
     def longer(self, now: float) -> float:
-        """Return how many times as long as others its workers compute."""
+        """Return the factor by which its workers take longer than others."""
         return self.work_times if now < self.work_until else 1.0
 
 
 @dataclass(slots=True)
 class Partition:
-    """Nodes that others cannot reach: no data passes between a side and all others, or only one other."""
+    """A partition: no data passes between the nodes of `side` and the nodes of `other`."""
 
     side: frozenset[str]
     #: None: all other nodes
@@ -65,7 +64,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OneWay:
-    """Connections from some nodes to others fail: they are refused, or never answered. Groups stand nevertheless."""
+    """Connections from some nodes to others fail: they are refused, or get no answer. Process groups still form."""
 
     #: None: all other nodes
     senders: frozenset[str] | None
@@ -98,7 +97,7 @@ class DataPlane:
 
     @property
     def one_way(self) -> bool:
-        """Whether connections in some direction fail."""
+        """Whether any connections fail in one direction."""
         return bool(self._one_way)
 
     def blocked(self, sender: str, receiver: str) -> OneWay | None:
@@ -126,7 +125,7 @@ class DataPlane:
         return not any(partition.cuts_off(one, others) for partition in self._partitions)
 
     def when_healed(self, action: Callable[[], object]) -> None:
-        """Try again what could not get through, once something has healed."""
+        """Call `action` after the next partition has healed."""
         self._waiting.append(action)
 
     def _heal(self, partition: Partition) -> None:

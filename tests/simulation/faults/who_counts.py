@@ -1,6 +1,6 @@
-"""The workers whose messages count for a job, by its record: the members of its plans, and the retained workers.
+"""The workers that count for a job by its record: the members of its plans, and the retained workers.
 
-Also checks how standbys replace draining nodes.
+Also checks that standbys replace draining nodes correctly.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.simulation.world import World
 
 
 class WhoCounts:
-    """Follows the records as they are written."""
+    """Follows the written records."""
 
     def __init__(self) -> None:
         #: the workers that count
         self.workers: frozenset[str] = frozenset()
-        #: the workers that counted once and must not count again; workers of waiting standbys are not among them
+        #: the workers that counted once and must not count again, except workers of standbys, which left in order
         self.expelled: set[str] = set()
         #: the workers that were retained once
         self.were_owed: set[str] = set()
@@ -34,7 +34,7 @@ class WhoCounts:
         self.workers = frozenset(worker for workers in plans for worker in workers) | owed
         self.were_owed |= owed
         waiting = {one.node for one in record.standbys if not one.promoted}
-        # A node that has given its place away is a standby, and may be needed again in the same turn.
+        # A node that gave up its ranks is a standby, and may be needed again in the same transaction.
         waiting |= {one.node for one in record.standbys} & {node_of(worker) for worker in self._owed}
         again = self.workers & self.expelled
         gone = {worker for worker in self._members - self.workers if node_of(worker) not in waiting}
@@ -45,7 +45,7 @@ class WhoCounts:
 
 
 def still_known(expelled: Iterable[str], members: Membership, world: World) -> str:
-    """Return what is wrong if the coordinator still accepts messages of an expelled worker, "" if it does not.
+    """Return an error if the coordinator still knows an expelled worker, else "".
 
     A worker that never learned of its generation has the initial state, and may return like a new node.
     """
@@ -54,17 +54,17 @@ def still_known(expelled: Iterable[str], members: Membership, world: World) -> s
             continue
         process = world.worker(worker)
         if process is not None and process.machine.generation > 0:
-            return f"{worker} was expelled, and the coordinator still listens to it"
+            return f"{worker} was expelled, but the coordinator still accepts its messages"
     return ""
 
 
 def wrongly_moved(before: Record, record: Record) -> str:
-    """Return what is wrong with standbys that replace other nodes; "" if all is well."""
+    """Return an error if standbys replace other nodes wrongly, else ""."""
     for plan in filter(None, (record.plan, record.pending)):
         beside = record.replacements_among({member.node for member in plan.members})
         ranks = [rank for rank, member in enumerate(plan.members) if member.node in beside]
         if plan.expert_plan is None and any(share_of(plan, record.micro_batches, rank) for rank in ranks):
-            return f"generation {plan.generation} has {beside} compute, whose places are still others'"
+            return f"{beside} compute in generation {plan.generation} before they have replaced other nodes"
     if before.plan is None or record.plan is None or record.plan.generation == before.plan.generation:
         return ""
     members = list(dict.fromkeys(member.node for member in before.plan.members))
@@ -76,12 +76,12 @@ def wrongly_moved(before: Record, record: Record) -> str:
     due = [(taken.get(name, name), index) for name, index in places if name not in taken.values()]
     now = [(member.node, index_of(member.worker)) for member in record.plan.members]
     if taken and set(due) == set(now) and due != now:
-        return f"{taken} have gone, and the ranks are {now}, not {due}"
+        return f"after the replacements {taken} the ranks are {now}, not {due}"
     return ""
 
 
 def wrongly_taken_in(workers: Iterable[str], world: World) -> str:
-    """Return what is wrong if an expelled worker that had learned of its generation is a member again."""
+    """Return an error if an expelled worker that had learned of its generation is a member again, else ""."""
     for worker in workers:
         process = world.worker(worker)
         if process is not None and process.machine.generation > 0:
