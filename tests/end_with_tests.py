@@ -55,14 +55,14 @@ def marked(mark: str, but: int) -> list[int]:
 
 def end_all(mark: str, but: int) -> None:
     """End the processes of a run, first with SIGTERM, then with SIGKILL."""
-    deadline, told = time.monotonic() + GRACE_S, set[int]()
+    deadline, signalled = time.monotonic() + GRACE_S, set[int]()
     while left := marked(mark, but):
         late = time.monotonic() > deadline
         for pid in left:
-            if late or pid not in told:
+            if late or pid not in signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        told.update(left)
+        signalled.update(left)
         time.sleep(_LOOK_S)
 
 

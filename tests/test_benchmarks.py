@@ -10,9 +10,9 @@ from warm_start import run_warm
 
 def test_every_benchmark_says_how_it_is_used(warm_torch: str) -> None:
     scripts = [path for path in sorted(BENCHMARKS.rglob("*.py")) if 'if __name__ == "__main__":' in path.read_text()]
-    said = {script.name: run_warm(warm_torch, script, "--help") for script in scripts}
-    assert len(said) > 20
-    assert {name: done.stderr for name, done in said.items() if not _is_usage(done)} == {}
+    helps = {script.name: run_warm(warm_torch, script, "--help") for script in scripts}
+    assert len(helps) > 20
+    assert {name: done.stderr for name, done in helps.items() if not _is_usage(done)} == {}
 
 
 def _is_usage(done: subprocess.CompletedProcess[str]) -> bool:

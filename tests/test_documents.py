@@ -33,7 +33,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
 INNER = ("inner.every", "inner.wait", "inner.place")
 
 
-def said(key: str, text: str) -> dict[str, Given]:
+def options_with(key: str, text: str) -> dict[str, Given]:
     return {key: Given(text, f"--{key}", text=True)}
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_given_has_its_default() -> None:
     ],
 )
 def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object) -> None:
-    assert getattr(build_struct(Outer, said(key, text)), key) == value
+    assert getattr(build_struct(Outer, options_with(key, text)), key) == value
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
 )
 def test_a_bad_value_is_said_with_its_rule(key: str, text: str, complaint: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        build_struct(Outer, said(key, text))
+        build_struct(Outer, options_with(key, text))
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -106,7 +106,7 @@ def test_a_file_is_read_with_its_sections(tmp_path: Path) -> None:
 
 
 def test_what_comes_later_wins(tmp_path: Path) -> None:
-    given = read_toml(file(tmp_path, "[inner]\nevery = 2\n"), Outer) | said("inner.every", "7")
+    given = read_toml(file(tmp_path, "[inner]\nevery = 2\n"), Outer) | options_with("inner.every", "7")
     assert build_struct(Outer, given).inner.every == 7
 
 

@@ -46,8 +46,8 @@ def test_there_is_no_other_micro_batch(step: int, micro_batch: int) -> None:
 
 def test_the_right_samples_are_right_and_others_are_told_with_their_numbers() -> None:
     assert said_of(SAMPLES, 4, v(4)) == ""
-    said = said_of(SAMPLES, 4, v(5))
-    assert "step 4 is not made of each of its 6 micro-batches once: 24 samples of 24, sum of hashes 0x" in said
+    error = said_of(SAMPLES, 4, v(5))
+    assert "step 4 is not made of each of its 6 micro-batches once: 24 samples of 24, sum of hashes 0x" in error
 
 
 @given(
@@ -106,16 +106,16 @@ def elsewhere(step: int, joined: dict[int, list[int]]) -> int:
 )
 def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int, there: list[int], right: bool) -> None:
     joined = {one: there if one == place else list(range(6)) for one in range(1, PLACES)}
-    told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
-    wrong = SAMPLES.find_error(4, places=PLACES, **told)
+    sums = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
+    wrong = SAMPLES.find_error(4, places=PLACES, **sums)
     assert (wrong == "") is right
     assert right or "once at each of the 4 places of a replica" in wrong
 
 
 def test_what_is_missing_at_one_place_and_doubled_at_another_does_not_add_up() -> None:
     joined = {1: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4, 5, 5], 3: [0, 1, 2, 3, 4, 5]}
-    told = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
-    assert SAMPLES.find_error(4, places=PLACES, **told)
+    sums = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
+    assert SAMPLES.find_error(4, places=PLACES, **sums)
 
 
 @pytest.mark.parametrize(("micro_batches", "places"), [(MAX_MICRO_BATCHES, 1024), (MAX_MICRO_BATCHES, 2), (64, 8)])

@@ -44,26 +44,26 @@ class FakeCoordinator:
 
     def __init__(self, term: int = 1) -> None:
         self.welcome: Welcome | None = Welcome(term=term, lease_s=0.3, heartbeat_s=0.02, committed=0)
-        self.heard: list[AgentMessage] = []
+        self.received: list[AgentMessage] = []
         self.hellos: list[Hello] = []
         self.url = ""
         self._changed = asyncio.Condition()
         self._connection: ServerConnection | None = None
         self._decoder = msgspec.msgpack.Decoder(AgentMessage)
 
-    async def say(self, message: CoordinatorMessage) -> None:
+    async def send(self, message: CoordinatorMessage) -> None:
         assert self._connection is not None
         await self._connection.send(msgspec.msgpack.encode(message))
 
-    async def say_raw(self, data: bytes) -> None:
+    async def send_raw(self, data: bytes) -> None:
         assert self._connection is not None
         await self._connection.send(data)
 
     async def order(self, worker: str, key: str, value: bytes = b"") -> None:
         """Send an order to an obedient worker."""
-        await self.say(ToWorker(worker=worker, order=Inject(fault=key, phase=value.hex())))
+        await self.send(ToWorker(worker=worker, order=Inject(fault=key, phase=value.hex())))
 
-    async def have_said(self, worker: str, message: WorkerMessage) -> None:
+    async def make_send(self, worker: str, message: WorkerMessage) -> None:
         """Make an obedient worker send a message, and wait until it arrives."""
         await self.order(worker, "say", msgspec.msgpack.encode(message))
         await self.until(lambda: message in self.worker_messages, f"{message} to arrive")
@@ -75,26 +75,26 @@ class FakeCoordinator:
 
     @property
     def worker_messages(self) -> list[WorkerMessage]:
-        return [message.message for message in self.heard if isinstance(message, FromWorker)]
+        return [message.message for message in self.received if isinstance(message, FromWorker)]
 
     @property
     def attached(self) -> list[Attach]:
         """All workers that ever attached, in order; each appears once, even if its Attach was replayed."""
         found: dict[str, Attach] = {}
-        for heard in self.heard:
-            kept = heard.kept if isinstance(heard, Hello) else (heard.message,) if isinstance(heard, FromWorker) else ()
+        for outer in self.received:
+            kept = outer.kept if isinstance(outer, Hello) else (outer.message,) if isinstance(outer, FromWorker) else ()
             found |= {message.worker: message for message in kept if isinstance(message, Attach)}
         return list(found.values())
 
     def of(self, kind: type[M]) -> list[M]:
-        return [message for message in self.heard if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: bool(condition())), DEADLINE)
             except TimeoutError:
-                raise AssertionError(f"waited in vain for {what}; heard {self.heard[-10:]}") from None
+                raise AssertionError(f"waited in vain for {what}; received {self.received[-10:]}") from None
 
     async def attach(self, count: int = 1) -> list[str]:
         """Wait until this many workers have attached; return their ids."""
@@ -109,11 +109,11 @@ class FakeCoordinator:
         try:
             async for data in connection:
                 assert isinstance(data, bytes)
-                await self._take(connection, self._decoder.decode(data))
+                await self._on_message(connection, self._decoder.decode(data))
         except ConnectionClosed:
             pass
 
-    async def _take(self, connection: ServerConnection, message: AgentMessage) -> None:
+    async def _on_message(self, connection: ServerConnection, message: AgentMessage) -> None:
         if isinstance(message, Hello):
             self.hellos.append(message)
             if self.welcome is not None:
@@ -121,7 +121,7 @@ class FakeCoordinator:
         if isinstance(message, Leave) and message.awaits_answer:
             await connection.send(msgspec.msgpack.encode(EndNode(exit_code=EXIT_FAILED, why=message.detail)))
         async with self._changed:
-            self.heard.append(message)
+            self.received.append(message)
             self._changed.notify_all()
 
 

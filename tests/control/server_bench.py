@@ -186,12 +186,12 @@ def attach(node: str) -> WorkerMessage:
     )
 
 
-def say(agent: ClientConnection, message: msgspec.Struct) -> None:
+def send_message(agent: ClientConnection, message: msgspec.Struct) -> None:
     """Send one message, with worker messages wrapped as an agent wraps them."""
     agent.send(_wrapped(message))
 
 
-def hear(agent: ClientConnection) -> CoordinatorMessage:
+def receive_message(agent: ClientConnection) -> CoordinatorMessage:
     """Wait for the next message."""
     data = agent.recv(timeout=PATIENCE_S)
     assert isinstance(data, bytes)

@@ -23,12 +23,12 @@ class Locks:
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self._stack = contextlib.ExitStack()
 
     def __call__(self, job: str, identity: str | None = None) -> CheckpointLock:
         owner = LockOwner(job=job, identity=identity or job, host="here", pid=7)
-        lock = CheckpointLock(self.place, owner, self.said.append, renew_s=RENEW_S, watch_s=WATCH_S)
+        lock = CheckpointLock(self.place, owner, self.printed.append, renew_s=RENEW_S, watch_s=WATCH_S)
         self._stack.callback(lock.release)
         return lock
 
@@ -108,13 +108,13 @@ def test_a_link_to_a_missing_file_in_the_place_of_the_lock_file_is_refused(tmp_p
 
 def test_a_job_that_runs_goes_on_whatever_is_wrong_with_its_lock(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_bytes(b"notes")
-    said: list[str] = []
-    with locked_directory(str(tmp_path), LockOwner(job="j", identity="j"), said.append, running=True) as stale:
+    printed: list[str] = []
+    with locked_directory(str(tmp_path), LockOwner(job="j", identity="j"), printed.append, running=True) as stale:
         assert stale is None
-    assert "this job trains already, and goes on" in said[-1]
+    assert "this job trains already, and goes on" in printed[-1]
     with (
         pytest.raises(BadInputError),
-        locked_directory(str(tmp_path), LockOwner(job="j", identity="j"), said.append),
+        locked_directory(str(tmp_path), LockOwner(job="j", identity="j"), printed.append),
     ):
         pass
 
@@ -126,7 +126,7 @@ def test_a_job_whose_lock_is_taken_says_so_and_leaves_it_alone(tmp_path: Path) -
     other = msgspec.json.encode(LockOwner(job="two", identity="two"))
     LocalStorage(tmp_path).write(LOCK_NAME, [other])
     until = time.monotonic() + 20.0
-    while not any("job 'two' has taken the lock" in line for line in locks.said):
+    while not any("job 'two' has taken the lock" in line for line in locks.printed):
         if (tmp_path / LOCK_NAME).read_bytes() != other:  # The other job was renewing its lock at this moment.
             LocalStorage(tmp_path).write(LOCK_NAME, [other])
         assert time.monotonic() < until
@@ -145,7 +145,7 @@ def test_a_remote_store_without_conditional_writes_is_warned_of(
     monkeypatch.setattr(RemoteStorage, "_create_exclusively", always)
     locks = Locks(f"memory://{tmp_path.name}/plain")
     locks("one").acquire()
-    assert any("cannot create a file only if it does not exist" in line for line in locks.said)
+    assert any("cannot create a file only if it does not exist" in line for line in locks.printed)
     with pytest.raises(BadInputError, match="is used by job 'one'"):
         locks("two").acquire()
     locks.close()

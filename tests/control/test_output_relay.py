@@ -55,9 +55,9 @@ def test_lines_come_with_their_nodes_name_each_on_its_stream_and_in_a_file(
     one = relay()
     prints(one, W0, "to stdout\nand more", "to stderr\n")
     one.close(DEADLINE_S)
-    told = capfd.readouterr()
-    assert told.out == "[n0] to stdout\n[n0] and more\n"
-    assert told.err == "[n0] to stderr\n"
+    captured = capfd.readouterr()
+    assert captured.out == "[n0] to stdout\n[n0] and more\n"
+    assert captured.err == "[n0] to stderr\n"
     kept = (tmp_path / "logs" / "n0.0.log").read_text().splitlines()
     assert sorted(kept) == ["and more", "to stderr", "to stdout"]
     assert list(tmp_path.iterdir()) == [tmp_path / "logs"]

@@ -62,9 +62,9 @@ def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
 def test_reads_complete_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(msgspec.json.encode(made("job_failed")) + b'\n{"event": "step_com')
-    said: list[str] = []
-    assert read_events(path, said.append) == [made("job_failed")]
-    assert said == [f"{path}, line 2 is left out: it is not whole (somebody is writing it, or was killed at it)"]
+    logged: list[str] = []
+    assert read_events(path, logged.append) == [made("job_failed")]
+    assert logged == [f"{path}, line 2 is left out: it is not whole (somebody is writing it, or was killed at it)"]
 
 
 @pytest.mark.parametrize(

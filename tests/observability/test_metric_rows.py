@@ -177,18 +177,18 @@ def test_five_hundred_steps_with_ten_faults_and_a_coordinators_death_are_five_hu
 class Recorder:
     """Replaces TensorBoard's writer, which has an interface of two methods."""
 
-    said: list[tuple[str, int, Any]]
+    scalars: list[tuple[str, int, Any]]
 
     def __init__(self, folder: str) -> None:
-        Recorder.said = []
+        Recorder.scalars = []
 
     def add_event(self, event: SimpleNamespace) -> None:
         purges = hasattr(event, "session_log")
         values = None if purges else {value.tag: value.simple_value for value in event.summary.value}
-        Recorder.said.append(("purge" if purges else "step", event.step, values))
+        Recorder.scalars.append(("purge" if purges else "step", event.step, values))
 
     def close(self) -> None:
-        Recorder.said.append(("close", 0, None))
+        Recorder.scalars.append(("close", 0, None))
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
     for event in (step(1, fine=0.5), found(2, loss=2.0), step(2, doubtful=None), found(1, loss=1.0), back(1), step(2)):
         writer.take(event)
     writer.close()
-    assert Recorder.said == [
+    assert Recorder.scalars == [
         ("purge", 1, None),
         ("step", 1, {"loss": 1.0, "grad_norm": 0.5, "fine": 0.5}),
         ("step", 2, {"loss": 0.5, "grad_norm": 0.5, "eval/loss": 2.0}),

@@ -103,8 +103,8 @@ def test_they_follow_the_events() -> None:
 
 def test_the_page_names_all_of_them_and_no_other() -> None:
     page = (ROOT / "docs" / "events.md").read_text()
-    told = set(re.findall(r"`(holdfast_\w+?)(?:_total)?(?:\{[\w,]+\})?`", page))
-    assert told == {family.name for family in Metrics("j").registry.collect()}
+    documented = set(re.findall(r"`(holdfast_\w+?)(?:_total)?(?:\{[\w,]+\})?`", page))
+    assert documented == {family.name for family in Metrics("j").registry.collect()}
 
 
 def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def is_open(job: Any, gate: int, due: Path) -> bool:
 def note_shadow(job: Any, step: Any, applied: bool, path: Path) -> None:
     """Record a shadow step as its script sees it."""
     if step.shadow:
-        told = [step.number, applied, math.isnan(step.loss), step.metrics, job.world_size]
+        row = [step.number, applied, math.isnan(step.loss), step.metrics, job.world_size]
         with path.open("a") as file:
-            print(json.dumps(told), file=file)
+            print(json.dumps(row), file=file)
 
 
 def train(directory: str, node: str, options: dict[str, Any]) -> None:
@@ -424,7 +424,7 @@ class Cluster:
         """Return all events of a type."""
         return [event for event in self.events if isinstance(event, kind)]
 
-    def told(self, kind: type[Any]) -> list[Any]:
+    def messages_of(self, kind: type[Any]) -> list[Any]:
         """Return all messages of a type that workers sent."""
         return [message for message in self.messages if isinstance(message, kind)]
 
@@ -443,7 +443,7 @@ class Cluster:
     def assert_replicas_equal(self) -> None:
         """Check that all workers have the same hash of their whole state after every step."""
         hashes: dict[int, set[str]] = {}
-        for applied in self.told(msg.Applied):
+        for applied in self.messages_of(msg.Applied):
             hashes.setdefault(applied.step, set()).add(applied.state_hash)
         assert hashes
         assert {step: found for step, found in hashes.items() if len(found) != 1 or "" in found} == {}
@@ -469,9 +469,9 @@ class Cluster:
                 else:
                     self._readable(key.data, key.fileobj)
             planned, self._planned = self._planned, []
-            for said in (*planned, Tick()):
+            for event in (*planned, Tick()):
                 if self.over is None:
-                    self._do(self.machine.handle(said, time.time()))
+                    self._do(self.machine.handle(event, time.time()))
             self._changed.notify_all()
             return not self._closing
 
@@ -512,8 +512,8 @@ class Cluster:
             if isinstance(message, msg.Warmed) and node.attach is not None:
                 message = node.attach
             posted = isinstance(message, msg.Post)
-            said = msg.Posts(posts=(message,)) if posted else msg.FromWorker(message=message)
-            self._do(self.machine.handle(Received(node.number, said), now))
+            wrapped = msg.Posts(posts=(message,)) if posted else msg.FromWorker(message=message)
+            self._do(self.machine.handle(Received(node.number, wrapped), now))
 
     def _do(self, instructions: list[Any]) -> None:
         for instruction in instructions:
@@ -532,20 +532,20 @@ class Cluster:
             elif isinstance(instruction, Send) and isinstance(instruction.message, msg.CheckpointOrder):
                 self._order(instruction.connection, instruction.message)
             elif isinstance(instruction, Send):
-                self._tell(instruction.connection, instruction.message)
+                self._handle_as_agent(instruction.connection, instruction.message)
             elif isinstance(instruction, Broadcast):
                 for number in instruction.connections:
-                    self._tell(number, instruction.message)
+                    self._handle_as_agent(number, instruction.message)
 
-    def _tell(self, number: int, message: msg.CoordinatorMessage) -> None:
+    def _handle_as_agent(self, number: int, message: msg.CoordinatorMessage) -> None:
         """Handle messages about a generation as an agent does."""
         known, node = self._nodes[number].plans, self.machine.members.on(number)
         if isinstance(message, msg.Welcome):
             known.told_anew(message.members)
         elif isinstance(message, msg.NodeOrder) and node is not None:
-            for said in known.take(message, tuple(node.workers)):
-                assert isinstance(said, Pass), f"{node.name} lacks a plan"
-                self._order(number, said.order)
+            for passed in known.take(message, tuple(node.workers)):
+                assert isinstance(passed, Pass), f"{node.name} lacks a plan"
+                self._order(number, passed.order)
 
     def _order(self, number: int, order: msg.Order) -> None:
         connection = self._nodes[number].connection

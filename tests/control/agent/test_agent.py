@@ -48,7 +48,7 @@ def why(agent: Agent) -> str:
 
 async def done(coordinator: FakeCoordinator, *workers: str) -> None:
     for worker in workers:
-        await coordinator.say(ToWorker(worker=worker, order=JobDone()))
+        await coordinator.send(ToWorker(worker=worker, order=JobDone()))
 
 
 def test_a_node_lives_through_a_job() -> None:
@@ -57,7 +57,7 @@ def test_a_node_lives_through_a_job() -> None:
         hello = coordinator.hellos[0]
         assert (hello.job, hello.node, hello.workers, hello.agent_pid) == ("job", "node-0", 2, os.getpid())
         assert {worker.rsplit("/", 1)[0] for worker in workers} == {"node-0/0", "node-0/1"}
-        await coordinator.have_said(workers[1], Entered(worker=workers[1], generation=1, applied=0))
+        await coordinator.make_send(workers[1], Entered(worker=workers[1], generation=1, applied=0))
         await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > 3, "heartbeats")
         await done(coordinator, *workers)
         assert await asyncio.wait_for(running, DEADLINE) == 0
@@ -104,12 +104,12 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         agent.clock = clock = StandingClock()
-        await coordinator.have_said(worker, applied(worker, 1))
+        await coordinator.make_send(worker, applied(worker, 1))
         heartbeats = len(coordinator.of(Heartbeat))
         looks = clock.looks
         while clock.looks < looks + 5:  # The agent checks five times whether a heartbeat is due.
             await asyncio.sleep(0)
-        await coordinator.have_said(worker, applied(worker, 2))
+        await coordinator.make_send(worker, applied(worker, 2))
         assert len(coordinator.of(Heartbeat)) == heartbeats
         clock.now += 1.0
         await coordinator.until(lambda: len(coordinator.of(Heartbeat)) > heartbeats, "a heartbeat")
@@ -122,9 +122,9 @@ def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
         (worker,) = await coordinator.attach()
         entered = Entered(worker=worker, generation=1, applied=0)
         for message in (entered, applied(worker, 1), applied(worker, 2)):
-            await coordinator.have_said(worker, message)
-        await coordinator.say(Committed(term=1, step=1))
-        await coordinator.have_said(worker, applied(worker, 3))
+            await coordinator.make_send(worker, message)
+        await coordinator.send(Committed(term=1, step=1))
+        await coordinator.make_send(worker, applied(worker, 3))
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
         hello = coordinator.hellos[1]
@@ -144,7 +144,7 @@ def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -
             agent = Agent(agent_settings(first.url, tmp_path, "obedient.py"), SystemClock())
             running = asyncio.create_task(agent.run())
             (worker,) = await first.attach()
-            await first.have_said(worker, applied(worker, 1))
+            await first.make_send(worker, applied(worker, 1))
         assert not running.done()
         slot = agent.workforce.places[0]
         agent.on_worker_message(applied(worker, 2))  # As if the worker had sent it now.
@@ -173,8 +173,8 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
         assert down.error is not None
         assert (down.error.place, down.error.step) == ("RuntimeError (obedient.py, line 52)", None)
         assert "out of luck" in down.error.traceback
-        told = WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1, error=down.error)
-        assert down == told
+        report = WorkerDown(worker=worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1, error=down.error)
+        assert down == report
 
     play(story)
     error = capfd.readouterr().err
@@ -197,8 +197,8 @@ def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, d
         kind = FailureKind.PROCESS_EXIT
         (down,) = coordinator.of(WorkerDown)
         assert (down.error is not None) == bool(code)
-        told = WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True, error=down.error)
-        assert down == told
+        report = WorkerDown(worker=worker, kind=kind, detail=detail, exit_code=code, final=True, error=down.error)
+        assert down == report
         assert agent.machine.workers == ("",)
 
     play(story)
@@ -238,7 +238,7 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
         await coordinator.until(lambda: coordinator.of(WorkerDown), "the exit")
         down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="global_batch is 7", exit_code=2)
         assert coordinator.of(WorkerDown) == [down]
-        await coordinator.say(EndNode(exit_code=2, why="global_batch is 7", alone=True))
+        await coordinator.send(EndNode(exit_code=2, why="global_batch is 7", alone=True))
         assert await asyncio.wait_for(running, DEADLINE) == 2
         assert len(coordinator.attached) == 1
 
@@ -248,35 +248,35 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bool) -> None:
-    said: list[str] = []
+    printed: list[str] = []
 
     async def run() -> int:
         async with fake_coordinator() as coordinator:
             settings = agent_settings(coordinator.url, tmp_path, "obedient.py", quiet=True)
-            running = asyncio.create_task(live(settings, SystemClock(), said.append))
+            running = asyncio.create_task(live(settings, SystemClock(), printed.append))
             await coordinator.attach()
-            await coordinator.say(EndNode(exit_code=2, why="another model", alone=alone))
+            await coordinator.send(EndNode(exit_code=2, why="another model", alone=alone))
             return await asyncio.wait_for(running, DEADLINE)
 
     assert asyncio.run(run()) == 2
-    assert said == (["holdfast agent node-0: another model"] if alone else [])
+    assert printed == (["holdfast agent node-0: another model"] if alone else [])
 
 
 @pytest.mark.parametrize("grant", [0, 7])
 def test_an_agent_of_a_pool_does_not_say_that_its_pool_has_ended_it(tmp_path: Path, grant: int) -> None:
     """The pool interrupts its agent after every job, so the agent prints no message about it."""
-    said: list[str] = []
+    printed: list[str] = []
 
     async def run() -> None:
         async with fake_coordinator() as coordinator:
             settings = agent_settings(coordinator.url, tmp_path, "obedient.py", grant=grant)
-            running = asyncio.create_task(live(settings, SystemClock(), said.append))
+            running = asyncio.create_task(live(settings, SystemClock(), printed.append))
             await coordinator.attach()
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.wait_for(running, DEADLINE)
 
     asyncio.run(run())
-    assert said == ([] if grant else ["holdfast agent node-0: ended by SIGINT"])
+    assert printed == ([] if grant else ["holdfast agent node-0: ended by SIGINT"])
 
 
 def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
@@ -321,9 +321,9 @@ def test_a_stopped_worker_is_a_hang() -> None:
 def test_an_expelled_node_comes_back_as_a_new_one() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        await coordinator.have_said(worker, applied(worker, 1))
+        await coordinator.make_send(worker, applied(worker, 1))
         old = coordinator.attached[0].pid
-        await coordinator.say(Refused(why="expelled", exit_code=1, retry=True))
+        await coordinator.send(Refused(why="expelled", exit_code=1, retry=True))
         await coordinator.attach(2)
         hello = coordinator.hellos[1]
         assert hello.session != coordinator.hellos[0].session
@@ -341,8 +341,8 @@ def test_a_refusal_for_good_ends_the_node(stubborn: bool) -> None:
         (worker,) = await coordinator.attach()
         if stubborn:
             await coordinator.order(worker, "ignore-term")
-            await coordinator.have_said(worker, applied(worker, 1))
-        await coordinator.say(Refused(why="another script", exit_code=2))
+            await coordinator.make_send(worker, applied(worker, 1))
+        await coordinator.send(Refused(why="another script", exit_code=2))
         assert await asyncio.wait_for(running, DEADLINE) == 2
 
     assert why(play(story)) == "another script"
@@ -352,7 +352,7 @@ def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await done(coordinator, worker)
-        await coordinator.say(EndNode(exit_code=0, why="done"))
+        await coordinator.send(EndNode(exit_code=0, why="done"))
         assert (
             await asyncio.wait_for(running, DEADLINE) == TAIL_FAILED
         )  # Exit code 4 is the script's own, not a SIGTERM.
@@ -386,9 +386,9 @@ def test_a_stale_order_does_not_reach_the_worker() -> None:
         (worker,) = await coordinator.attach()
         passed: list[Order] = []
         agent.workforce.pass_on = lambda _, order: passed.append(order)  # type: ignore[method-assign]
-        await coordinator.say(Welcome(term=1, lease_s=1.0, heartbeat_s=0.02, committed=0, members=(worker,)))
-        await coordinator.say(Stop(term=0, generation=1))
-        await coordinator.say(Stop(term=1, generation=1))
+        await coordinator.send(Welcome(term=1, lease_s=1.0, heartbeat_s=0.02, committed=0, members=(worker,)))
+        await coordinator.send(Stop(term=0, generation=1))
+        await coordinator.send(Stop(term=1, generation=1))
         while not passed:
             await asyncio.sleep(0.01)
         assert passed == [Stop(term=1, generation=1)]
@@ -400,7 +400,7 @@ def test_a_stale_order_does_not_reach_the_worker() -> None:
 def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(garbage: bytes) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
-        await coordinator.say_raw(garbage)
+        await coordinator.send_raw(garbage)
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "a second Hello")
         assert agent.workforce.places[0].worker == worker
 
@@ -417,7 +417,7 @@ def test_strangers_on_the_workers_socket_harm_nothing() -> None:
             assert await asyncio.wait_for(reader.read(), DEADLINE) == b""
             writer.close()
             await writer.wait_closed()
-        await coordinator.have_said(worker, applied(worker, 1))
+        await coordinator.make_send(worker, applied(worker, 1))
 
     play(story)
 
@@ -430,7 +430,7 @@ def test_workers_outlive_their_zygote() -> None:
         os.kill(zygote.pid, signal.SIGKILL)
         while agent.workforce._zygotes._client is not None:
             await asyncio.sleep(0.01)
-        await coordinator.have_said(worker, applied(worker, 1))
+        await coordinator.make_send(worker, applied(worker, 1))
         os.kill(coordinator.attached[0].pid, signal.SIGKILL)
         await coordinator.attach(2)
         (down,) = coordinator.of(WorkerDown)

@@ -97,15 +97,15 @@ def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> 
             made += 1
             yield page
 
-    heard: list[AgentMessage] = []
+    received: list[AgentMessage] = []
     let_go = asyncio.Event()
 
     async def handler(connection: ServerConnection) -> None:
         await let_go.wait()
         async for data in connection:
             assert isinstance(data, bytes)
-            heard.append(msgspec.msgpack.decode(data, type=AgentMessage))
-            if isinstance(heard[-1], Heartbeat):
+            received.append(msgspec.msgpack.decode(data, type=AgentMessage))
+            if isinstance(received[-1], Heartbeat):
                 await connection.close()
 
     async def story(url: str) -> None:
@@ -119,8 +119,8 @@ def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> 
         await channel.wait_closed()
 
     asyncio.run(with_server(handler, story))
-    assert len(heard) == count + 1
-    assert heard[-1] == Heartbeat()
+    assert len(received) == count + 1
+    assert received[-1] == Heartbeat()
 
 
 def test_who_does_not_read_for_too_long_is_given_up() -> None:

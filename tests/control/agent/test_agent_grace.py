@@ -20,20 +20,20 @@ def with_grace(seconds: float) -> JobSpec:
     return JobSpec(name="job", script=script, workers_per_node=1, recovery=RecoverySpec(grace=seconds))
 
 
-def told(agent: Agent) -> None:
+def send_end_notice(agent: Agent) -> None:
     agent.on_end_notice(EXIT_ENDED, "ended by SIGTERM")
 
 
 def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
-        told(agent)
+        send_end_notice(agent)
         await coordinator.until(lambda: coordinator.of(EndNotice), "the notice")
         assert coordinator.of(EndNotice)[0].grace_s > 500
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.of(EndNotice)) == 2, "the notice, to the next coordinator")
         assert not running.done()
-        await coordinator.say(EndNode(exit_code=0, why="node node-0 has left", alone=True))
+        await coordinator.send(EndNode(exit_code=0, why="node node-0 has left", alone=True))
         assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
         assert coordinator.of(Leave) == []
 
@@ -43,8 +43,8 @@ def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:
 def test_told_again_it_ends_at_once() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
-        told(agent)
-        told(agent)
+        send_end_notice(agent)
+        send_end_notice(agent)
         assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
 
     play(story, spec=with_grace(600.0))
@@ -53,7 +53,7 @@ def test_told_again_it_ends_at_once() -> None:
 def test_nobody_lets_it_go_and_it_says_why_it_ends_all_the_same() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
-        told(agent)
+        send_end_notice(agent)
         assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
         await coordinator.until(lambda: coordinator.of(Leave), "the farewell")
         assert [leave.reason for leave in coordinator.of(Leave)] == ["told"]
@@ -64,7 +64,7 @@ def test_nobody_lets_it_go_and_it_says_why_it_ends_all_the_same() -> None:
 def test_without_a_grace_it_ends_at_once() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
-        told(agent)
+        send_end_notice(agent)
         assert await asyncio.wait_for(running, DEADLINE) == EXIT_ENDED
         assert coordinator.of(EndNotice) == []
 

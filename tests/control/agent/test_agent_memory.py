@@ -92,8 +92,8 @@ def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_fr
     ring = MemoryRing()
     for second, memory in enumerate((1, 5, 5, 5, 9)):
         ring.add(float(second), MemoryReading(memory=memory, sent=10 * second if second == 4 else 0))
-    told = ring.samples_since(4.5, 3.5)
-    assert told == (
+    samples = ring.samples_since(4.5, 3.5)
+    assert samples == (
         MemorySample(ago_s=3.5, memory=5),
         MemorySample(ago_s=1.5, memory=5),
         MemorySample(ago_s=0.5, memory=9, sent=40),
@@ -105,9 +105,9 @@ def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> No
     ring = MemoryRing()
     for look in range(10_000):
         ring.add(look / 100, MemoryReading(memory=look))
-    told = ring.samples_since(100.0, 1000.0)
-    assert len(told) == MAX_MEMORY_SAMPLES
-    assert told[-1] == MemorySample(ago_s=0.01, memory=9999)
+    samples = ring.samples_since(100.0, 1000.0)
+    assert len(samples) == MAX_MEMORY_SAMPLES
+    assert samples[-1] == MemorySample(ago_s=0.01, memory=9999)
 
 
 def test_resident_memory_is_read_of_a_process_and_nothing_of_one_that_has_ended(machine: Machine) -> None:

@@ -16,7 +16,7 @@ def test_a_standbys_agent_says_so_each_time_and_again_that_its_worker_is_warm(st
     async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
         (worker,) = await coordinator.attach()
         warmed = Warmed(worker=worker, seconds=0.5)
-        await coordinator.have_said(worker, warmed)
+        await coordinator.make_send(worker, warmed)
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "the agent to come back")
         assert [hello.standby for hello in coordinator.hellos] == [standby, standby]

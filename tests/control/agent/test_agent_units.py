@@ -22,7 +22,7 @@ from holdfast.protocol.names import index_of
 
 
 @dataclass(frozen=True)
-class Said:
+class RankReport:
     """The report of one local rank about itself."""
 
     worker: str
@@ -39,14 +39,14 @@ class Scene:
     def __init__(self, coordinator: FakeCoordinator, agent: Agent, folder: Path) -> None:
         self.coordinator, self.agent, self.folder = coordinator, agent, folder
 
-    def said(self) -> dict[int, Said]:
+    def reports(self) -> dict[int, RankReport]:
         """By worker index: the reports of the current processes."""
-        found = [Said(**json.loads(path.read_text())) for path in self.folder.glob("*.json")]
+        found = [RankReport(**json.loads(path.read_text())) for path in self.folder.glob("*.json")]
         return {index_of(one.worker): one for one in found if one.worker in self.agent.machine.workers}
 
-    async def formed(self, workers: int) -> dict[int, Said]:
-        await self.until(lambda: len(self.said()) == workers, "all to be in units")
-        return self.said()
+    async def formed(self, workers: int) -> dict[int, RankReport]:
+        await self.until(lambda: len(self.reports()) == workers, "all to be in units")
+        return self.reports()
 
     async def waits(self, *pids: int) -> None:
         await self.until(lambda: all((self.folder / f"{pid}.waits").exists() for pid in pids), "others in a collective")
@@ -57,7 +57,7 @@ class Scene:
                 while not true():
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"waited in vain for {what}: {self.said()}, {self.downs}") from None
+            raise AssertionError(f"waited in vain for {what}: {self.reports()}, {self.downs}") from None
 
     @property
     def downs(self) -> list[WorkerDown]:
@@ -91,11 +91,11 @@ def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> 
     """Four processes form one replica group of shard 2 x tensor 2, in which all groups differ."""
 
     async def plot(scene: Scene) -> None:
-        said = await scene.formed(4)
-        assert {one.unit for one in said.values()} == {said[0].unit}
-        assert [said[index].place for index in range(4)] == [0, 1, 2, 3]
-        assert all(one.agreed for one in said.values())
-        assert [said[index].sums for index in range(4)] == [
+        reports = await scene.formed(4)
+        assert {one.unit for one in reports.values()} == {reports[0].unit}
+        assert [reports[index].place for index in range(4)] == [0, 1, 2, 3]
+        assert all(one.agreed for one in reports.values())
+        assert [reports[index].sums for index in range(4)] == [
             {"shard": 5.0, "tensor": 3.0},
             {"shard": 10.0, "tensor": 3.0},
             {"shard": 5.0, "tensor": 12.0},
@@ -174,9 +174,9 @@ def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., Non
         (down,) = await scene.hear_of(1)
         assert (index_of(down.worker), down.kind) == (1, FailureKind.HANG)
         assert "place 1 of a unit (worker 1 of the node) did not come to holdfast.init()" in down.detail
-        said = await scene.formed(2)
+        reports = await scene.formed(2)
         assert len(scene.downs) == 1  # The workers that had come waited for the missing one.
-        assert said[0].unit == said[1].unit
+        assert reports[0].unit == reports[1].unit
 
     stage(plot, "absent")
 
@@ -195,7 +195,7 @@ def test_layouts_that_cannot_be_are_bad_input(
         downs = await scene.hear_of(workers)
         assert {down.exit_code for down in downs} == {EXIT_BAD_INPUT}
         assert all(words in down.detail for down in downs)
-        assert scene.said() == {}
+        assert scene.reports() == {}
 
     stage(plot, what, shard, 1, workers)
     printed = capfd.readouterr()

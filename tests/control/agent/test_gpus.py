@@ -127,7 +127,7 @@ def test_an_agent_reports_to_its_coordinator() -> None:
         await coordinator.attach()
         await coordinator.until(lambda: coordinator.of(GpusRead), "the GPUs")
         assert coordinator.of(GpusRead)[0].gpus == (FIRST, SECOND)
-        await coordinator.say(EndNode(exit_code=0, why="over"))
+        await coordinator.send(EndNode(exit_code=0, why="over"))
         await running
 
     play(story)

@@ -74,12 +74,12 @@ def test_a_coordinator_gets_no_answer_to_the_question_of_an_earlier_one(monkeypa
 
     async def story(coordinator: FakeCoordinator, _agent: Agent, _running: asyncio.Task[int]) -> None:
         await coordinator.attach()
-        await coordinator.say(ProbeAddress(number=1, host="late.example", port=9))
+        await coordinator.send(ProbeAddress(number=1, host="late.example", port=9))
         await eventually(lambda: asked == ["late.example"])
         coordinator.drop()
         await coordinator.until(lambda: len(coordinator.hellos) == 2, "the agent, again")
         answers.set()
-        await coordinator.say(ProbeAddress(number=1, host="node-2.example", port=9))
+        await coordinator.send(ProbeAddress(number=1, host="node-2.example", port=9))
         await coordinator.until(lambda: coordinator.of(AddressProbed), "an answer")
         assert {answer.error for answer in coordinator.of(AddressProbed)} == {"node-2.example was tried"}
 

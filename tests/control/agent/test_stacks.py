@@ -79,11 +79,11 @@ def test_what_is_told_has_the_newest_collectives_beside_the_stacks() -> None:
         CollectiveWait(what="all_to_all", size=4, bytes=64, since=10.0, until=10.5),
         CollectiveWait(what="commit", size=4, bytes=8, since=11.0, until=None),
     )
-    told = make_worker_stacks(
+    message = make_worker_stacks(
         7, {"a/0/0": "a stack"}, {"a/0/0": ProgressAccount(waits=waits), "a/1/0": ProgressAccount()}, 12.0
     )
-    assert told.number == 7
-    first, second = told.workers
+    assert message.number == 7
+    first, second = message.workers
     assert [(one.what, one.began_s, one.took_s) for one in first.collectives] == [
         ("all_to_all", 2.0, 0.5),
         ("commit", 1.0, None),

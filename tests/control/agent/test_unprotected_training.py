@@ -64,7 +64,7 @@ def run(warm_torch: str, framework: Path) -> RunScript:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         (PLAIN, "a step of AdamW before holdfast.init(): each worker would train the whole model alone; "),
         (FIT, "lightning.Trainer.fit() would train the whole model on each node, into one folder: "),
@@ -72,11 +72,11 @@ def run(warm_torch: str, framework: Path) -> RunScript:
     ],
     ids=["plain", "framework", "framework after init"],
 )
-def test_training_without_holdfast_is_refused_before_its_first_step(run: RunScript, text: str, said: str) -> None:
+def test_training_without_holdfast_is_refused_before_its_first_step(run: RunScript, text: str, error: str) -> None:
     done = run(text)
     assert (done.returncode, done.stdout) == (2, "")
     to_do = "call holdfast.init(), job.protect(...), and train in a loop over job.steps(...)\n"
-    assert done.stderr == f"holdfast: {said}{to_do}"
+    assert done.stderr == f"holdfast: {error}{to_do}"
 
 
 @pytest.mark.parametrize(("text", "agent"), [(PLAIN, False), (FIT, False), (INIT + PLAIN, True)])

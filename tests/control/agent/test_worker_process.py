@@ -24,10 +24,10 @@ from holdfast.protocol.job_spec import JobSpec
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
     """The crash reports that a session in this process receives; stderr shows when it learns of the end."""
-    said: list[Crashed] = []
+    crashes: list[Crashed] = []
 
     def keep(crashed: Crashed) -> bool:
-        said.append(crashed)
+        crashes.append(crashed)
         return True
 
     settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")
@@ -37,12 +37,12 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
         lambda: print("ending", file=sys.stderr), lambda error: error, keep, lambda: print("saving", file=sys.stderr)
     )
     words.install()
-    yield said
+    yield crashes
     words.remove()
 
 
 @pytest.mark.parametrize(
-    ("raised", "said", "code"),
+    ("raised", "message", "code"),
     [
         ("ValueError('oops')", "ValueError: oops", EXIT_FAILED),
         ("KeyboardInterrupt", "KeyboardInterrupt", EXIT_INTERRUPTED),
@@ -51,19 +51,19 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
     ],
 )
 def test_whatever_a_script_raises_what_it_has_is_kept(
-    kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], raised: str, said: str, code: int
+    kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], raised: str, message: str, code: int
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"\nraise {raised}\n")
     assert run_script(str(script)) == code
     (crashed,) = kept
-    assert (crashed.kind, crashed.detail) == (FailureKind.EXCEPTION, f"{said} (train.py, line 2)")
+    assert (crashed.kind, crashed.detail) == (FailureKind.EXCEPTION, f"{message} (train.py, line 2)")
     assert (crashed.exit_code, crashed.final) == (code, False)
     assert crashed.error is not None
-    assert crashed.error.traceback.endswith(f"{said}\n")
+    assert crashed.error.traceback.endswith(f"{message}\n")
     error = capfd.readouterr().err
     assert error.startswith("ending\n"), "the report must precede the traceback, which takes time to format"
-    assert error.endswith(f"{said}\n")
+    assert error.endswith(f"{message}\n")
 
 
 def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
@@ -76,10 +76,10 @@ def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
         f"import torch.distributed as dist\ntry:\n    {made}    {made}finally:\n    dist.destroy_process_group()\n"
     )
     assert run_script(str(script)) == EXIT_BAD_INPUT
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert "leave it out, holdfast.init(layout=...) has made the layout's groups" in said[0]
-    assert said[0].endswith(" (train.py, line 4)")
+    printed = capfd.readouterr().err.splitlines()
+    assert len(printed) == 1
+    assert "leave it out, holdfast.init(layout=...) has made the layout's groups" in printed[0]
+    assert printed[0].endswith(" (train.py, line 4)")
 
 
 def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_then() -> None:

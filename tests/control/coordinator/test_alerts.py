@@ -42,13 +42,13 @@ def request(number: int = 7) -> ActionRequested:
 def handed_on(alert: str, *events: ActionRequested, longest_s: float = 20.0, patience_s: float = 20.0) -> None:
     """Send all events as alerts, then wait until they are delivered."""
 
-    async def told() -> None:
+    async def send_all() -> None:
         alerts = Alerts(alert, longest_s)
         for event in events:
             alerts.tell(event)
         await alerts.close(patience_s)
 
-    asyncio.run(told())
+    asyncio.run(send_all())
 
 
 def test_a_program_gets_each_event_as_a_line_of_json(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("alert", "said"),
+    ("alert", "expected"),
     [
         ("sh -c 'echo no mailer is here >&2; exit 3'", "sh ended with 3: no mailer is here"),
         ("sh -c 'kill -9 $$'", "sh ended with -9: it printed no error"),
@@ -78,13 +78,13 @@ def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.
         ("http://127.0.0.1:9/hook?key=secret", "127.0.0.1: ConnectError"),
     ],
 )
-def test_one_that_fails_is_logged(alert: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_is_logged(alert: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on(alert, request(), request(8))
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("the alert about event 7 failed: ")
     assert second.startswith("the alert about event 8 failed: "), "the next alert must still be attempted"
-    assert said in first
+    assert expected in first
     assert "secret" not in first
 
 
@@ -114,8 +114,8 @@ def test_a_program_that_complains_without_end_does_not_fill_our_memory(caplog: p
 def test_telling_never_waits_and_keeps_a_few(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on("sleep 600", *(request(number) for number in range(MOST_WAITING + 2)), patience_s=0.1)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [
         "an alert about event 0 is dropped, because too many wait",
         "an alert about event 1 is dropped, because too many wait",
         "alerts that were not sent by the end of the job are dropped",
@@ -128,10 +128,10 @@ def test_without_an_alert_nothing_is_done() -> None:
 
 class _Hook(http.server.BaseHTTPRequestHandler):
     answer: ClassVar[int] = 204
-    heard: ClassVar[list[dict[str, Any]]] = []
+    received: ClassVar[list[dict[str, Any]]] = []
 
     def do_POST(self) -> None:
-        self.heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(self.answer)
         self.end_headers()
 
@@ -141,7 +141,7 @@ class _Hook(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hook() -> Iterator[str]:
-    _Hook.heard.clear()
+    _Hook.received.clear()
     with http.server.HTTPServer(("127.0.0.1", 0), _Hook) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -152,7 +152,7 @@ def hook() -> Iterator[str]:
 
 def test_a_webhook_gets_each_event(hook: str, caplog: pytest.LogCaptureFixture) -> None:
     handed_on(hook, request(1), request(2))
-    assert [heard["about_seq"] for heard in _Hook.heard] == [1, 2]
+    assert [received["about_seq"] for received in _Hook.received] == [1, 2]
     _Hook.answer = 500
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on(hook, request(3))

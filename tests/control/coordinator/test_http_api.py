@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_bench import PATIENCE_S, CoordinatorProcess, attach, hear, hello, make_certificate, say
+from server_bench import PATIENCE_S, CoordinatorProcess, attach, hello, make_certificate, receive_message, send_message
 
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.registry import JobEntry
@@ -34,9 +34,9 @@ def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
 
 def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
     with coordinator.agent() as agent, coordinator.client() as client:
-        say(agent, hello("n0"))
-        assert isinstance(hear(agent), Welcome)
-        say(agent, attach("n0"))
+        send_message(agent, hello("n0"))
+        assert isinstance(receive_message(agent), Welcome)
+        send_message(agent, attach("n0"))
         coordinator.until_event(NodesJoined)
         status = client.status()
     assert (status["job"], status["state"], status["term"], status["generation"], status["step"]) == (
@@ -74,8 +74,8 @@ def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProc
         follower = threading.Thread(target=follow)
         follower.start()
         with coordinator.agent() as agent:
-            say(agent, hello("n0"))
-            hear(agent)
+            send_message(agent, hello("n0"))
+            receive_message(agent)
         assert followed.wait(PATIENCE_S)
         # The end of the job also ends the follower.
         client.shutdown(0, "enough")
@@ -87,10 +87,10 @@ def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProc
 
 def test_a_fault_reaches_the_agent(coordinator: CoordinatorProcess) -> None:
     with coordinator.agent() as agent, coordinator.client() as client:
-        say(agent, hello("n0"))
-        hear(agent)
+        send_message(agent, hello("n0"))
+        receive_message(agent)
         client.inject("kill", "n0")
-        fault = hear(agent)
+        fault = receive_message(agent)
         assert isinstance(fault, NodeFault)
         assert fault.fault == "kill"
 
@@ -120,12 +120,12 @@ def test_faults_are_refused_unless_allowed(tmp_path: Path) -> None:
 def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client, coordinator.client() as launcher:
         assert launcher.node_requests(0, wait_s=0) == []
-        heard: list[list[tuple[int, int]]] = []
-        waiting = threading.Thread(target=lambda: heard.append(launcher.node_requests(0, wait_s=30.0)))
+        received: list[list[tuple[int, int]]] = []
+        waiting = threading.Thread(target=lambda: received.append(launcher.node_requests(0, wait_s=30.0)))
         waiting.start()
         first = client.add_nodes(2)
         waiting.join(PATIENCE_S)
-        assert heard == [[(first, 2)]]
+        assert received == [[(first, 2)]]
         second = client.add_nodes()
         assert second > first
         assert launcher.node_requests(first, wait_s=0) == [(second, 1)]
@@ -139,13 +139,13 @@ def test_a_launcher_need_not_have_asked_yet(tmp_path: Path) -> None:
 
 
 def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) -> None:
-    heard: list[list[tuple[int, int]]] = []
+    received: list[list[tuple[int, int]]] = []
 
     def wait() -> None:
         with coordinator.client() as launcher:
             launcher.node_requests(0, wait_s=0)
             barrier.wait(PATIENCE_S)
-            heard.append(launcher.node_requests(0, wait_s=30.0))
+            received.append(launcher.node_requests(0, wait_s=30.0))
 
     barrier = threading.Barrier(4)
     waiting = [threading.Thread(target=wait) for _ in range(3)]
@@ -156,7 +156,7 @@ def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) ->
         number = client.add_nodes()
     for thread in waiting:
         thread.join(PATIENCE_S)
-    assert heard == [[(number, 1)]] * 3
+    assert received == [[(number, 1)]] * 3
 
 
 PATHS = [

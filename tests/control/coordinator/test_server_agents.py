@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_bench import PATIENCE_S, CoordinatorProcess, attach, frame, hear, hello, say
+from server_bench import PATIENCE_S, CoordinatorProcess, attach, frame, hello, receive_message, send_message
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection
@@ -54,8 +54,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 def _lives(coordinator: CoordinatorProcess) -> bool:
     """Return whether the coordinator welcomes a new agent and answers HTTP requests."""
     with coordinator.agent() as agent:
-        say(agent, hello(f"probe-{os.urandom(4).hex()}"))
-        welcome = hear(agent)
+        send_message(agent, hello(f"probe-{os.urandom(4).hex()}"))
+        welcome = receive_message(agent)
     with coordinator.client() as client:
         return isinstance(welcome, Welcome) and client.status()["job"] == "j"
 
@@ -76,24 +76,24 @@ def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tm
         contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other,
         coordinator.agent() as agent,
     ):
-        say(agent, hello("n0"))
-        assert isinstance(hear(agent), Welcome)
+        send_message(agent, hello("n0"))
+        assert isinstance(receive_message(agent), Welcome)
         other.execute("BEGIN IMMEDIATE")
-        say(agent, attach("n0"))
+        send_message(agent, attach("n0"))
         with pytest.raises(TimeoutError):
             agent.recv(timeout=0.5)
         url, token = coordinator.entry.url, coordinator.entry.token
         answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_S)
         assert "holdfast_" in answer.text
         other.execute("ROLLBACK")
-        told = hear(agent)
-        assert isinstance(told, BeginNode)
+        reply = receive_message(agent)
+        assert isinstance(reply, BeginNode)
 
 
 def test_an_agent_is_welcome(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
-        say(agent, hello("n0"))
-        welcome = hear(agent)
+        send_message(agent, hello("n0"))
+        welcome = receive_message(agent)
     assert isinstance(welcome, Welcome)
     assert (welcome.term, welcome.committed) == (1, 0)
 
@@ -124,12 +124,12 @@ def test_without_the_token_nobody_gets_in(shared: CoordinatorProcess, token: str
 def test_what_is_malformed_closes_only_its_connection(shared: CoordinatorProcess, data: bytes | str, why: str) -> None:
     name = f"bystander-{os.urandom(4).hex()}"
     with shared.agent() as bystander, shared.agent() as agent:
-        say(bystander, hello(name))
-        assert isinstance(hear(bystander), Welcome)
+        send_message(bystander, hello(name))
+        assert isinstance(receive_message(bystander), Welcome)
         agent.send(data)
         code, reason = _closed_for(agent)
         assert (code, why in reason) == (1008, True), reason
-        say(bystander, Heartbeat())
+        send_message(bystander, Heartbeat())
         with shared.client() as client:
             assert name in [node["node"] for node in client.status()["nodes"]]
     assert _lives(shared)
@@ -146,8 +146,8 @@ def test_what_is_too_large_is_not_even_buffered(shared: CoordinatorProcess) -> N
 
 def test_the_largest_message_passes(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
-        say(agent, hello("large"))
-        hear(agent)
+        send_message(agent, hello("large"))
+        receive_message(agent)
         agent.send(b"\x00" * MAX_MESSAGE_BYTES)
         assert _closed_for(agent)[0] == 1008
 
@@ -160,12 +160,12 @@ def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> No
         for part in (greeting[:1], greeting[1:9], greeting[9:] + beat[:3], beat[3:], beat, beat + beat):
             agent.socket.sendall(part)
             time.sleep(0.05)  # Makes the coordinator read each chunk separately.
-        assert isinstance(hear(agent), Welcome)
-        say(agent, hello(name))
+        assert isinstance(receive_message(agent), Welcome)
+        send_message(agent, hello(name))
         assert _closed_for(agent)[1] == "a second Hello"
     with shared.agent() as agent:
-        say(agent, hello(f"cut-{os.urandom(4).hex()}"))
-        assert isinstance(hear(agent), Welcome)
+        send_message(agent, hello(f"cut-{os.urandom(4).hex()}"))
+        assert isinstance(receive_message(agent), Welcome)
         agent.socket.sendall(Frame(Opcode.BINARY, beat[6:7], fin=False).serialize(mask=True))
         time.sleep(0.05)
         agent.socket.sendall(beat)
@@ -175,16 +175,16 @@ def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> No
 
 def test_hello_is_said_once(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
-        say(agent, hello("twice"))
-        hear(agent)
-        say(agent, hello("twice"))
+        send_message(agent, hello("twice"))
+        receive_message(agent)
+        send_message(agent, hello("twice"))
         assert _closed_for(agent) == (1008, "a second Hello")
 
 
 def test_a_refused_agent_hears_why_before_it_is_closed(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
-        say(agent, hello("n0", protocol=99))
-        refused = hear(agent)
+        send_message(agent, hello("n0", protocol=99))
+        refused = receive_message(agent)
         assert isinstance(refused, Refused)
         assert "protocol 99" in refused.why
         assert _closed_for(agent)[0] == 1000
@@ -271,17 +271,17 @@ def _generation_of(coordinator: CoordinatorProcess, names: list[str]) -> Iterato
         agents: list[ClientConnection] = []
         for name in names:
             agents.append(stack.enter_context(coordinator.agent()))
-            say(agents[-1], hello(name, session=os.urandom(8).hex()))
-            assert isinstance(hear(agents[-1]), Welcome)
-            say(agents[-1], attach(name))
+            send_message(agents[-1], hello(name, session=os.urandom(8).hex()))
+            assert isinstance(receive_message(agents[-1]), Welcome)
+            send_message(agents[-1], attach(name))
         for agent in agents:
-            assert isinstance(hear(agent), BeginNode)
+            assert isinstance(receive_message(agent), BeginNode)
         yield agents
 
 
 def _next_stop(agent: ClientConnection) -> Stop:
     while True:
-        message = hear(agent)
+        message = receive_message(agent)
         if isinstance(message, Stop):
             return message
 
@@ -306,12 +306,12 @@ import sys, msgspec
 from pathlib import Path
 here = Path(sys.argv[1])
 sys.path[:0] = [str(here), str(here.parent)]
-from server_bench import attach, hear, hello, say
+from server_bench import attach, hello, receive_message, send_message
 from websockets.sync.client import connect
 headers = {"Authorization": "Bearer " + sys.argv[3]}
 with connect(sys.argv[2], additional_headers=headers, ping_interval=None, proxy=None) as agent:
-    say(agent, hello("victim"))
-    hear(agent)
+    send_message(agent, hello("victim"))
+    receive_message(agent)
     print("ready", flush=True)
     sys.stdin.read()
 """

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hear, hello, say
+from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, hello, receive_message, send_message
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
@@ -154,8 +154,8 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     path = tmp_path / "s.db.events.jsonl"
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
-        say(agent, hello("n0"))
-        say(agent, attach("n0"))
+        send_message(agent, hello("n0"))
+        send_message(agent, attach("n0"))
         first.until_event(NodesJoined)
         first.process.kill()
         first.wait()
@@ -261,10 +261,10 @@ def test_it_speaks_ipv6(tmp_path: Path) -> None:
 def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with CoordinatorProcess(tmp_path, registry=tmp_path / "registry") as coordinator, coordinator.agent() as agent:
         assert [entry.pid for entry in live_jobs(tmp_path / "registry")] == [coordinator.process.pid]
-        say(agent, hello("n0"))
-        assert isinstance(hear(agent), Welcome)
+        send_message(agent, hello("n0"))
+        assert isinstance(receive_message(agent), Welcome)
         coordinator.process.send_signal(number)
-        end = hear(agent)
+        end = receive_message(agent)
         assert isinstance(end, EndNode)
         assert end.exit_code == code
         agent.close()
@@ -275,22 +275,22 @@ def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, 
 
 def _training(agent: ClientConnection) -> None:
     """Bring a node with a checkpointing worker into the job's first generation."""
-    say(agent, hello("n0"))
-    assert isinstance(hear(agent), Welcome)
+    send_message(agent, hello("n0"))
+    assert isinstance(receive_message(agent), Welcome)
     saving = msgspec.structs.replace(attach("n0"), saves=True)
-    say(agent, saving)
-    begin = hear(agent)
+    send_message(agent, saving)
+    begin = receive_message(agent)
     assert isinstance(begin, BeginNode)
-    say(agent, Entered(worker=saving.worker, generation=begin.plan.rest.generation, applied=0))
+    send_message(agent, Entered(worker=saving.worker, generation=begin.plan.rest.generation, applied=0))
 
 
 def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
         _training(agent)
         coordinator.process.send_signal(signal.SIGTERM)
-        assert isinstance(hear(agent), Stop)
+        assert isinstance(receive_message(agent), Stop)
         coordinator.process.send_signal(signal.SIGTERM)
-        assert isinstance(hear(agent), EndNode)
+        assert isinstance(receive_message(agent), EndNode)
         agent.close()
         assert coordinator.wait() == 75
 
@@ -299,13 +299,13 @@ def test_a_launcher_ends_its_coordinator_at_once(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.agent() as agent:
         _training(agent)
         coordinator.process.send_signal(signal.SIGTERM)
-        assert isinstance(hear(agent), EndNode)
+        assert isinstance(receive_message(agent), EndNode)
 
 
 def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
-        say(agent, hello("n0"))
-        hear(agent)
+        send_message(agent, hello("n0"))
+        receive_message(agent)
         with coordinator.client() as client:
             client.shutdown(7, "enough")
         assert coordinator.wait() == 7
@@ -324,20 +324,20 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as first:
         with first.agent() as agent:
-            say(agent, hello("n0"))
-            say(agent, attach("n0"))
-            hear(agent)
+            send_message(agent, hello("n0"))
+            send_message(agent, attach("n0"))
+            receive_message(agent)
             first.until_event(NodesJoined)
             first.process.kill()
             first.wait()
             with pytest.raises(ConnectionClosed):
-                hear(agent)
+                receive_message(agent)
         port = int(first.entry.url.rsplit(":", 1)[1])
         with CoordinatorProcess(tmp_path, port=port, **settings) as second:
             assert second.entry.url == first.entry.url
             with second.agent() as agent, second.client() as client:
-                say(agent, hello("n0", term=1))
-                welcome = hear(agent)
+                send_message(agent, hello("n0", term=1))
+                welcome = receive_message(agent)
                 assert isinstance(welcome, Welcome)
                 assert welcome.term == 2
                 events = [(event.seq, name_of(event), event.term) for event in client.events()]
@@ -357,7 +357,7 @@ def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_
     entered, finished = Entered(worker=worker, generation=1, applied=0), Finished(worker=worker, generation=1, step=0)
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
         for message in (hello("n0"), attach("n0"), entered, finished):
-            say(agent, message)
+            send_message(agent, message)
         first.until_event(JobFinished)
         first.process.kill()
         first.wait()
@@ -365,11 +365,11 @@ def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_
     with CoordinatorProcess(tmp_path, port=port, **settings) as second:
         second.until_log("the job ends")
         with second.agent() as agent:
-            say(agent, hello("n0", term=1, kept=(attach("n0"), entered, finished)))
-            assert isinstance(hear(agent), Welcome)
-            told = hear(agent)
-            assert isinstance(told, ToWorker)
-            assert isinstance(told.order, JobDone)
+            send_message(agent, hello("n0", term=1, kept=(attach("n0"), entered, finished)))
+            assert isinstance(receive_message(agent), Welcome)
+            reply = receive_message(agent)
+            assert isinstance(reply, ToWorker)
+            assert isinstance(reply.order, JobDone)
         assert second.wait() == 0
 
 
@@ -394,15 +394,17 @@ def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
     ):
         following = iter(client.events(follow=True, patience_s=PATIENCE_S))
         assert isinstance(next(following), JobStarted)
-        heard = pool.submit(next, following, None)
+        next_event = pool.submit(next, following, None)
         with (tmp_path / "s.db.events.jsonl").open("ab") as file:
             file.write(bytes(4))
         with first.agent() as agent:
-            say(agent, hello("n0"))
-            say(agent, attach("n0"))
+            send_message(agent, hello("n0"))
+            send_message(agent, attach("n0"))
             assert first.wait() == 1
         with CoordinatorProcess(tmp_path, port=int(first.entry.url.rsplit(":", 1)[1]), **settings):
-            assert isinstance(heard.result(PATIENCE_S), NodesJoined)  # The first coordinator had recorded this event.
+            assert isinstance(
+                next_event.result(PATIENCE_S), NodesJoined
+            )  # The first coordinator had recorded this event.
             assert isinstance(next(following), CoordinatorRestarted)
 
 
@@ -412,8 +414,8 @@ def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Pa
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": token, "nodes": 9}
     settings["registry"] = tmp_path / "registry"
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
-        say(agent, hello("n0"))
-        hear(agent)
+        send_message(agent, hello("n0"))
+        receive_message(agent)
         with pytest.raises(EarlyEndError) as refused, CoordinatorProcess(tmp_path, **settings):
             pass
         assert refused.value.code == 2
@@ -430,23 +432,23 @@ def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
     """Another coordinator has taken over: the old one changes neither store nor journal, sends nothing, and ends."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
-        say(agent, hello("n0"))
-        hear(agent)
+        send_message(agent, hello("n0"))
+        receive_message(agent)
         old.process.send_signal(signal.SIGSTOP)
         with CoordinatorProcess(tmp_path, **settings) as new:
             with new.client() as client:
                 before = client.status()["events"]
                 # When the old coordinator wakes up, this message makes it try to announce a node.
-                say(agent, attach("n0"))
+                send_message(agent, attach("n0"))
                 old.process.send_signal(signal.SIGCONT)
                 assert old.wait() == 1
                 assert "another" in old.log
                 assert client.status()["events"] == before
                 with pytest.raises(ConnectionClosed):
-                    hear(agent)
+                    receive_message(agent)
             with new.agent() as second:
-                say(second, hello("n1"))
-                assert isinstance(hear(second), Welcome)
+                send_message(second, hello("n1"))
+                assert isinstance(receive_message(second), Welcome)
     events = [line.split(b'"')[3] for line in (tmp_path / "s.db.events.jsonl").read_bytes().splitlines()]
     assert events[:2] == [b"job_started", b"coordinator_restarted"]
     assert b"nodes_joined" not in events
@@ -459,8 +461,8 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
 
         def visit(number: int) -> None:
             with coordinator.agent() as agent:
-                say(agent, hello(f"n{number}"))
-                hear(agent)
+                send_message(agent, hello(f"n{number}"))
+                receive_message(agent)
 
         for number in range(5):
             visit(number)

@@ -335,8 +335,12 @@ def test_a_request_that_is_refused_among_others_harms_none_of_these(bench: Bench
 @pytest.mark.parametrize("breaks", ["the machine", "the store"])
 def test_where_something_breaks_nothing_is_told_of_those_that_were_handled_at_once(bench: Bench, breaks: str) -> None:
     connection = bench.connect(1)
-    said: list[Instruction] = [Persist(_record(3)), _say(1, 3)]
-    bench.machine.answers = [[Persist(_record(2))], said, said if breaks == "the store" else ZeroDivisionError()]
+    input_instructions: list[Instruction] = [Persist(_record(3)), _say(1, 3)]
+    bench.machine.answers = [
+        [Persist(_record(2))],
+        input_instructions,
+        input_instructions if breaks == "the store" else ZeroDivisionError(),
+    ]
 
     async def main() -> list[bool | BaseException]:
         bench.store.gate.clear()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from server_bench import PATIENCE_S, CoordinatorProcess, frame, hear, hello, make_certificate, say
+from server_bench import PATIENCE_S, CoordinatorProcess, frame, hello, make_certificate, receive_message, send_message
 from websockets.frames import Frame, Opcode
 
 from holdfast.control.coordinator.http_api import MAX_WAITING
@@ -45,12 +45,12 @@ def connect() -> Iterator[Connect]:
 
 def answer(connection: socket.socket, words: bytes) -> bytes:
     """Send words, and return the received bytes until the other side closes the connection."""
-    heard = b""
+    received = b""
     with contextlib.suppress(ConnectionError):  # The other side may close before it has read all words.
         connection.sendall(words)
         while data := connection.recv(65536):
-            heard += data
-    return heard
+            received += data
+    return received
 
 
 def check_few_lines(coordinator: CoordinatorProcess, most: int, began: float) -> None:
@@ -63,8 +63,8 @@ def welcomed(coordinator: CoordinatorProcess, node: str) -> float:
     """Join as the agent of another node, and return how long it took."""
     began = time.monotonic()
     with coordinator.agent() as agent:
-        say(agent, hello(node))
-        assert isinstance(hear(agent), Welcome)
+        send_message(agent, hello(node))
+        assert isinstance(receive_message(agent), Welcome)
         return time.monotonic() - began
 
 
@@ -73,8 +73,8 @@ def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: byt
     """More connections than the limit of open files, renewed as fast as the coordinator drops them."""
     began = time.monotonic()
     with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as first:
-        say(first, hello("n0"))
-        assert isinstance(hear(first), Welcome)
+        send_message(first, hello("n0"))
+        assert isinstance(receive_message(first), Welcome)
         resource.prlimit(coordinator.process.pid, resource.RLIMIT_NOFILE, (256, 256))
         for round_ in range(4):
             for _ in range(100):
@@ -88,8 +88,8 @@ def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: byt
 
 def test_who_says_nothing_is_dropped_and_who_has_shown_the_token_stays(tmp_path: Path, connect: Connect) -> None:
     with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as agent:
-        say(agent, hello("n0"))
-        assert isinstance(hear(agent), Welcome)
+        send_message(agent, hello("n0"))
+        assert isinstance(receive_message(agent), Welcome)
         assert answer(connect(coordinator), b"") == b""
         assert "without the token is dropped: no token arrived within the limit of 5 s" in coordinator.log
         with coordinator.client() as client:
@@ -119,9 +119,9 @@ def test_whatever_a_stranger_says_it_is_refused_at_once(
     shared: CoordinatorProcess, connect: Connect, words: bytes, status: bytes
 ) -> None:
     before = len(shared.log)
-    heard = answer(connect(shared), words)
-    assert heard == b"" or heard.startswith(b"HTTP/1.1 " + status)
-    assert heard.count(b"HTTP/1.1 ") <= 1
+    received = answer(connect(shared), words)
+    assert received == b"" or received.startswith(b"HTTP/1.1 " + status)
+    assert received.count(b"HTTP/1.1 ") <= 1
     assert "Traceback" not in shared.log[before:]
 
 
@@ -134,9 +134,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 def test_metrics_are_open_on_loopback_for_one_request_a_connection(
     shared: CoordinatorProcess, connect: Connect
 ) -> None:
-    heard = answer(connect(shared), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
-    assert heard.count(b"HTTP/1.1 200") == 1
-    assert b"holdfast_" in heard
+    received = answer(connect(shared), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+    assert received.count(b"HTTP/1.1 200") == 1
+    assert b"holdfast_" in received
 
 
 def test_a_thousand_wrong_requests_are_a_few_lines(tmp_path: Path, connect: Connect) -> None:
@@ -152,15 +152,15 @@ def test_a_thousand_wrong_requests_are_a_few_lines(tmp_path: Path, connect: Conn
 
 def test_a_body_that_is_too_large_ends_the_connection(shared: CoordinatorProcess, connect: Connect) -> None:
     head = POST + f"Authorization: Bearer {shared.entry.token}\r\n".encode()
-    heard = answer(connect(shared), head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 100_000)
-    assert b"larger than" in heard
+    received = answer(connect(shared), head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 100_000)
+    assert b"larger than" in received
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, connect: Connect) -> None:
     with CoordinatorProcess(tmp_path, body_s=0.2) as coordinator:
         head = POST + f"Authorization: Bearer {coordinator.entry.token}\r\n".encode()
-        heard = answer(connect(coordinator), head + b"Content-Length: 100\r\n\r\nx")
-        assert b"did not end within 0.2 s" in heard
+        received = answer(connect(coordinator), head + b"Content-Length: 100\r\n\r\nx")
+        assert b"did not end within 0.2 s" in received
 
 
 def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
-from server_bench import PATIENCE_S, CoordinatorProcess, hear, hello, say
+from server_bench import PATIENCE_S, CoordinatorProcess, hello, receive_message, send_message
 
 from holdfast.control.api_types import END_HEADER
 from holdfast.control.launch.follow import Follower
@@ -64,8 +64,8 @@ def _followed(coordinator: _Coordinator) -> list[ReadEvent]:
 
 
 def test_events_come_whole_however_the_bytes_are_cut() -> None:
-    said = _event(1, why="one\u2028line\x85still") + _event(2) + _event(3)
-    coordinator = _Coordinator(_parts(*(said[place : place + 1] for place in range(len(said)))))
+    lines = _event(1, why="one\u2028line\x85still") + _event(2) + _event(3)
+    coordinator = _Coordinator(_parts(*(lines[place : place + 1] for place in range(len(lines)))))
     events = _followed(coordinator)
     assert [event.seq for event in events] == [1, 2, 3]
     assert isinstance(events[0], JobFailed)
@@ -108,5 +108,5 @@ def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> No
 
 def _come_and_go(coordinator: CoordinatorProcess) -> None:
     with coordinator.agent() as agent:
-        say(agent, hello("n0"))
-        hear(agent)
+        send_message(agent, hello("n0"))
+        receive_message(agent)

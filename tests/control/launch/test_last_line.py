@@ -64,8 +64,8 @@ def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
 def test_it_knows_whether_the_job_has_ended() -> None:
     """An agent that ends with its failed job, after being a standby, must not be reported as ended before it joined."""
     standing = Standing([])
-    told: list[bool] = []
+    states: list[bool] = []
     for kind in ("job_started", "job_failed", "coordinator_restarted", "step_committed", "job_finished"):
         standing.take(made(kind))
-        told.append(standing.over)
-    assert told == [False, True, False, False, True]
+        states.append(standing.over)
+    assert states == [False, True, False, False, True]

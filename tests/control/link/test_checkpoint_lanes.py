@@ -29,9 +29,9 @@ class Lanes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.said: queue.Queue[Any] = queue.Queue()
+        self.messages: queue.Queue[Any] = queue.Queue()
         self.storage = LocalStorage(folder)
-        first, second = (CheckpointStore(self.storage, self.said.put, worker=WORKER) for _ in range(2))
+        first, second = (CheckpointStore(self.storage, self.messages.put, worker=WORKER) for _ in range(2))
         self.lanes = CheckpointLanes(first, second)
         self.begun, self.release, self.done = threading.Event(), threading.Event(), threading.Event()
         self.lanes.write(
@@ -40,7 +40,7 @@ class Lanes:
         assert self.begun.wait(DEADLINE_S)
 
     def next(self, kind: type[Any]) -> Any:
-        message = self.said.get(timeout=DEADLINE_S)
+        message = self.messages.get(timeout=DEADLINE_S)
         assert isinstance(message, kind), message
         return message
 
@@ -83,7 +83,7 @@ def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_report
     lanes.release.set()
     assert lanes.done.wait(DEADLINE_S), "the files of the part must be removed from memory"
     lanes.lanes.close()
-    assert lanes.said.empty()
+    assert lanes.messages.empty()
     assert not [path for path in lanes.left() if path.startswith(name_of(1).folder)]
     assert lanes.lanes.free
 
@@ -99,7 +99,7 @@ def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> Non
     lanes.lanes.obey(lanes.order(2))
     lanes.release.set()
     lanes.lanes.close()
-    assert lanes.said.empty()
+    assert lanes.messages.empty()
     assert [path.name for path in tmp_path.iterdir()] == [name_of(2).folder]
 
 

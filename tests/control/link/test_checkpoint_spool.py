@@ -21,14 +21,14 @@ NAME = CheckpointName(term=1, generation=2, step=3, nonce="ab")
 WORKER = "n0/1/aa"
 
 
-class Heard:
+class Records:
     """The callbacks' records."""
 
     def __init__(self) -> None:
-        self.said: queue.Queue[Any] = queue.Queue()
+        self.messages: queue.Queue[Any] = queue.Queue()
 
     def next(self, kind: type[Any]) -> Any:
-        message = self.said.get(timeout=DEADLINE_S)
+        message = self.messages.get(timeout=DEADLINE_S)
         assert isinstance(message, kind)
         return message
 
@@ -39,22 +39,22 @@ def part(content: bytes = b"the state") -> PartToWrite:
 
 
 def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path) -> None:
-    folder, heard = tmp_path / "n0.parts", Heard()
+    folder, records = tmp_path / "n0.parts", Records()
     folder.mkdir()
-    spool = PartSpool(folder, WORKER, heard.said.put)
+    spool = PartSpool(folder, WORKER, records.messages.put)
     assert spool.free
     spool.write(part())
-    handed = heard.next(PartHanded)
+    handed = records.next(PartHanded)
     assert (handed.part, handed.parts, handed.stall_s, handed.name) == (1, 2, 0.5, NAME.folder)
     spool.close()
     assert not spool.free
     taken = part_of(handed, folder)
-    assert not PartSpool(folder, "n0/1/bb", heard.said.put).free, "a follower must see this as well"
-    assert PartSpool(folder, "n0/0/cc", heard.said.put).free
+    assert not PartSpool(folder, "n0/1/bb", records.messages.put).free, "a follower must see this as well"
+    assert PartSpool(folder, "n0/0/cc", records.messages.put).free
     storage = LocalStorage(tmp_path / "kept")
-    store = CheckpointStore(storage, heard.said.put, worker="n0/0/0")
+    store = CheckpointStore(storage, records.messages.put, worker="n0/0/0")
     store.write(taken)
-    written = heard.next(CheckpointWritten)
+    written = records.next(CheckpointWritten)
     assert (written.worker, written.part, written.parts) == (WORKER, 1, 2)
     assert [file.name for file in written.files] == ["part-00001-of-00002.safetensors", "samples.json"]
     assert list(folder.iterdir()) == []
@@ -72,24 +72,24 @@ def test_what_a_worker_has_left_half_written_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
-    heard = Heard()
-    spool = PartSpool(tmp_path, WORKER, heard.said.put)
+    records = Records()
+    spool = PartSpool(tmp_path, WORKER, records.messages.put)
     spool.write(part())
-    handed = heard.next(PartHanded)
+    handed = records.next(PartHanded)
     spool.close()
-    assert PartSpool(tmp_path, "n0/1/bb", heard.said.put).free, "the worker was killed before it could report"
+    assert PartSpool(tmp_path, "n0/1/bb", records.messages.put).free, "the worker was killed before it could report"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
         part_of(handed, tmp_path)
 
 
 def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
-    heard = Heard()
+    records = Records()
     folder = tmp_path / "gone" / "file"
     folder.parent.write_text("in the way")
-    spool = PartSpool(folder, WORKER, heard.said.put)
+    spool = PartSpool(folder, WORKER, records.messages.put)
     spool.write(part())
-    unwritten = heard.next(CheckpointUnwritten)
+    unwritten = records.next(CheckpointUnwritten)
     assert (unwritten.step, unwritten.name, unwritten.worker) == (3, NAME.folder, WORKER)
     spool.close()
     assert spool.free
@@ -101,16 +101,16 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:
-    heard = Heard()
-    store = CheckpointStore(LocalStorage(tmp_path), heard.said.put, worker="n0/0/0", rate=1e5)
+    records = Records()
+    store = CheckpointStore(LocalStorage(tmp_path), records.messages.put, worker="n0/0/0", rate=1e5)
     store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 10_000] * 3}))
-    assert heard.next(CheckpointWritten).seconds >= 0.3
+    assert records.next(CheckpointWritten).seconds >= 0.3
     store.close()
 
 
 def test_whoever_writes_slowly_because_it_must_does_not_hang(tmp_path: Path) -> None:
-    heard = Heard()
-    store = CheckpointStore(LocalStorage(tmp_path), heard.said.put, worker="n0/0/0", rate=1e4, stalled_s=1.0)
+    records = Records()
+    store = CheckpointStore(LocalStorage(tmp_path), records.messages.put, worker="n0/0/0", rate=1e4, stalled_s=1.0)
     store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 20_000]}))
-    assert heard.next(CheckpointWritten).seconds >= 2
+    assert records.next(CheckpointWritten).seconds >= 2
     store.close()

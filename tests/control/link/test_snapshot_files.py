@@ -76,10 +76,10 @@ def test_one_that_was_cut_short_or_is_of_another_job_is_removed_and_said(tmp_pat
     unfinished = tmp_path / f"{files.WRITING}7-x"
     unfinished.write_bytes(b"half")
     (tmp_path / "of-somebody-else").mkdir()
-    said: dict[str, str] = {}
-    assert find_parts(tmp_path, "job", lambda path, why: said.__setitem__(path.name, why)) == [PART]
-    assert {short.name, foreign.name, unfinished.name} <= said.keys()
-    assert "of the job other" in said[foreign.name]
+    reasons: dict[str, str] = {}
+    assert find_parts(tmp_path, "job", lambda path, why: reasons.__setitem__(path.name, why)) == [PART]
+    assert {short.name, foreign.name, unfinished.name} <= reasons.keys()
+    assert "of the job other" in reasons[foreign.name]
     assert whole.exists()
     assert not any(path.exists() for path in (short, foreign, unfinished))
 

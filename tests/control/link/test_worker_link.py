@@ -42,7 +42,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield server
 
 
-class Heard:
+class Records:
     """Records the calls of a link's callbacks."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Heard:
 
 def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socket) -> None:
     link = WorkerLink(listener.getsockname())
-    heard = Heard()
-    link.start(heard.on_order, heard.lost.set)
+    records = Records()
+    link.start(records.on_order, records.lost.set)
     peer, _ = listener.accept()
     orders: list[Order] = [Stop(term=1, generation=generation) for generation in range(50)]
     orders.append(Posted(generation=1, keys={"k": b"x" * 60000}))
@@ -71,10 +71,10 @@ def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socke
     with peer:
         for start in range(0, len(stream), 777):
             peer.sendall(stream[start : start + 777])
-        heard.wait_for(len(orders))
-        assert heard.orders == orders
+        records.wait_for(len(orders))
+        assert records.orders == orders
         link.close()
-    assert not heard.lost.is_set()
+    assert not records.lost.is_set()
 
 
 def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
@@ -99,14 +99,14 @@ def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", struct.pack(">I", 3) + b"abc", struct.pack(">I", 0)])
 def test_garbage_ends_the_link(listener: socket.socket, garbage: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     link = WorkerLink(listener.getsockname())
-    heard = Heard()
-    link.start(heard.on_order, heard.lost.set)
+    records = Records()
+    link.start(records.on_order, records.lost.set)
     peer, _ = listener.accept()
     with peer:
         peer.sendall(garbage)
-        assert heard.lost.wait(DEADLINE)
+        assert records.lost.wait(DEADLINE)
     link.close()
-    assert heard.orders == []
+    assert records.orders == []
     assert "the agent's connection is broken" in capsys.readouterr().err
 
 
@@ -177,19 +177,19 @@ def test_a_mutated_message_is_refused_or_valid(data: st.DataObject) -> None:
 def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
     listener: socket.socket, tmp_path: Path
 ) -> None:
-    heard, met, unit_lost = Heard(), list[UnitAnswer](), threading.Event()
+    records, met, unit_lost = Records(), list[UnitAnswer](), threading.Event()
     link = WorkerLink(str(tmp_path / "agent.sock"))
     agent, _ = listener.accept()
     with agent:
         link.meet(met.append, unit_lost.set)
         awaits = UnitAwaits(missing=(1,))
         agent.sendall(encode_frame(awaits))
-        link.start(heard.on_order, heard.lost.set)
+        link.start(records.on_order, records.lost.set)
         agent.sendall(encode_frame(awaits) + encode_frame(JobDone()))
-        heard.wait_for(1)
+        records.wait_for(1)
         assert met == [awaits, awaits]
-        assert heard.orders == [JobDone()]
-    assert heard.lost.wait(DEADLINE)
+        assert records.orders == [JobDone()]
+    assert records.lost.wait(DEADLINE)
     assert not unit_lost.is_set()
     link.close()
 
@@ -197,11 +197,11 @@ def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
 def test_an_agent_that_was_lost_before_anybody_listened_to_orders_is_told_as_lost(
     listener: socket.socket, tmp_path: Path
 ) -> None:
-    heard, unit_lost = Heard(), threading.Event()
+    records, unit_lost = Records(), threading.Event()
     link = WorkerLink(str(tmp_path / "agent.sock"))
     listener.accept()[0].close()
     link.meet(lambda _: None, unit_lost.set)
     assert unit_lost.wait(DEADLINE)
-    link.start(heard.on_order, heard.lost.set)
-    assert heard.lost.wait(DEADLINE)
+    link.start(records.on_order, records.lost.set)
+    assert records.lost.wait(DEADLINE)
     link.close()

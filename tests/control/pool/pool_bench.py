@@ -114,8 +114,8 @@ class PoolProcess:
         assert self.process.poll() is None, self.log
         name = f"well-{time.monotonic_ns()}"
         with self.node() as node, self.client() as client:
-            say(node, hello(name))
-            assert isinstance(hear(node), NodeGrant)
+            send_message(node, hello(name))
+            assert isinstance(receive_message(node), NodeGrant)
             client.submit(msgspec.convert(a_job(name, max_nodes=1), JobSpec))
             assert client.job(name)["state"] in ("admitted", "queued")
             client.stop(name)
@@ -132,12 +132,12 @@ def hello(node: str, session: str = "a", **changes: Any) -> PoolHello:
     return PoolHello(node=node, session=session, **changes)
 
 
-def say(node: ClientConnection, message: FromNode) -> None:
+def send_message(node: ClientConnection, message: FromNode) -> None:
     """Send one message."""
     node.send(_encoder.encode(message))
 
 
-def hear(node: ClientConnection) -> NodeGrant | PoolRefusal:
+def receive_message(node: ClientConnection) -> NodeGrant | PoolRefusal:
     """Wait for the next message."""
     data = node.recv(timeout=PATIENCE_S)
     assert isinstance(data, bytes)

@@ -72,12 +72,12 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended(pool: FakePool) -> list[str]:
     """End the jobs and queue the interrupted ones again; return the printed lines."""
-    said: list[str] = []
-    jobs = JobsAtEnd(lambda: pool, lambda: False, said.append)
+    printed: list[str] = []
+    jobs = JobsAtEnd(lambda: pool, lambda: False, printed.append)
     jobs.end()
     assert not {"queued", "admitted"} & set(pool.states.values())
     jobs.queue_again()
-    return said
+    return printed
 
 
 def test_what_is_queued_does_not_begin_on_what_others_leave() -> None:
@@ -111,9 +111,9 @@ def test_one_whose_answer_was_lost_and_that_has_begun_waits_again_too() -> None:
             raise UnreachableError("no pool answers")
 
     pool.before = lost
-    said = ended(pool)
+    printed = ended(pool)
     assert pool.states == {"a": "stopped", "b": "queued"}
-    assert said == ["holdfast: jobs cannot be saved yet: no pool answers"]
+    assert printed == ["holdfast: jobs cannot be saved yet: no pool answers"]
 
 
 def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> None:
@@ -124,9 +124,9 @@ def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> Non
             pool.states["b"] = "stopped"  # A person stopped it just before.
 
     pool.before = stopped
-    said = ended(pool)
+    printed = ended(pool)
     assert pool.states == {"a": "queued", "b": "stopped", "c": "queued"}
-    assert said == ["holdfast: queued jobs (a, b, c) could not be queued again yet: job b is over"]
+    assert printed == ["holdfast: queued jobs (a, b, c) could not be queued again yet: job b is over"]
 
 
 def test_what_was_suspended_before_stays_so_and_a_name_that_is_anothers_by_now_is_left_alone() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pool_bench import PATIENCE_S, PoolProcess, hear, hello, say
+from pool_bench import PATIENCE_S, PoolProcess, hello, receive_message, send_message
 from websockets.exceptions import ConnectionClosed
 
 from holdfast.cli import main
@@ -37,9 +37,9 @@ def nodes(pool: PoolProcess, *names: str) -> Generator[None]:
 
     def live(name: str) -> None:
         with pool.node() as node:
-            say(node, hello(name))
+            send_message(node, hello(name))
             while not over.wait(0.5):
-                say(node, NodeAlive())
+                send_message(node, NodeAlive())
 
     threads = [threading.Thread(target=live, args=(name,)) for name in names]
     for thread in threads:
@@ -75,15 +75,15 @@ def call(
         monkeypatch.setattr(sys, "argv", ["holdfast", *args])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
+        captured = capsys.readouterr()
         code = ended.value.code
-        return code if isinstance(code, int) else 0, said.out + said.err
+        return code if isinstance(code, int) else 0, captured.out + captured.err
 
     return called
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "expected"),
     [
         (("submit", "--nodes", "9", "train.py"), 2, "needs 9 nodes, and the pool has 2 nodes: 2 would fit (--nodes 2)"),
         (("submit", "--nodes", "1:2", "--set", "sizes=[3,4]", "train.py"), 2, "sizes is 3, 4: none lies within"),
@@ -119,60 +119,60 @@ def call(
         (("jobs", "--address", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Call, args: tuple[str, ...], code: int, said: str) -> None:
-    found, told = call(*args)
-    assert (found, told.count("\n")) == (code, 1), told
-    assert told.startswith("holdfast: ")
-    assert said in told
+def test_what_cannot_be_is_refused(call: Call, args: tuple[str, ...], code: int, expected: str) -> None:
+    found, output = call(*args)
+    assert (found, output.count("\n")) == (code, 1), output
+    assert output.startswith("holdfast: ")
+    assert expected in output
 
 
 def test_a_key_that_there_is_not_is_said_with_the_nearest_one_and_its_file(call: Call) -> None:
     Path("job.toml").write_text('script = "train.py"\nwieght = 2\n')
-    code, told = call("submit", "job.toml")
+    code, output = call("submit", "job.toml")
     assert code == 2
-    assert "job.toml" in told
-    assert "wieght" in told
-    assert "weight" in told.replace("wieght", "")
+    assert "job.toml" in output
+    assert "wieght" in output
+    assert "weight" in output.replace("wieght", "")
     Path("job.toml").write_text('script = "train.py"\nweight = 0\n')
-    code, told = call("submit", "job.toml")
+    code, output = call("submit", "job.toml")
     assert code == 2
-    assert "job.toml: weight is 0: it must be a number above 0" in told
+    assert "job.toml: weight is 0: it must be a number above 0" in output
 
 
 def test_what_is_done_to_a_job_that_is_there_and_to_one_that_is_over(call: Call) -> None:
-    code, told = call("submit", "--nodes", "1:2", "--name", "one", "train.py")
+    code, output = call("submit", "--nodes", "1:2", "--name", "one", "train.py")
     assert code == 0
-    assert "one  runs on" in told
-    code, told = call("submit", "--name", "one", "train.py")
+    assert "one  runs on" in output
+    code, output = call("submit", "--name", "one", "train.py")
     assert code == 2
-    assert "name is 'one': a job of this name is admitted; give another (--name), or stop that one first" in told
-    code, told = call("suspend", "-j", "one")
+    assert "name is 'one': a job of this name is admitted; give another (--name), or stop that one first" in output
+    code, output = call("suspend", "-j", "one")
     assert code == 4
-    assert "job one keeps no checkpoints: after a suspension it would start from scratch." in told
-    assert "--force" in told
-    code, told = call("update", "-j", "one", "--weight", "-1")
+    assert "job one keeps no checkpoints: after a suspension it would start from scratch." in output
+    assert "--force" in output
+    code, output = call("update", "-j", "one", "--weight", "-1")
     assert code == 2
-    assert "weight" in told
-    code, told = call("update", "-j", "one", "--min-nodes", "3")
+    assert "weight" in output
+    code, output = call("update", "-j", "one", "--min-nodes", "3")
     assert code == 2
-    assert "min_nodes is 3: it must be at most max_nodes (2)" in told
-    code, told = call("suspend", "-j", "one", "--force", "--no-wait")
+    assert "min_nodes is 3: it must be at most max_nodes (2)" in output
+    code, output = call("suspend", "-j", "one", "--force", "--no-wait")
     assert code == 0
-    assert "suspend" in told
-    code, told = call("stop", "-j", "one", "--no-wait")
+    assert "suspend" in output
+    code, output = call("stop", "-j", "one", "--no-wait")
     assert code == 0
     until(lambda: "stopped" in call("jobs")[1])
     for command in ("stop", "suspend", "resume"):
-        code, told = call(command, "-j", "one")
-        assert code == 4, told
-        assert "job one is over: stopped (a person has stopped it)" in told
+        code, output = call(command, "-j", "one")
+        assert code == 4, output
+        assert "job one is over: stopped (a person has stopped it)" in output
 
 
 def agent_says(
     pool: PoolProcess, job: str, node: str, grant: int, digest: str, unfit: str = ""
 ) -> Refused | Welcome | None:
     """Send a Hello to a job's coordinator as a node's agent; return the reply, or None if the connection closes."""
-    said = Hello(
+    message = Hello(
         protocol=PROTOCOL,
         job=job,
         node=node,
@@ -185,7 +185,7 @@ def agent_says(
         unfit=unfit,
     )
     with pool.node(path=f"/jobs/{job}/job/agent", token=pool.token_of(job)) as agent:
-        agent.send(msgspec.msgpack.encode(said))
+        agent.send(msgspec.msgpack.encode(message))
         try:
             data = agent.recv(timeout=PATIENCE_S)
         except ConnectionClosed:
@@ -201,8 +201,8 @@ def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_
     grants: dict[str, int] = {}
 
     def granted() -> bool:
-        told = pool.ask("GET", "/pool").json()["nodes"]
-        grants.update({node["node"]: node["grant"] for node in told if node["job"] == "pair"})
+        output = pool.ask("GET", "/pool").json()["nodes"]
+        grants.update({node["node"]: node["grant"] for node in output if node["job"] == "pair"})
         return len(grants) == 2 and pool.ask("GET", "/jobs/pair/job/status").status_code == 200
 
     until(granted)
@@ -215,9 +215,9 @@ def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_
     assert refused.exit_code == 2
     assert "script or arguments of node n1 differ from those of the job" in refused.why
     until(lambda: pool.ask("GET", "/jobs/pair").json()["state"] == "failed")
-    code, told = call("explain", "-j", "pair")
+    code, output = call("explain", "-j", "pair")
     assert code == 0
-    assert "job pair is failed: too few usable nodes in the pool (needs 2): n1: script or arguments of" in told
+    assert "job pair is failed: too few usable nodes in the pool (needs 2): n1: script or arguments of" in output
 
 
 def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolProcess, call: Call) -> None:
@@ -231,16 +231,16 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     assert pool.ask("GET", "/jobs/some").json()["nodes"] == ["n0"], (
         "the node was given back and must not be offered again"
     )
-    code, told = call("explain", "-j", "some")
+    code, output = call("explain", "-j", "some")
     assert code == 0
-    assert "n1 cannot be used: its disk is full" in told
-    assert f"a node needs {script}, the same as on the job's other nodes" in told
-    code, told = call("drain", "n0", "--dry-run")
+    assert "n1 cannot be used: its disk is full" in output
+    assert f"a node needs {script}, the same as on the job's other nodes" in output
+    code, output = call("drain", "n0", "--dry-run")
     assert code == 0
-    assert "n0 (job some): no other node is available, and the job needs at least 1" in told
-    code, told = call("drain", "--rolling", "--dry-run")
+    assert "n0 (job some): no other node is available, and the job needs at least 1" in output
+    code, output = call("drain", "--rolling", "--dry-run")
     assert code == 2
-    assert "--dry-run is for nodes that are named: leave out --rolling" in told
+    assert "--dry-run is for nodes that are named: leave out --rolling" in output
     assert call("stop", "-j", "some", "--now", "--no-wait")[0] == 0
     until(lambda: pool.ask("GET", "/jobs/some").json()["state"] == "stopped")
 
@@ -260,29 +260,29 @@ def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: C
         tried.append(node)
     assert sorted(tried) == ["n0", "n1"], "the other node must be tried"
     until(lambda: pool.ask("GET", "/jobs/lost").json()["state"] == "failed")
-    code, told = call("explain", "-j", "lost")
+    code, output = call("explain", "-j", "lost")
     assert code == 0
-    assert f"job lost is failed: too few usable nodes in the pool (needs 1): {tried[0]}: {why}; " in told
+    assert f"job lost is failed: too few usable nodes in the pool (needs 1): {tried[0]}: {why}; " in output
 
 
 def test_a_wrong_token_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "wrong")
-    code, told = call("jobs")
+    code, output = call("jobs")
     assert code == 2
-    assert "token" in told
+    assert "token" in output
 
 
 def test_a_node_that_is_refused_was_told_why(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("n0", "b"))
-        told = hear(node)
-        assert not isinstance(told, NodeGrant)
-        assert "--node-name" in told.why
+        send_message(node, hello("n0", "b"))
+        reply = receive_message(node)
+        assert not isinstance(reply, NodeGrant)
+        assert "--node-name" in reply.why
 
 
 @pytest.mark.parametrize("words", [("submit",), ("whatif", "submit")])
 @pytest.mark.parametrize(
-    ("pace", "said"),
+    ("pace", "expected"),
     [
         ("step_s = []\nmicro_batches = 8\nsamples = 8", "pace.step_s is empty, with 8 micro_batches of 8 samples"),
         ("step_s = [0, 0]\nmicro_batches = 8\nsamples = 8", "pace says nothing of a step with 8 micro_batches"),
@@ -296,13 +296,13 @@ def test_a_node_that_is_refused_was_told_why(pool: PoolProcess) -> None:
     ],
 )
 def test_a_table_of_throughput_that_is_none_is_refused(
-    call: Call, words: tuple[str, ...], pace: str, said: str
+    call: Call, words: tuple[str, ...], pace: str, expected: str
 ) -> None:
     Path("job.toml").write_text(f'script = "train.py"\n[pace]\n{pace}\n')
-    found, told = call(*words, "job.toml")
-    assert found == 2, told
-    assert said in told
-    assert told.count("\n") == 1
+    found, output = call(*words, "job.toml")
+    assert found == 2, output
+    assert expected in output
+    assert output.count("\n") == 1
 
 
 def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_said(call: Call) -> None:
@@ -310,15 +310,15 @@ def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_s
     Path("job.toml").write_text(
         f'script = "train.py"\nname = "humped"\nmin_nodes = 1\nmax_nodes = 2\n[pace]\n{table}\n'
     )
-    found, told = call("submit", "job.toml")
-    assert found == 0, told
-    assert "with 3 nodes a step of humped takes 2.5 s, and with 2 only 2 s: the policy waf leaves it 2" in told
-    assert "with 5 nodes" not in told
+    found, output = call("submit", "job.toml")
+    assert found == 0, output
+    assert "with 3 nodes a step of humped takes 2.5 s, and with 2 only 2 s: the policy waf leaves it 2" in output
+    assert "with 5 nodes" not in output
     assert call("stop", "-j", "humped", "--now", "--no-wait")[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--allow-starving",), "--allow-starving is for --policy waf, and the policy is equal"),
         (("--reserve", "auto", "--policy", "weighted"), "--reserve auto is for --policy waf"),
@@ -326,10 +326,10 @@ def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_s
         (("--reserve", "some"), "--reserve is some: give a number from 0 to 256, or auto"),
     ],
 )
-def test_a_pool_that_cannot_be_is_not_served(call: Call, words: tuple[str, ...], said: str) -> None:
-    found, told = call("pool", *words)
-    assert found == 2, told
-    assert said in told
+def test_a_pool_that_cannot_be_is_not_served(call: Call, words: tuple[str, ...], expected: str) -> None:
+    found, output = call("pool", *words)
+    assert found == 2, output
+    assert expected in output
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ def test_weights_that_would_starve_a_job_say_whom_because_of_whom_and_by_how_muc
         about = f'script = "train.py"\nname = "{name}"\nweight = {weight}\nmin_nodes = 1\nmax_nodes = 2\n'
         Path(f"{name}.toml").write_text(about + table)
     assert call("submit", "light.toml")[0] == 0
-    found, told = call("whatif", "submit", "heavy.toml")
-    assert found == 0, told
-    assert "without its min_nodes light would have none: by the weights its nodes are worth more to heavy (1)" in told
-    assert "times its weight would do" in told
+    found, output = call("whatif", "submit", "heavy.toml")
+    assert found == 0, output
+    assert "without its min_nodes light would have none: by the weights its nodes are worth more to heavy (1)" in output
+    assert "times its weight would do" in output

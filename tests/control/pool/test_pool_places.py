@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pool_bench import PATIENCE_S, PoolProcess, a_job, hear, hello, say
+from pool_bench import PATIENCE_S, PoolProcess, a_job, hello, receive_message, send_message
 
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.checkpoints.names import CheckpointName
@@ -19,13 +19,13 @@ from holdfast.protocol.messages.pool import NodeAlive
 def ends(pool: PoolProcess, name: str, **keys: object) -> str:
     """Submit a job that a node is free for, and return the reason of its failure."""
     with pool.node() as node:
-        say(node, hello("n0"))
-        hear(node)
+        send_message(node, hello("n0"))
+        receive_message(node)
         assert pool.ask("POST", "/jobs", a_job(name, **keys)).status_code == 200
         deadline = time.monotonic() + PATIENCE_S
         while (job := pool.ask("GET", f"/jobs/{name}").json())["state"] != "failed":
             assert time.monotonic() < deadline, (job, pool.log)
-            say(node, NodeAlive())
+            send_message(node, NodeAlive())
             time.sleep(0.05)
         return job["why"]
 
@@ -86,8 +86,8 @@ def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_b
         for number, place in enumerate((tmp_path / "file", tmp_path / "file" / "below", "nothing://x/y")):
             assert pool.ask("POST", "/jobs", a_job(f"j{number}", checkpoint={"dir": str(place)})).status_code == 200
         with pool.node() as node:
-            say(node, hello("n0"))
-            hear(node)
+            send_message(node, hello("n0"))
+            receive_message(node)
             pool.check_serves()
             assert pool.ask("POST", "/jobs", a_job("well", preemptible=False)).status_code == 200
 
@@ -102,8 +102,8 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
     (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 1, "files": listed}))
     with PoolProcess(tmp_path) as pool, pool.node() as first, pool.node() as second:
         for name, node in (("n0", first), ("n1", second)):
-            say(node, hello(name))
-            hear(node)
+            send_message(node, hello(name))
+            receive_message(node)
         saved = {"dir": str(tmp_path / "saved")}
         assert pool.ask("POST", "/jobs", a_job("large", checkpoint=saved)).status_code == 200
         assert pool.ask("POST", "/jobs", a_job("well")).status_code == 200
@@ -111,7 +111,7 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
         while pool.ask("GET", "/jobs/well/job/status").status_code != 200:
             assert time.monotonic() < deadline, pool.log
             for node in (first, second):
-                say(node, NodeAlive())
+                send_message(node, NodeAlive())
             time.sleep(0.05)
         assert pool.ask("GET", "/jobs/large/job/status").status_code == 404
         # The job has not started, so stopping it does not wait either, and its name can be used again.
@@ -144,8 +144,8 @@ def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp
 
     keys = {"token": "t", "name": "pool"}
     with PoolProcess(tmp_path, **keys) as pool, pool.node() as node:
-        say(node, hello("n0"))
-        hear(node)
+        send_message(node, hello("n0"))
+        receive_message(node)
         job = a_job("one", recovery={"failure_classes": str(place)})
         assert pool.ask("POST", "/jobs", job).status_code == 200
         until_answered(pool, 200)

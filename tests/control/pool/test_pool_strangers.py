@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from pool_bench import PoolProcess, a_job, hear, hello, say
+from pool_bench import PoolProcess, a_job, hello, receive_message, send_message
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
@@ -36,8 +36,8 @@ def serves_on(pool: PoolProcess) -> Iterator[None]:
 def running(pool: PoolProcess, name: str) -> Generator[str]:
     """Run a job that has a node, and so a coordinator; yield the token of its nodes."""
     with pool.node() as node:
-        say(node, hello(f"of-{name}"))
-        assert isinstance(hear(node), NodeGrant)
+        send_message(node, hello(f"of-{name}"))
+        assert isinstance(receive_message(node), NodeGrant)
         assert pool.ask("POST", "/jobs", a_job(name)).status_code == 200
         until_grant(node, name)
         until_answered(pool, name, 200)
@@ -56,19 +56,19 @@ def until_answered(pool: PoolProcess, name: str, code: int, *, token: str | None
 def until_grant(node: ClientConnection, job: str) -> NodeGrant:
     """Wait until the node is granted to the job."""
     while True:
-        told = hear(node)
-        assert isinstance(told, NodeGrant)
-        if told.job == job:
-            return told
+        reply = receive_message(node)
+        assert isinstance(reply, NodeGrant)
+        if reply.job == job:
+            return reply
 
 
 def refused(node: ClientConnection) -> str:
     """Return the reason why a node is refused; it receives no message after that."""
-    told = hear(node)
-    assert isinstance(told, PoolRefusal)
+    reply = receive_message(node)
+    assert isinstance(reply, PoolRefusal)
     with pytest.raises(ConnectionClosed):
-        hear(node)
-    return told.why
+        receive_message(node)
+    return reply.why
 
 
 # ---- no token, or another's ----
@@ -160,33 +160,33 @@ def test_what_is_no_message_ends_the_connection(pool: PoolProcess, data: bytes) 
     with pool.node() as node:
         node.send(data)
         with pytest.raises(ConnectionClosed):
-            hear(node)
+            receive_message(node)
 
 
 def test_a_second_hello_ends_the_connection(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("twice"))
-        assert isinstance(hear(node), NodeGrant)
-        say(node, hello("other"))
+        send_message(node, hello("twice"))
+        assert isinstance(receive_message(node), NodeGrant)
+        send_message(node, hello("other"))
         with pytest.raises(ConnectionClosed):
-            hear(node)
+            receive_message(node)
     assert "other" not in [one["node"] for one in pool.ask("GET", "/pool").json()["nodes"]]
 
 
 def test_a_node_of_another_version_is_told_what_to_do(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("old", protocol=PROTOCOL - 1))
+        send_message(node, hello("old", protocol=PROTOCOL - 1))
         assert f"node old speaks version {PROTOCOL - 1}, and the pool {PROTOCOL}: install the same" in refused(node)
 
 
 def test_nobody_takes_the_name_of_a_node_that_is_here(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("mine"))
-        assert isinstance(hear(node), NodeGrant)
+        send_message(node, hello("mine"))
+        assert isinstance(receive_message(node), NodeGrant)
         assert pool.ask("POST", "/jobs", a_job("held")).status_code == 200
         grant = until_grant(node, "held").grant
         with pool.node() as thief:
-            say(thief, hello("mine", "b", stands=NodeState(ended=grant)))
+            send_message(thief, hello("mine", "b", stands=NodeState(ended=grant)))
             assert "a node of the name mine is here already: give the other one another (--node-name)" in refused(thief)
         (found,) = (one for one in pool.ask("GET", "/pool").json()["nodes"] if one["node"] == "mine")
         assert (found["grant"], found["here"]) == (grant, True)
@@ -197,36 +197,36 @@ def test_a_hello_that_is_played_again_gives_nobody_more_than_the_record_says(poo
     """A replayed hello is indistinguishable from the same node: the newest connection wins, and both may return."""
     with pool.node() as first, pool.node() as again:
         old = hello("seen")
-        say(first, old)
-        assert isinstance(hear(first), NodeGrant)
+        send_message(first, old)
+        assert isinstance(receive_message(first), NodeGrant)
         assert pool.ask("POST", "/jobs", a_job("kept")).status_code == 200
         grant = until_grant(first, "kept")
-        say(again, old)
+        send_message(again, old)
         assert until_grant(again, "kept").grant == grant.grant
         with pytest.raises(ConnectionClosed):
-            hear(first)
+            receive_message(first)
         assert pool.ask("POST", "/jobs/kept/stop").status_code == 200
 
 
 def test_grants_that_nobody_gave_are_not_over(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("liar", stands=NodeState(ended=2**63)))
+        send_message(node, hello("liar", stands=NodeState(ended=2**63)))
         assert f"node liar knows grant {2**63} of a pool pool that this one does not" in refused(node)
     with pool.node() as node:
-        say(node, hello("liar", term=99))
+        send_message(node, hello("liar", term=99))
         assert "by server 99, of a pool" in refused(node).replace(" of a pool", ", of a pool")
     with running(pool, "still"), pool.node() as node:
-        say(node, hello("liar"))
-        assert isinstance(hear(node), NodeGrant)
-        say(node, NodeState(runs=2**63, ended=2**63))
+        send_message(node, hello("liar"))
+        assert isinstance(receive_message(node), NodeGrant)
+        send_message(node, NodeState(runs=2**63, ended=2**63))
         assert "knows grant" in refused(node)
         assert pool.ask("GET", "/jobs/still").json()["nodes"] == ["of-still"]
 
 
 def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
     with pool.node() as node:
-        say(node, hello("loud"))
-        assert isinstance(hear(node), NodeGrant)
+        send_message(node, hello("loud"))
+        assert isinstance(receive_message(node), NodeGrant)
         word = msgspec.msgpack.encode(NodeState())
         for _ in range(20_000):
             node.send(word)
@@ -239,7 +239,7 @@ def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "expected"),
     [
         ({"name": ""}, 'name is "": a job of a pool needs one'),
         ({"name": ".."}, "name"),
@@ -262,10 +262,10 @@ def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
         ({"args": ["x" * MAX_BODY_BYTES]}, "larger than"),
     ],
 )
-def test_what_cannot_be_a_job_is_refused(pool: PoolProcess, keys: dict[str, object], said: str) -> None:
+def test_what_cannot_be_a_job_is_refused(pool: PoolProcess, keys: dict[str, object], expected: str) -> None:
     answer = pool.ask("POST", "/jobs", {**a_job("bad"), **keys})
     assert answer.status_code == 400
-    assert said in answer.json()["error"]
+    assert expected in answer.json()["error"]
     assert "bad" not in [job["job"] for job in pool.ask("GET", "/jobs").json()["jobs"]]
 
 
@@ -282,7 +282,7 @@ def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"weight": 0}, "weight"),
         ({"weight": -1}, "weight"),
@@ -292,12 +292,12 @@ def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes
         ({"script": 1}, "script of a submitted job cannot be changed"),
     ],
 )
-def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str, float], said: str) -> None:
+def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str, float], expected: str) -> None:
     name = f"fixed-{time.monotonic_ns()}"
     assert pool.ask("POST", "/jobs", a_job(name)).status_code == 200
     answer = pool.ask("POST", f"/jobs/{name}/update", {"changes": changes})
     assert answer.status_code == 400
-    assert said in answer.json()["error"]
+    assert expected in answer.json()["error"]
     assert pool.ask("POST", f"/jobs/{name}/stop").status_code == 200
 
 

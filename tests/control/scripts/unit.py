@@ -61,9 +61,9 @@ sums: dict[str, float] = {}
 for name, group in unit.groups.items():
     sums[name] = gathered(group, 2.0**unit.local_rank).sum().item()
 agreed = unit.proposals.agree(Proposal(1, 1, 0), lambda: True)
-said = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.local_rank, "sums": sums}
+report = {"worker": settings.worker, "pid": os.getpid(), "unit": unit.name, "place": unit.local_rank, "sums": sums}
 part = folder / f"{os.getpid()}.part"
-part.write_text(json.dumps({**said, "agreed": agreed}))
+part.write_text(json.dumps({**report, "agreed": agreed}))
 part.rename(folder / f"{os.getpid()}.json")
 try:
     if what in ("meet", "keep", "raise", "linger") and unit.local_rank:
@@ -78,8 +78,8 @@ try:
         raise ValueError("place 0 has raised")
 except CollectiveLeftError as error:
     if what == "keep":
-        told = ScriptError(place="CollectiveLeftError")
-        link.send(Raised(worker=settings.worker, generation=1, detail=str(error), error=told, exit_code=1))
+        error_report = ScriptError(place="CollectiveLeftError")
+        link.send(Raised(worker=settings.worker, generation=1, detail=str(error), error=error_report, exit_code=1))
     else:
         raise
 time.sleep(600)

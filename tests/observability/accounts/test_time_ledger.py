@@ -51,10 +51,12 @@ def test_a_start_waits_for_nodes_and_then_is_a_transition() -> None:
 def test_a_failure_is_detection_transition_and_what_is_computed_again() -> None:
     failed = made("failure_detected", 22.75, node="b", after_s=0.25)
     events = [*begun(10), failed, generation(23.0, "failure", "acd"), step(11, 24.5, 3)]
-    told = made("recovered", 24.5, action="shrink", detect_s=0.25, decide_s=0.25, regroup_s=0.5, redo_s=1.0, down_s=2.0)
+    recovered = made(
+        "recovered", 24.5, action="shrink", detect_s=0.25, decide_s=0.25, regroup_s=0.5, redo_s=1.0, down_s=2.0
+    )
     # Half a step was done before the failure. The time of a whole one follows, and three nodes take 4/3 of four nodes'
     # time.
-    assert spent(after([*events, told]).account()) == {
+    assert spent(after([*events, recovered]).account()) == {
         "waiting": 10.0,
         "transition": 2.0 + 0.25 + 0.5,
         "effective": 11.0,
@@ -68,8 +70,8 @@ def test_a_step_that_is_told_after_a_failure_was_before_it() -> None:
     """The silent node was last heard before a step that the others report only after the failure."""
     failed = made("failure_detected", 25.8, node="b", after_s=3.4)
     events = [*begun(10), failed, generation(25.9, "failure"), step(11, 23.0), step(12, 26.9)]
-    told = made("recovered", 26.9, action="shrink", detect_s=3.4, decide_s=0.1, redo_s=1.0, down_s=4.5)
-    account = spent(after([*events, told]).account())
+    recovered = made("recovered", 26.9, action="shrink", detect_s=3.4, decide_s=0.1, redo_s=1.0, down_s=4.5)
+    account = spent(after([*events, recovered]).account())
     assert account["detection"] == pytest.approx(2.8)
     assert account["effective"] == 12.0
 

@@ -137,7 +137,7 @@ def test_a_journal_without_its_last_lines_is_that_of_a_job_that_runs() -> None:
 # ---- constructed journals ----
 
 
-def told(*events: ev.AnyEvent) -> list[ev.AnyEvent]:
+def numbered(*events: ev.AnyEvent) -> list[ev.AnyEvent]:
     """Return the events with numbers from 1, and one job, term and generation unless an event has its own."""
     out: list[ev.AnyEvent] = []
     for number, event in enumerate(events, 1):
@@ -194,27 +194,27 @@ FIRST = made(
     ],
 )
 def test_what_cannot_be(events: list[ev.AnyEvent], about: About) -> None:
-    result = audit_events(told(*events))
+    result = audit_events(numbered(*events))
     assert about in {finding.about for finding in result.findings}
     assert result.findings[0].line in (len(events), len(events) - 1)
 
 
 def test_a_step_of_which_nobody_knows_v_is_unproven_and_no_finding() -> None:
-    result = audit_events(told(STARTED, FIRST, step(1), step(2, sample_hashes=None, loss=None), step(3)))
+    result = audit_events(numbered(STARTED, FIRST, step(1), step(2, sample_hashes=None, loss=None), step(3)))
     assert result.sound
     assert (result.steps, result.proven, result.unproven) == (3, 2, 1)
 
 
 def test_a_journal_of_before_there_were_sums_is_unproven() -> None:
     before = msgspec.structs.replace(FIRST, seed=None, micro_batches=None)
-    result = audit_events(told(STARTED, before, step(1, sample_hashes=None), step(2, sample_hashes=None)))
+    result = audit_events(numbered(STARTED, before, step(1, sample_hashes=None), step(2, sample_hashes=None)))
     assert (result.sound, result.proven, result.unproven) == (True, 0, 2)
 
 
 def test_a_job_that_resumes_from_a_checkpoint_of_before_goes_on_from_there() -> None:
     rolled = made("rolled_back", to_step=10)
     result = audit_events(
-        told(STARTED, rolled, FIRST, step(11), step(12), made("rolled_back", generation=1, to_step=10))
+        numbered(STARTED, rolled, FIRST, step(11), step(12), made("rolled_back", generation=1, to_step=10))
     )
     assert result.sound, result.findings
     assert (result.steps, result.undone, result.proven) == (10, 2, 0)
@@ -223,7 +223,7 @@ def test_a_job_that_resumes_from_a_checkpoint_of_before_goes_on_from_there() -> 
 def test_a_failed_job_that_is_taken_up_again_goes_on() -> None:
     second = msgspec.structs.replace(FIRST, generation=2, term=2)
     again = made("coordinator_restarted", term=2)
-    events = told(
+    events = numbered(
         STARTED, FIRST, step(1), made("job_failed", generation=1), again, second, step(2, generation=2, term=2)
     )
     assert audit_events(events).sound
@@ -231,7 +231,7 @@ def test_a_failed_job_that_is_taken_up_again_goes_on() -> None:
 
 def repaired(cut: int, **lies: Any) -> AuditResult:
     """Audit a journal that lost its events after `cut` and was repaired from the record."""
-    events = told(STARTED, FIRST, *(step(number) for number in range(1, 7)))
+    events = numbered(STARTED, FIRST, *(step(number) for number in range(1, 7)))
     whole = Position()
     for event in events:
         whole = whole.after(event)
@@ -278,7 +278,9 @@ def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> 
 
     def is_doubted(to_step: int, *between: Any) -> bool:
         back = made("rolled_back", term=2, to_step=to_step)
-        found = audit_events(told(STARTED, FIRST, step(1), saved, step(2), step(3), step(4), *between, back)).findings
+        found = audit_events(
+            numbered(STARTED, FIRST, step(1), saved, step(2), step(3), step(4), *between, back)
+        ).findings
         return About.ROLL_BACK in {finding.about for finding in found}
 
     assert not is_doubted(3, again)

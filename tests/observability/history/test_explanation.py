@@ -69,9 +69,11 @@ FIRST = len(CALM) + 1
 
 
 def test_each_event_of_a_recovery_tells_all_of_it() -> None:
-    told = [explain(STORY, seq) for seq in range(FIRST, FIRST + 7) if seq != FIRST + 5]
-    assert {(one.action, len(one.failures), len(one.rungs), one.over) for one in told} == {("shrink", 2, 2, True)}
-    found = told[0]
+    explanations = [explain(STORY, seq) for seq in range(FIRST, FIRST + 7) if seq != FIRST + 5]
+    assert {(one.action, len(one.failures), len(one.rungs), one.over) for one in explanations} == {
+        ("shrink", 2, 2, True)
+    }
+    found = explanations[0]
     first, second = found.rungs
     assert (first.severity, first.held, first.why_not) == (3, False, "b: task hang")
     assert (second.severity, second.held) == (1, True)
@@ -131,9 +133,9 @@ def test_a_roll_back_says_what_had_no_live_copy_and_which_checkpoints_were_damag
 def test_what_was_refused_says_what_was_wrong_with_it() -> None:
     found = made("corruption_found", 10.5, step=10, what="samples", detail="one counts twice")
     again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
-    told = explain(numbered([*CALM, found, *again]), FIRST)
-    assert told.why == "the samples of step 10 were not what they must be: one counts twice"
-    assert (told.action, [rung.held for rung in told.rungs]) == ("retry", [True])
+    explanation = explain(numbered([*CALM, found, *again]), FIRST)
+    assert explanation.why == "the samples of step 10 were not what they must be: one counts twice"
+    assert (explanation.action, [rung.held for rung in explanation.rungs]) == ("retry", [True])
 
 
 def test_workers_that_differ_are_explained_as_such() -> None:
@@ -141,8 +143,8 @@ def test_workers_that_differ_are_explained_as_such() -> None:
     detail = "the settings of a differ from those of b (lr 0.1, not lr 0.2)"
     found = made("corruption_found", 10.5, step=10, what="settings", detail=detail)
     again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
-    told = explain(numbered([*CALM, found, *again]), FIRST)
-    assert told.why == f"workers differed before step 10: {detail}"
+    explanation = explain(numbered([*CALM, found, *again]), FIRST)
+    assert explanation.why == f"workers differed before step 10: {detail}"
 
 
 def test_an_arrival_a_rebalance_and_a_start() -> None:
@@ -179,8 +181,8 @@ def test_what_came_long_before_is_no_part_of_a_recovery() -> None:
     early = [made("coordinator_restarted", 9.95), made("limit_raised", 9.96), joined("x", 9.97)]
     steps = [step(number, 1.0 + number) for number in range(10, 20)]
     late = [msgspec.structs.replace(event, time=event.time + 10.0) for event in BROKEN[:5]]
-    told = made("recovered", 24.0, action="shrink")
-    events = numbered([*CALM, *early, *steps, *late, step(20, 24.0, world_size=2), told])
+    recovered = made("recovered", 24.0, action="shrink")
+    events = numbered([*CALM, *early, *steps, *late, step(20, 24.0, world_size=2), recovered])
     found = explain(events, events[-1].seq)
     assert found.seconds is not None
     assert sum(found.seconds.values()) == pytest.approx(4.0)

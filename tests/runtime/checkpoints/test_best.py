@@ -41,9 +41,9 @@ def rated(
 def kept(directory: Path) -> dict[int, str]:
     """Return the step of each kept state, with the content of its files."""
     found = {path: (path / "data").read_text() for path in sorted(directory.glob("best-*")) if path.is_dir()}
-    said = [json.loads(path.read_text())["step"] for path in sorted(directory.glob("best-*.json"))]
+    recorded = [json.loads(path.read_text())["step"] for path in sorted(directory.glob("best-*.json"))]
     steps = [int(path.name.rsplit("-", 1)[1]) for path in found]
-    assert said == steps
+    assert recorded == steps
     return dict(zip(steps, found.values(), strict=True))
 
 
@@ -81,8 +81,10 @@ def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(
     written(tmp_path, 5)
     best.on_complete(5)
     best.on_complete(6)
-    told = "the state of step 3, one of the best of eval, is not kept: the checkpoint of step 5 was complete before its"
-    assert caplog.messages == [f"{told} own"]
+    message = (
+        "the state of step 3, one of the best of eval, is not kept: the checkpoint of step 5 was complete before its"
+    )
+    assert caplog.messages == [f"{message} own"]
     assert kept(tmp_path) == {}
 
 

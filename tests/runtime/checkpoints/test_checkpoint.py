@@ -49,7 +49,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-class Told:
+class RecordingCoordinator:
     """A passive coordinator that only records messages."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ ORIGIN = PartShare(term=2, generation=1, seal="ab")
 
 
 def saver_of(
-    storage: LocalStorage, told: Told, every: int = 1, at_disk: Callable[[], None] = lambda: None
+    storage: LocalStorage, coordinator: RecordingCoordinator, every: int = 1, at_disk: Callable[[], None] = lambda: None
 ) -> CheckpointSaver:
-    tell = told.messages.put
+    tell = coordinator.messages.put
     store = CheckpointStore(storage, tell, worker="n/0/a", at_disk=at_disk)
     return CheckpointSaver(
         storage=storage, worker="n/0/a", every=every, sink=store, send=tell, forward_order=store.obey
@@ -75,13 +75,13 @@ def saver_of(
 
 
 def save(directory: Path, state: TrainingState, step: int, share: PartShare = ORIGIN) -> str:
-    told = Told()
-    saver = saver_of(LocalStorage(directory), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(directory), coordinator)
     assert saver.save_if_due(state, step, share)
-    written = told.next(CheckpointWritten)
+    written = coordinator.next(CheckpointWritten)
     assert (written.step, written.term, written.generation) == (step, share.term, share.generation)
     saver.on_order(accepted(written))
-    kept = told.next(CheckpointKept)
+    kept = coordinator.next(CheckpointKept)
     assert not saver.is_idle
     saver.on_order(settled(written))
     saver.close()
@@ -139,15 +139,15 @@ class HeldStorage(LocalStorage):
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
     """The files are written later, while training changes the tensors in place; no such change may be saved."""
-    source, target, told = make(3), make(0), Told()
+    source, target, coordinator = make(3), make(0), RecordingCoordinator()
     before, storage = state_hash(source.capture()), HeldStorage(tmp_path)
-    saver = saver_of(storage, told)
+    saver = saver_of(storage, coordinator)
     assert saver.save_if_due(source, 3, ORIGIN)
     train(source.model, source.optimizers.by_name[""])
     assert state_hash(source.capture()) != before
     storage.release.set()
-    saver.on_order(accepted(told.next(CheckpointWritten)))
-    name = told.next(CheckpointKept).name
+    saver.on_order(accepted(coordinator.next(CheckpointWritten)))
+    name = coordinator.next(CheckpointKept).name
     saver.close()
     load_checkpoint(LocalStorage(tmp_path), name, target)
     assert state_hash(target.capture()) == before
@@ -163,13 +163,13 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wakes_first", [True, False])
 def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_first: bool) -> None:
     """The order to accept a checkpoint of the abandoned lineage was already in its socket."""
-    told, decided, target = Told(), make(3), make(0)
-    old = saver_of(LocalStorage(tmp_path), told)
+    coordinator, decided, target = RecordingCoordinator(), make(3), make(0)
+    old = saver_of(LocalStorage(tmp_path), coordinator)
     assert old.save_if_due(make(1), 3, PartShare(term=1, generation=1, seal="cd"))
-    order = accepted(told.next(CheckpointWritten))
+    order = accepted(coordinator.next(CheckpointWritten))
     if wakes_first:
         old.on_order(order)
-        told.next(CheckpointKept)
+        coordinator.next(CheckpointKept)
     name = save(tmp_path, decided, 3)
     if not wakes_first:
         old.on_order(order)
@@ -180,16 +180,16 @@ def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_
 
 
 def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) -> None:
-    state, target, told = make(3), make(0), Told()
-    savers = [saver_of(LocalStorage(tmp_path), told) for _ in range(4)]
+    state, target, coordinator = make(3), make(0), RecordingCoordinator()
+    savers = [saver_of(LocalStorage(tmp_path), coordinator) for _ in range(4)]
     for rank, saver in enumerate(savers):
         assert saver.save_if_due(state, 3, PartShare(term=1, generation=1, rank=rank, world=4, seal="ab"))
-    written = [told.next(CheckpointWritten) for _ in savers]
+    written = [coordinator.next(CheckpointWritten) for _ in savers]
     assert sorted(part.part for part in written) == [0, 1, 2, 3]
     files = tuple(file for part in written for file in part.files)
     assert checkpoint_dir.find_checkpoints(LocalStorage(tmp_path)) == []
     savers[2].on_order(msgspec.structs.replace(accepted(written[0]), files=files))
-    name = told.next(CheckpointKept).name
+    name = coordinator.next(CheckpointKept).name
     for saver in savers:
         saver.on_order(settled(written[0]))
         saver.close()
@@ -200,7 +200,7 @@ def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) ->
 
 def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
     names = [save(tmp_path, make(step), step) for step in (1, 2, 3)]
-    saver = saver_of(LocalStorage(tmp_path), Told())
+    saver = saver_of(LocalStorage(tmp_path), RecordingCoordinator())
     saver.on_order(PruneCheckpoints(term=1, names=(names[0],), remove=False))
     saver.on_order(PruneCheckpoints(term=1, names=(names[1],)))
     saver.close()
@@ -209,21 +209,21 @@ def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
 
 def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     """A new coordinator does not know which messages its predecessor received."""
-    told = Told()
-    saver = saver_of(LocalStorage(tmp_path), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(tmp_path), coordinator)
     assert saver.save_if_due(make(1), 1, ORIGIN)
-    order = accepted(told.next(CheckpointWritten))
+    order = accepted(coordinator.next(CheckpointWritten))
     saver.on_order(order)
     saver.on_order(order)
-    assert told.next(CheckpointKept) == told.next(CheckpointKept)
+    assert coordinator.next(CheckpointKept) == coordinator.next(CheckpointKept)
     saver.close()
 
 
 def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
-    told = Told()
-    saver = saver_of(LocalStorage(tmp_path), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(tmp_path), coordinator)
     assert saver.save_if_due(make(1), 1, ORIGIN)
-    told.next(CheckpointWritten)
+    coordinator.next(CheckpointWritten)
     assert not saver.is_idle
     saver.on_loaded("")
     assert saver.is_idle
@@ -232,10 +232,10 @@ def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: P
 
 
 def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
-    told = Told()
-    saver = saver_of(LocalStorage(tmp_path), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(tmp_path), coordinator)
     assert saver.save_if_due(make(1), 1, ORIGIN)
-    written = told.next(CheckpointWritten)
+    written = coordinator.next(CheckpointWritten)
     assert saver.has_saved(1, ORIGIN)
     saver.on_order(PruneCheckpoints(term=1, names=(written.name,)))
     assert saver.is_idle
@@ -247,7 +247,7 @@ def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
 def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None:
     """This worker loaded it without errors and the others got its step from here, so no other copy exists."""
     name = save(tmp_path, make(1), 1)
-    saver = saver_of(LocalStorage(tmp_path), Told())
+    saver = saver_of(LocalStorage(tmp_path), RecordingCoordinator())
     saver.on_loaded(name)
     again = PartShare(term=2, generation=2, seal="cd")
     saver.on_order(PruneCheckpoints(term=2, names=(ORIGIN.checkpoint_name(9).folder,), remove=False))
@@ -260,11 +260,11 @@ def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None
 
 
 def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
-    told, storage = Told(), HeldStorage(tmp_path)
-    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
-    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=told.messages.put)
+    coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
+    store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=coordinator.messages.put)
     assert saver.save_if_due(make(1), 1, ORIGIN)
-    unwritten = told.next(CheckpointUnwritten)
+    unwritten = coordinator.next(CheckpointUnwritten)
     assert "has not answered for 0.05 s" in unwritten.why
     assert saver.is_still_saving(2)
     assert not saver.save_if_due(make(1), 2, ORIGIN, (Wish.STILL_SAVING,)), "the save must be left out, not queued"
@@ -273,26 +273,31 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> None:
-    told, storage = Told(), HeldStorage(tmp_path)
-    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=0.05)
-    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=told.messages.put)
+    coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
+    store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
+    saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=coordinator.messages.put)
     assert saver.save(make(1), 1, ORIGIN)
-    assert told.next(CheckpointUnwritten).step == 1
+    assert coordinator.next(CheckpointUnwritten).step == 1
     assert saver.save(make(1), 2, ORIGIN), "the last save of a job, which all workers wait for, must be queued"
-    assert told.next(CheckpointUnwritten).step == 2
+    assert coordinator.next(CheckpointUnwritten).step == 2
     through = threading.Event()
     store.later(through.set)
     storage.release.set()
     assert through.wait(DEADLINE_S)
     saver.close()
-    assert told.messages.empty()
+    assert coordinator.messages.empty()
     assert [name.partition("-t")[0] for name in storage.entries()] == ["step-00000001"], (
         "the second checkpoint is not needed and must not be kept"
     )
 
 
 def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path: Path) -> None:
-    told, removes, go, lines = Told(), threading.Event(), threading.Event(), queue.SimpleQueue[str]()
+    coordinator, removes, go, lines = (
+        RecordingCoordinator(),
+        threading.Event(),
+        threading.Event(),
+        queue.SimpleQueue[str](),
+    )
 
     class Held(LocalStorage):
         def remove(self, path: str) -> None:
@@ -306,14 +311,14 @@ def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path
     log, handler = logging.getLogger("holdfast.control.link.checkpoints.store"), Lines()
     log.addHandler(handler)
     try:
-        store = CheckpointStore(Held(tmp_path), told.messages.put, worker="n/0/a", stalled_s=0.05)
+        store = CheckpointStore(Held(tmp_path), coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
         store.obey(PruneCheckpoints(term=1, names=(ORIGIN.checkpoint_name(1).folder,)))
         assert removes.wait(DEADLINE_S)
         assert lines.get(timeout=DEADLINE_S).startswith(
             f"{tmp_path} has not answered for 0.05 s to a request to list or remove"
         )
         store.write(PartToWrite(name=ORIGIN.checkpoint_name(2), worker="n/0/a", files={"a": lambda: [b"x"]}))
-        assert told.next(CheckpointUnwritten).step == 2
+        assert coordinator.next(CheckpointUnwritten).step == 2
         go.set()
         store.close()
     finally:
@@ -343,14 +348,14 @@ class SlowStorage(LocalStorage):
 
 
 def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -> None:
-    told, storage = Told(), SlowStorage(tmp_path)
-    store = CheckpointStore(storage, told.messages.put, worker="n/0/a", stalled_s=1.0)
+    coordinator, storage = RecordingCoordinator(), SlowStorage(tmp_path)
+    store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=1.0)
     name = ORIGIN.checkpoint_name(1)
     store.write(PartToWrite(name=name, worker="n/0/a", files={"a": lambda: [b"x" * 30]}))
-    written = told.next(CheckpointWritten)
+    written = coordinator.next(CheckpointWritten)
     storage.pause_s = 0.05
     store.obey(accepted(written))
-    told.next(CheckpointKept)
+    coordinator.next(CheckpointKept)
     store.close()
 
 
@@ -358,29 +363,29 @@ def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -
 def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, overtaken: bool
 ) -> None:
-    told, storage = Told(), LocalStorage(tmp_path)
-    store = CheckpointStore(storage, told.messages.put, worker="n/0/a")
+    coordinator, storage = RecordingCoordinator(), LocalStorage(tmp_path)
+    store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a")
     store.write(PartToWrite(name=ORIGIN.checkpoint_name(1), worker="n/0/a", files={"a": lambda: [b"x"]}))
-    written = told.next(CheckpointWritten)
+    written = coordinator.next(CheckpointWritten)
     if overtaken:
         store.give_up_before(ORIGIN.checkpoint_name(2))
     storage.remove(written.name)
     store.obey(accepted(written))
-    assert told.next(CheckpointUnwritten).step == 1
+    assert coordinator.next(CheckpointUnwritten).step == 1
     store.close()
     assert bool(caplog.messages) is not overtaken
 
 
 def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
-    saver = saver_of(LocalStorage(tmp_path), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(tmp_path), coordinator)
 
     def no_room(*_: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr("holdfast.runtime.checkpoints.saver.copy_part", no_room)
     assert not saver.save(make(1), 1, ORIGIN)
-    unwritten = told.next(CheckpointUnwritten)
+    unwritten = coordinator.next(CheckpointUnwritten)
     assert (unwritten.step, unwritten.name) == (1, ORIGIN.checkpoint_name(1).folder)
     assert "does not fit into memory" in unwritten.why
     saver.close()
@@ -403,7 +408,7 @@ def test_a_checkpoint_with_values_that_are_no_numbers_is_damaged(tmp_path: Path)
     with torch.no_grad():
         state.model.get_parameter("weight")[3, 3] = float("nan")
     name = save(tmp_path, state, 3)
-    saver = saver_of(LocalStorage(tmp_path), Told())
+    saver = saver_of(LocalStorage(tmp_path), RecordingCoordinator())
     with pytest.raises(DamagedCheckpointError, match="weight contains a NaN"):
         saver.load(name, make(0), first=True)
     saver.close()
@@ -416,8 +421,8 @@ def test_a_checkpoint_of_another_model_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
-    told, storage = Told(), HeldStorage(tmp_path)
-    saver = saver_of(storage, told, every=2)
+    coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
+    saver = saver_of(storage, coordinator, every=2)
     state = make(1)
     assert saver.is_idle
     assert not saver.save_if_due(state, 1, ORIGIN)
@@ -429,15 +434,15 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
     assert not saver.is_idle
     assert saver.save_if_due(state, 5, ORIGIN, (Wish.SAVE, Wish.STILL_SAVING)), "a requested save must not be left out"
     storage.release.set()
-    assert [told.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
+    assert [coordinator.next(CheckpointWritten).step for _ in range(2)] == [2, 5]
     assert not saver.is_still_saving(6)
     saver.close()
 
 
 def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "checkpoints"
-    told = Told()
-    saver = saver_of(LocalStorage(directory), told)
+    coordinator = RecordingCoordinator()
+    saver = saver_of(LocalStorage(directory), coordinator)
     directory.rmdir()
     directory.write_text("in the way")
     with caplog.at_level(logging.ERROR):
@@ -446,16 +451,16 @@ def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCapt
         saver.on_order(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc", files=files))
         saver.on_order(PruneCheckpoints(term=1, names=("../../etc",)))
         saver.close()
-    said = [record.getMessage() for record in caplog.records]
+    logged = [record.getMessage() for record in caplog.records]
     assert [
-        next(words for words in ("failed", "is not sealed", "not be removed") if words in line) for line in said
+        next(words for words in ("failed", "is not sealed", "not be removed") if words in line) for line in logged
     ] == [
         "failed",
         "is not sealed",
         "not be removed",
     ]
-    told.next(CheckpointUnwritten)
-    assert told.messages.empty()
+    coordinator.next(CheckpointUnwritten)
+    assert coordinator.messages.empty()
 
 
 class FullStorage(LocalStorage):
@@ -479,21 +484,21 @@ class FullStorage(LocalStorage):
 def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int | str
 ) -> None:
-    told, faults, storage = Told(), Faults(lambda: None), FullStorage(tmp_path)
+    coordinator, faults, storage = RecordingCoordinator(), Faults(lambda: None), FullStorage(tmp_path)
     storage.room = room if isinstance(room, int) else 2
-    saver = saver_of(storage, told, at_disk=faults.strike_at_disk)
+    saver = saver_of(storage, coordinator, at_disk=faults.strike_at_disk)
     if room == "injected":
         faults.on_inject(Inject(fault="disk-full"))
     with caplog.at_level(logging.ERROR):
         assert saver.save_if_due(make(1), 1, ORIGIN)
         if room == "manifest":
-            saver.on_order(accepted(told.next(CheckpointWritten)))
-        unwritten = told.next(CheckpointUnwritten)
+            saver.on_order(accepted(coordinator.next(CheckpointWritten)))
+        unwritten = coordinator.next(CheckpointUnwritten)
     (record,) = (record for record in caplog.records if record.name.startswith("holdfast"))
     assert record.getMessage().endswith("No space left on device")
     assert (unwritten.term, unwritten.generation, unwritten.step) == (2, 1, 1)
     assert unwritten.why.endswith("No space left on device")
-    assert told.messages.empty()
+    assert coordinator.messages.empty()
     assert checkpoint_dir.find_checkpoints(storage) == []
     saver.on_order(PruneCheckpoints(term=1, names=(unwritten.name,)))  # The coordinator answers with this order.
     saver.close()
@@ -503,7 +508,7 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
 
 def test_wrong_numbers_and_directories_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="checkpoint_every is 0"):
-        saver_of(LocalStorage(tmp_path), Told(), every=0)
+        saver_of(LocalStorage(tmp_path), RecordingCoordinator(), every=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="cannot be made"):
-        saver_of(LocalStorage(tmp_path / "file" / "x"), Told())
+        saver_of(LocalStorage(tmp_path / "file" / "x"), RecordingCoordinator())

@@ -261,25 +261,25 @@ def test_one_that_dies_is_replaced_and_its_micro_batch_tried_again(
 ) -> None:
     loader = make(Harmed(Once(tmp_path / "died")))
     assert sorted(int(one) for part in range(STEP) for one in loader.load(1, part)) == list(range(6))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "loader worker 0 ended at micro-batch" in said
-    assert "SIGKILL" in said
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert "loader worker 0 ended at micro-batch" in logged
+    assert "SIGKILL" in logged
 
 
 def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Harmed(die))
     fetched: list[int] = []
-    said: list[str] = []
+    printed: list[str] = []
     for part in range(STEP):
         try:
             fetched += [int(one) for one in loader.load(1, part)]
         except HoldfastError as error:
-            said.append(str(error))
+            printed.append(str(error))
     assert len(fetched) == 4
-    assert len(said) == 1
+    assert len(printed) == 1
     assert (
         "of step 1: exit code 7; it was tried twice; with num_workers=0 the script fetches in its own process"
-        in said[0]
+        in printed[0]
     )
 
 

@@ -77,9 +77,9 @@ def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> N
             assert "shuffled in its own order" in unwrap_loader(foreign, DataOptions(), 3)[2]
 
 
-def as_torchdata(name: str, **said: Any) -> Any:
+def as_torchdata(name: str, **attributes: Any) -> Any:
     """Return a sampler of a class that only has the name of torch's class, as in torchdata."""
-    return type(name, (), {"__module__": "torchdata.stateful_dataloader.sampler", **said})()
+    return type(name, (), {"__module__": "torchdata.stateful_dataloader.sampler", **attributes})()
 
 
 def test_the_difference_in_order_is_said() -> None:
@@ -88,9 +88,9 @@ def test_the_difference_in_order_is_said() -> None:
         in unwrap_loader(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
     )
     shuffled: Any = DataLoader(DATA, batch_size=3, shuffle=True, worker_init_fn=print)
-    said = unwrap_loader(shuffled, DataOptions(), 3)[2]
-    assert "shuffled in its own order" in said
-    assert "worker_init_fn is not called" in said
+    message = unwrap_loader(shuffled, DataOptions(), 3)[2]
+    assert "shuffled in its own order" in message
+    assert "worker_init_fn is not called" in message
 
 
 @pytest.mark.parametrize(

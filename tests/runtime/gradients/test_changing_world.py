@@ -63,8 +63,10 @@ def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> 
         cluster.go(2)
         cluster.wait("step 5", lambda: 5 in losses(cluster))
         name = cluster.add(warm="before")
-        cluster.wait("the joiner", lambda: any(told.worker.startswith(name) for told in cluster.told(msg.Prepared)))
-        assert not cluster.told(msg.Warmed)[0].error
+        cluster.wait(
+            "the joiner", lambda: any(report.worker.startswith(name) for report in cluster.messages_of(msg.Prepared))
+        )
+        assert not cluster.messages_of(msg.Warmed)[0].error
         cluster.fail("n2", step=7, phase="compute")
         cluster.go()
         cluster.wait_done()

@@ -256,11 +256,13 @@ def test_settings_that_a_checkpoint_changes_are_told(tmp_path: Path, caplog: pyt
     resumed.optimizer = torch.optim.AdamW(resumed.model.parameters(), lr=0.03, weight_decay=0.5, betas=(0.5, 0.9))
     with caplog.at_level(logging.WARNING):
         resumed.train(3, lambda: None, directory=tmp_path)
-    said = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
-    assert "the checkpoint's learning rate 0.02 is used, not the script's 0.03" in said
-    assert any("the checkpoint's weight_decay 0.01 is used, not the script's 0.5: to change it" in one for one in said)
-    assert any("betas (0.9, 0.999) is used, not the script's (0.5, 0.9)" in one for one in said)
-    assert any("trains 0.weight, 0.bias, unlike the script" in one for one in said)
+    logged = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
+    assert "the checkpoint's learning rate 0.02 is used, not the script's 0.03" in logged
+    assert any(
+        "the checkpoint's weight_decay 0.01 is used, not the script's 0.5: to change it" in one for one in logged
+    )
+    assert any("betas (0.9, 0.999) is used, not the script's (0.5, 0.9)" in one for one in logged)
+    assert any("trains 0.weight, 0.bias, unlike the script" in one for one in logged)
 
 
 def test_a_checkpoint_that_does_not_say_what_is_frozen_changes_nothing() -> None:

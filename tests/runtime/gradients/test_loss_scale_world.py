@@ -73,7 +73,7 @@ def test_a_joiner_has_the_scale(tmp_path: Path, undisturbed: Story) -> None:
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
-        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.wait("the joiner's group", lambda: len(cluster.messages_of(msg.Prepared)) == 3)
         cluster.go()
         cluster.wait_done()
         cluster.assert_replicas_equal()

@@ -147,8 +147,8 @@ def test_a_trainable_parameter_that_no_optimizer_has_is_warned_of_once(caplog: p
             gan.compute(step)
             step.apply()
             assert critic[3].weight.grad is frozen.grad is None
-    (said,) = [record.getMessage() for record in caplog.records if "no optimizer has" in record.message]
-    assert "no optimizer has critic.0.bias, critic.3.weight, left.weight and 1 more: they require" in said
+    (logged,) = [record.getMessage() for record in caplog.records if "no optimizer has" in record.message]
+    assert "no optimizer has critic.0.bias, critic.3.weight, left.weight and 1 more: they require" in logged
 
 
 class Twice(torch.nn.Module):

@@ -27,7 +27,7 @@ def opened(path: Path, nodes: int, *gates: int, **more: Any) -> Cluster:
 def hashes(cluster: Cluster) -> Hashes:
     """Return all state hashes that the workers reported, by step."""
     found: Hashes = {}
-    for applied in cluster.told(msg.Applied):
+    for applied in cluster.messages_of(msg.Applied):
         found.setdefault(applied.step, set()).add(applied.state_hash)
     return found
 
@@ -53,7 +53,8 @@ def test_kills_in_the_turn_of_each_and_a_joiner_change_no_bit(tmp_path: Path, un
         cluster.wait("step 8", lambda: len(cluster.of(ev.StepCommitted)) >= 8)
         cluster.add()
         cluster.wait(
-            "the joiner's group", lambda: any(told.worker.startswith("n4") for told in cluster.told(msg.Prepared))
+            "the joiner's group",
+            lambda: any(report.worker.startswith("n4") for report in cluster.messages_of(msg.Prepared)),
         )
         cluster.go(9)
         cluster.wait_done()
@@ -74,5 +75,5 @@ def test_a_rollback_goes_on_with_the_turn_of_its_step(tmp_path: Path, undisturbe
         cluster.wait_done()
         assert cluster.of(ev.RolledBack)[0].to_step == 5
         assert hashes(cluster) == undisturbed
-        told = [json.loads(line) for line in (tmp_path / "n3.jsonl").read_text().splitlines()]
-        assert told == [[step, UPDATES[(step - 1) % 3]] for step in range(6, STEPS + 1)]
+        lines = [json.loads(line) for line in (tmp_path / "n3.jsonl").read_text().splitlines()]
+        assert lines == [[step, UPDATES[(step - 1) % 3]] for step in range(6, STEPS + 1)]

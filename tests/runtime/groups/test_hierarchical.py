@@ -34,14 +34,14 @@ def level_sums(nodes: Sequence[str], flat_up_to: int, fan_out: int, shares: Sequ
     levels = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out) for rank in range(len(nodes))]
     known = list(shares)
     for number, owners in enumerate(levels[0].owners):
-        told = list(known)
+        sums = list(known)
         for rank, mine in enumerate(levels):
             if number < len(mine.groups) and mine.groups[number].index(rank) < owners:
                 total = known[mine.groups[number][0]].clone()
                 for other in mine.groups[number][1:]:
                     total += known[other]
-                told[rank] = total
-        known = told
+                sums[rank] = total
+        known = sums
     return known[0]
 
 
@@ -230,8 +230,8 @@ def must_leave(absent: int, *, gives: bool) -> set[int]:
             on_it = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
             stuck |= {rank for rank, group in on_it.items() if stuck & set(group)}
     for number, owners in reversed(list(enumerate(levels[0].owners))):
-        told = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
-        stuck |= {rank for rank, group in told.items() if len(group) > owners and stuck & set(group)}
+        level = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}
+        stuck |= {rank for rank, group in level.items() if len(group) > owners and stuck & set(group)}
     return stuck
 
 

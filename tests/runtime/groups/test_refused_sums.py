@@ -83,8 +83,8 @@ def test_a_hundred_wrong_micro_batches_are_refused_by_every_rank(chunk: int) -> 
             ranks = run(wrong, number)
             assert [rank.applied for rank in ranks] == [[1]] * len(ranks), wrong
             assert [rank.machine.phase for rank in ranks] == [Phase.REFUSED] * len(ranks), wrong
-            said = {(told.generation, told.step, told.why) for rank in ranks for told in rank.refusals}
-            assert len(said) == 1, f"all ranks must refuse for the same reason: {wrong}"
+            reasons = {(refusal.generation, refusal.step, refusal.why) for rank in ranks for refusal in rank.refusals}
+            assert len(reasons) == 1, f"all ranks must refuse for the same reason: {wrong}"
             states = {tuple(rank.model.weight.flatten().tolist()) for rank in ranks}
             assert len(states) == 1, "no rank's state may change"
 

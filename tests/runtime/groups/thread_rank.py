@@ -51,7 +51,7 @@ class Rank:
             loss_scale=LossScale(None, model.parameters(), CPU),
             noted=noted,
         )
-        self.told: list[WorkerInstruction] = []
+        self.instructions: list[WorkerInstruction] = []
         self.applied: list[int] = []
         workers = tuple(f"n{rank}/0/a" for rank in range(comm.size))
         self.machine = WorkerMachine(workers[comm.rank], samples=self.workload.samples)
@@ -63,7 +63,7 @@ class Rank:
             changed=threading.Condition(threading.RLock()),
             machine=self.machine,
             resources=Generations(lambda generation, keys: None),
-            execute=self.told.extend,
+            execute=self.instructions.extend,
         )
         resources = self.shared.resources.of(1)
         assert resources is not None
@@ -93,5 +93,5 @@ class Rank:
 
     @property
     def refusals(self) -> list[msg.VoteRefused]:
-        told = [i.message for i in self.told if isinstance(i, SendToCoordinator)]
-        return [message for message in told if isinstance(message, msg.VoteRefused)]
+        sent = [i.message for i in self.instructions if isinstance(i, SendToCoordinator)]
+        return [message for message in sent if isinstance(message, msg.VoteRefused)]

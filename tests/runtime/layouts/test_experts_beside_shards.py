@@ -179,8 +179,8 @@ class _Holder:
         return {name: row.clone() for name, row in named_rows(shards, hosted_pairs(shards)).items()}
 
 
-def _snapshots(folder: Path, rank: int, one: _Holder, told: list[object]) -> Snapshots:
-    untyped: Any = told.append
+def _snapshots(folder: Path, rank: int, one: _Holder, reports: list[object]) -> Snapshots:
+    untyped: Any = reports.append
     return Snapshots(
         folder=folder,
         job="job",
@@ -194,15 +194,15 @@ def _snapshots(folder: Path, rank: int, one: _Holder, told: list[object]) -> Sna
 
 
 def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
-    told: list[object] = []
+    reports: list[object] = []
     apart = _plan([[rank] for rank in range(EXPERTS)])
     holders = [_Holder(rank, apart, rank) for rank in range(EXPERTS)]
     for rank, one in enumerate(holders):
-        taker = _snapshots(tmp_path, rank, one, told)
+        taker = _snapshots(tmp_path, rank, one, reports)
         taker.on_step_applied(apart, 3)
         taker.wait_copied()
         taker.close()
-    assert [type(one) for one in told] == [SnapshotTaken] * EXPERTS
+    assert [type(one) for one in reports] == [SnapshotTaken] * EXPERTS
     saved = {name: row for one in holders for name, row in one.rows().items()}
     keepers, parts = (Keeper(node="n", host="h", port=1),), ((0,),) * EXPERTS
     source = SnapshotSource(term=1, generation=2, step=3, seal=seal_of(SECRET), keepers=keepers, parts=parts)
@@ -210,8 +210,8 @@ def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
     plan = _plan(hosted)
     for rank, wanted in enumerate(hosted):
         one = _Holder(rank, plan, 9)
-        reader = _snapshots(tmp_path, rank, one, told)
-        assert reader.restore(source, plan, rank) == 3, told[EXPERTS:]
+        reader = _snapshots(tmp_path, rank, one, reports)
+        assert reader.restore(source, plan, rank) == 3, reports[EXPERTS:]
         reader.close()
         found = one.rows()
         assert {int(name.split(".")[1]) for name in found} == set(wanted)
@@ -226,17 +226,17 @@ STEP = 3
 
 def _put_away(folder: Path) -> tuple[list[_Holder], SnapshotSource, GenerationPlan]:
     """Stash all experts on the ranks that host them, each but the first on two; nothing else is reported."""
-    told: list[object] = []
+    reports: list[object] = []
     plan = _plan(BEFORE)
     holders = [_Holder(rank, plan, 5) for rank in range(len(BEFORE))]
     for rank, one in enumerate(holders):
         for name, row in named_rows(one.experts.shards, hosted_pairs(one.experts.shards)).items():
             # Copies of an expert are equal.
             row.normal_(generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-        keeper = _snapshots(folder, rank, one, told)
+        keeper = _snapshots(folder, rank, one, reports)
         keeper.stash(plan, STEP)
         keeper.close()
-    assert [type(one) for one in told] == [SnapshotTaken] * 6, (
+    assert [type(one) for one in reports] == [SnapshotTaken] * 6, (
         "two local ranks of a replica group, and four workers with experts"
     )
     assert plan.expert_plan is not None
@@ -264,21 +264,21 @@ def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: La
     holders, source, plan = _put_away(tmp_path)
     saved = {name: row for one in holders for name, row in one.rows().items()}
     _cut_short(tmp_path, plan, 1)  # Other parts contain its experts as well.
-    told: list[object] = []
+    reports: list[object] = []
     hosted = [3], [0, 1, 2, 3], [], [1]
     plan = _plan(hosted, layout)
     for rank, wanted in enumerate(hosted):
         one = _Holder(rank, plan, 9, layout)
-        reader = _snapshots(tmp_path, rank, one, told)
-        assert reader.restore(source, plan, rank) == STEP, told
+        reader = _snapshots(tmp_path, rank, one, reports)
+        assert reader.restore(source, plan, rank) == STEP, reports
         reader.close()
         found = one.rows()
         assert {int(name.split(".")[1]) for name in found} == set(wanted)
         assert all(torch.equal(row, saved[name]) for name, row in found.items())
         (step,) = {float(value["step"]) for value in one.optimizer.state.values()}
         assert step == 1.0
-    damaged = [one.snapshot.part for one in told if isinstance(one, SnapshotDamaged)]
-    assert len(damaged) == len(told)
+    damaged = [one.snapshot.part for one in reports if isinstance(one, SnapshotDamaged)]
+    assert len(damaged) == len(reports)
     assert set(damaged) <= {2 + 1}, "every expert of the damaged part has another copy"
 
 
@@ -286,13 +286,13 @@ def test_an_expert_that_is_nowhere_any_more_is_missed_by_name(tmp_path: Path):
     _, source, plan = _put_away(tmp_path)
     for rank in (2, 3):
         _cut_short(tmp_path, plan, rank)
-    told: list[object] = []
+    reports: list[object] = []
     plan = _plan([[0, 1, 2, 3], [], [], []], Layout())
-    reader = _snapshots(tmp_path, 0, _Holder(0, plan, 9, Layout()), told)
+    reader = _snapshots(tmp_path, 0, _Holder(0, plan, 9, Layout()), reports)
     with pytest.raises(SnapshotLostError, match="expert 3 of MoE layer 0 is in none of its parts"):
         reader.restore(source, plan, 0)
     reader.close()
-    assert [(one.snapshot.part, one.node) for one in told if isinstance(one, SnapshotDamaged)] == [
+    assert [(one.snapshot.part, one.node) for one in reports if isinstance(one, SnapshotDamaged)] == [
         (2 + 2, "n"),
         (2 + 3, "n"),
         (0, ""),

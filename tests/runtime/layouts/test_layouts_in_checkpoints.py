@@ -61,11 +61,11 @@ class Sink:
 
 
 def saver_of(storage: LocalStorage, one: SpreadState, sink: Sink | None = None) -> CheckpointSaver:
-    def tell(message: object) -> None:
+    def record(message: object) -> None:
         pytest.fail(f"nothing is to be told: {message}")
 
     sink = sink or Sink(storage)
-    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=tell, position=one.place)
+    return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=record, position=one.place)
 
 
 def write(folder: Path, places: list[SpreadState], units: int = UNITS) -> LocalStorage:
@@ -140,14 +140,14 @@ def test_each_layout_reads_what_each_other_has_written(
     whole: dict[str, torch.Tensor],
     trained: dict[str, list[SpreadState]],
 ) -> None:
-    said = encode_manifest(trained["whole"][0].state.capture().manifest)
+    encoded = encode_manifest(trained["whole"][0].state.capture().manifest)
     # AdamW has two tensors for each parameter, and the average has one.
     spread = {"whole": 0, "tensor 2": 16}.get(reader, 32)
     for one in readers[reader]:
         one.forget()
         assert read(written[writer], one) == NAME.step
         assert assert_here(one, whole) == spread
-        assert encode_manifest(one.state.capture().manifest) == said
+        assert encode_manifest(one.state.capture().manifest) == encoded
 
 
 @pytest.mark.parametrize("writer", LAYOUTS)

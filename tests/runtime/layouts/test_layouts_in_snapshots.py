@@ -29,13 +29,13 @@ MEMBERS = tuple(
 )
 PLAN = GenerationPlan(term=1, generation=2, members=MEMBERS, secret=SECRET)
 
-Told = list[SnapshotTaken | SnapshotDamaged]
+Reports = list[SnapshotTaken | SnapshotDamaged]
 
 
 def snapshots_of_one(
-    folder: Path, rank: int, state: TrainingState, place: ReplicaPosition, told: Told | None = None
+    folder: Path, rank: int, state: TrainingState, place: ReplicaPosition, reports: Reports | None = None
 ) -> Snapshots:
-    tell = (told if told is not None else []).append
+    tell = (reports if reports is not None else []).append
     worker = MEMBERS[rank].worker
     return Snapshots(folder=folder, job="job", worker=worker, every=1, state=state, send=tell, position=place)
 
@@ -52,12 +52,12 @@ def folder(tmp_path: Path) -> Path:
     for rank, one in enumerate(unit(LAYOUT) * UNITS):
         if not rank // LAYOUT.places:
             one.train()
-        told: Told = []
-        taker = snapshots_of_one(tmp_path, rank, one.state, one.place, told)
+        reports: Reports = []
+        taker = snapshots_of_one(tmp_path, rank, one.state, one.place, reports)
         taker.on_step_applied(PLAN, 3)
         taker.wait_copied()
         taker.close()
-        (taken,) = told
+        (taken,) = reports
         assert isinstance(taken, SnapshotTaken)
         assert (taken.snapshot.part, taken.snapshot.parts) == (rank, len(MEMBERS))
     return tmp_path
@@ -96,12 +96,12 @@ def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
 
 
 def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
-    (one, *_), told = unit(LAYOUT), []
-    reader = snapshots_of_one(folder, 0, one.state, one.place, told)
+    (one, *_), reports = unit(LAYOUT), []
+    reader = snapshots_of_one(folder, 0, one.state, one.place, reports)
     with pytest.raises(SnapshotLostError, match="belong to another layout"):
         reader.restore(source(6), PLAN, 0)
     reader.close()
-    (complained,) = told
+    (complained,) = reports
     assert isinstance(complained, SnapshotDamaged)
     assert complained.node == "", "the whole snapshot must be reported as unusable"
 
@@ -125,12 +125,21 @@ def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
     late, one = Late(), unit(LAYOUT)[0]
     state = TrainingState(one.model, one.optimizer, {"late": late})
     late.copies = [one.model.up.weight.detach().clone()]
-    told: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
+    reports: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
     kept = Snapshots(
-        folder=tmp_path, job="job", worker=MEMBERS[0].worker, every=0, state=state, send=told.append, position=one.place
+        folder=tmp_path,
+        job="job",
+        worker=MEMBERS[0].worker,
+        every=0,
+        state=state,
+        send=reports.append,
+        position=one.place,
     )
     kept.stash(PLAN, 3)
     late.copies = []
     tmp_path.rmdir()
     kept.stash(PLAN, 4)
-    assert [(said.step, said.lasting) for said in told if isinstance(said, SnapshotLeftOut)] == [(3, True), (4, False)]
+    assert [(left_out.step, left_out.lasting) for left_out in reports if isinstance(left_out, SnapshotLeftOut)] == [
+        (3, True),
+        (4, False),
+    ]

@@ -168,9 +168,9 @@ def check_objects(group: OuterGroup) -> None:
     whole: list[object] = [None] * size
     dist.all_gather_object(whole, {"rank": rank}, group=group)
     assert whole == [{"rank": other} for other in range(size)]
-    told: list[object] = [f"from {rank}"]
-    dist.broadcast_object_list(told, group_src=size - 1, group=group)
-    assert told == [f"from {size - 1}"]
+    sent: list[object] = [f"from {rank}"]
+    dist.broadcast_object_list(sent, group_src=size - 1, group=group)
+    assert sent == [f"from {size - 1}"]
 
 
 def check_sends(group: OuterGroup) -> None:
@@ -254,7 +254,7 @@ def test_a_replica_of_one_is_ready_and_computes():
 
 def refused_default_group() -> None:
     tensor = torch.zeros(4)
-    said = r"on torch's default process group: .*job\.mesh\.get_group\(\"shard\"\)"
+    message = r"on torch's default process group: .*job\.mesh\.get_group\(\"shard\"\)"
     for use in (
         lambda: dist.all_reduce(tensor),
         lambda: dist.barrier(),
@@ -270,7 +270,7 @@ def refused_default_group() -> None:
         lambda: dist.new_group([0]),
         lambda: DistributedDataParallel(nn.Linear(1, 1)),
     ):
-        with pytest.raises(BadInputError, match=said):
+        with pytest.raises(BadInputError, match=message):
             use()
 
 

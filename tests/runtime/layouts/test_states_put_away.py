@@ -30,8 +30,8 @@ LAYOUTS = {
 STEP = 7
 
 
-def complain(*told: object) -> None:
-    pytest.fail(f"nothing is to be complained of: {told}")
+def complain(*report: object) -> None:
+    pytest.fail(f"nothing is to be complained of: {report}")
 
 
 def part_of(place: int, places: int) -> SnapshotPart:
@@ -83,11 +83,11 @@ def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> No
     data = bytearray(file.read_bytes())
     data[0] ^= 1
     file.write_bytes(data)
-    places, told = unit(Layout(shard=4)), list[tuple[int, str]]()
+    places, reported = unit(Layout(shard=4)), list[tuple[int, str]]()
 
     def restorer(one: SpreadState) -> SnapshotRestorer:
         def tell(snapshot: SnapshotPart, node: str, _: str) -> None:
-            told.append((snapshot.part, node))
+            reported.append((snapshot.part, node))
 
         return SnapshotRestorer(tmp_path, "job", "n0/0/a", tell, one.place)
 
@@ -96,7 +96,7 @@ def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> No
     )
     with pytest.raises(SnapshotLostError, match="no copy of part 1 of 2"):
         restorer(places[3]).restore(source_of(2), places[3].state, 3)
-    assert told == [(1, "n0")]
+    assert reported == [(1, "n0")]
 
 
 def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_another_model_is_told_in_words() -> None:
     first = here.tensors[0]
     changed = msgspec.structs.replace(first, whole=(), placed="", shape=(77,))
     there = msgspec.structs.replace(here, tensors=(changed, *here.tensors[1:]))
-    said = (
+    message = (
         rf"{first.name} is float\d\d of shape \(.*\), spread as shard S\(0\) here and float\d\d of shape \(77,\) there"
     )
-    with pytest.raises(StateMismatchError, match=said):
+    with pytest.raises(StateMismatchError, match=message):
         state.prepare(there)

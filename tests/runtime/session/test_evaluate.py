@@ -155,8 +155,8 @@ def test_the_best_states_stay(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.glob("best-*") if path.is_dir())
     assert kept == best_in(tmp_path) == ["best-valid-00000004", "best-valid-00000006"]
     assert [checkpoint_dir.verify(LocalStorage(tmp_path), name) for name in kept] == [4, 6]
-    said = json.loads((tmp_path / "best-valid-00000004.json").read_text())
-    assert said == {"evaluation": "valid", "step": 4, "monitor": "loss", "value": 1.0}
+    record = json.loads((tmp_path / "best-valid-00000004.json").read_text())
+    assert record == {"evaluation": "valid", "step": 4, "monitor": "loss", "value": 1.0}
 
 
 def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
@@ -168,8 +168,8 @@ def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
     script.job.evaluate(lambda batch: {"loss": values[script.steps]}, DATA, every=2, save_top_k=2)
     script.run(6)
     assert [path.name for path in tmp_path.glob("best-*") if path.is_dir()] == ["best-eval-00000006"]
-    said = [record.getMessage() for record in caplog.records if "not kept as one of the best" in record.getMessage()]
-    assert said == [
+    logged = [record.getMessage() for record in caplog.records if "not kept as one of the best" in record.getMessage()]
+    assert logged == [
         f"eval of step {step}: loss is {value}, so its state is not kept as one of the best"
         for step, value in ((2, "nan"), (4, "-inf"))
     ]

@@ -32,8 +32,8 @@ def found_by(cluster: Cluster) -> Found:
     found = {event.step: event.metrics for event in evaluated}
     paused = {event.step for event in cluster.of(ev.StepCommitted) if event.paused_s > 0}
     assert paused == {4, 7}, "an evaluation must not count as a step's work"
-    told = {step + 1: {f"eval/{name}": value for name, value in metrics.items()} for step, metrics in found.items()}
-    assert rows == told
+    expected = {step + 1: {f"eval/{name}": value for name, value in metrics.items()} for step, metrics in found.items()}
+    assert rows == expected
     return found
 
 
@@ -73,7 +73,7 @@ def test_who_joins_where_an_evaluation_is_due_takes_part_in_it(tmp_path: Path, u
     with opened(tmp_path, 2, {}, 3) as cluster:
         cluster.wait("step 2", lambda: len(cluster.of(ev.StepCommitted)) >= 2)
         joiner = cluster.add()
-        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.wait("the joiner's group", lambda: len(cluster.messages_of(msg.Prepared)) == 3)
         cluster.go(3)
         cluster.wait_done()
         found = found_by(cluster)

@@ -36,7 +36,7 @@ def opened(
 def states(cluster: Cluster) -> dict[int, set[str]]:
     """Return all state hashes that the workers reported, by step."""
     found: dict[int, set[str]] = {}
-    for applied in cluster.told(msg.Applied):
+    for applied in cluster.messages_of(msg.Applied):
         found.setdefault(applied.step, set()).add(applied.state_hash)
     return found
 
@@ -76,7 +76,7 @@ def through_faults(cluster: Cluster) -> None:
     cluster.go(2)
     cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
     cluster.add(warm="before")
-    cluster.wait("n5", lambda: any(told.worker.startswith("n5/") for told in cluster.told(msg.Prepared)))
+    cluster.wait("n5", lambda: any(report.worker.startswith("n5/") for report in cluster.messages_of(msg.Prepared)))
     cluster.go(8)
     # Otherwise this save might cause the next one to be left out.
     cluster.wait("the checkpoint before", lambda: 8 in saved(cluster))
@@ -93,8 +93,8 @@ def through_faults(cluster: Cluster) -> None:
     assert [(event.reason, event.steps) for event in cluster.of(ev.JobFinished)] == [("stopped", STEPS)]
     assert saved(cluster)[-1] == STEPS, "a job that its script stops must be saved"
     late = [(cluster.directory / f"{node}.jsonl").read_text().splitlines() for node in ("n6", "n7")]
-    told = {tuple(json.loads(line)[:2]) for lines in late for line in lines}
-    assert told == {(step, UPDATES[(step - 1) % 3]) for step in range(13, STEPS + 1)}
+    trained = {tuple(json.loads(line)[:2]) for lines in late for line in lines}
+    assert trained == {(step, UPDATES[(step - 1) % 3]) for step in range(13, STEPS + 1)}
 
 
 def near(expected: Rows) -> Any:

@@ -230,9 +230,9 @@ def test_a_checkpoint_with_other_content_is_refused_and_the_one_before_it_used(
     spoil(8)
     with caplog.at_level(logging.WARNING):
         assert sorted(Trained(tmp_path).run(4).losses) == []
-    said = [record.message for record in caplog.records if "the checkpoint before it is used" in record.message]
-    assert len(said) == 1
-    assert "holds no tensors" in said[0]
+    logged = [record.message for record in caplog.records if "the checkpoint before it is used" in record.message]
+    assert len(logged) == 1
+    assert "holds no tensors" in logged[0]
     spoil(4)
     with pytest.raises(JobFailedError, match=r"no checkpoint in .*holds no tensors"):
         Trained(tmp_path).run(6)
@@ -683,7 +683,7 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     trained.protect()
     session = trained.job._session
     assert session is not None
-    told: list[float] = []
+    pauses: list[float] = []
     about: list[str] = []
     monkeypatch.setattr(NoProgress, "at", lambda _, activity, micro_batch=-1: about.append(str(activity)))
     monkeypatch.setattr(NoProgress, "pause", lambda _, reason: about.append(reason))
@@ -691,7 +691,7 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
 
     def finish_apply(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:
         assert last_step == 1
-        told.append(paused_s)
+        pauses.append(paused_s)
         clock.now += 16  # This is the wait for other workers.
         return apply(state_hash, paused_s, last_step=last_step)
 
@@ -707,7 +707,7 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
             assert about[-1] == "its way"
             clock.now += 2
         assert session._applier.paused_s == 2
-    assert told == [1]
+    assert pauses == [1]
 
 
 def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:
@@ -730,8 +730,8 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
     again.optimizer.param_groups[0]["lr"] = 0.5
     with caplog.at_level(logging.WARNING):
         again.run(3)
-    (said,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
-    assert "0.01 is used, not the script's 0.5" in said
+    (logged,) = [record.getMessage() for record in caplog.records if "learning rate" in record.message]
+    assert "0.01 is used, not the script's 0.5" in logged
 
 
 def test_alone_a_layout_counts_as_one_whole_replica() -> None:

@@ -24,13 +24,13 @@ def test_one_is_one_however_it_is_given() -> None:
 
 def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None:
     assert parse_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
-    only, told = parse_layouts({3: TWO, 1: FOUR})
-    assert (only, told) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
-    assert have_node_counts(told)
+    only, layouts = parse_layouts({3: TWO, 1: FOUR})
+    assert (only, layouts) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
+    assert have_node_counts(layouts)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "error"),
     [
         ([], "is empty: give at least one layout"),
         ({}, "is empty: give at least one layout"),
@@ -45,8 +45,8 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
         ([holdfast.Layout(shard=n) for n in range(1, 19)], "got 18 layouts: give at most 16"),
     ],
 )
-def test_what_is_no_list_of_layouts_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(BadInputError, match=re.escape(said)):
+def test_what_is_no_list_of_layouts_is_refused(given: Any, error: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(error)):
         parse_layouts(given)
 
 

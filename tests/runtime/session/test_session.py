@@ -79,7 +79,9 @@ def test_a_step_of_wrong_samples_is_refused_and_done_again(
         assert_whole(cluster, undisturbed)
         (found,) = cluster.of(ev.CorruptionFound)
         assert (found.step, found.what) == (5, "samples")
-        assert {told.worker for told in cluster.told(msg.VoteRefused)} <= set(cluster.machine.record.plan.workers)
+        assert {vote.worker for vote in cluster.messages_of(msg.VoteRefused)} <= set(
+            cluster.machine.record.plan.workers
+        )
         (recovered,) = cluster.of(ev.Recovered)
         assert (recovered.action, recovered.micro_batches_kept) == ("retry", 0)
         assert cluster.of(ev.FailureDetected) == []
@@ -170,7 +172,7 @@ def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undistur
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
-        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.wait("the joiner's group", lambda: len(cluster.messages_of(msg.Prepared)) == 3)
         cluster.go()
         cluster.wait_done()
         assert_whole(cluster, undisturbed)
@@ -188,7 +190,7 @@ def test_a_node_dies_in_the_middle_of_a_transfer(
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
-        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.wait("the joiner's group", lambda: len(cluster.messages_of(msg.Prepared)) == 3)
         pending = cluster.machine.record.pending
         assert pending is not None
         if victim == "sender":
@@ -277,7 +279,7 @@ def test_a_joiner_that_dies_before_it_is_in_leaves_no_trace(tmp_path: Path, undi
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
-        cluster.wait("the joiner", lambda: len(cluster.told(msg.Attach)) == 3)
+        cluster.wait("the joiner", lambda: len(cluster.messages_of(msg.Attach)) == 3)
         cluster.kill("n3")
         cluster.wait("its end", lambda: len(cluster.of(ev.NodeLeft)) == 1)
         cluster.go()

@@ -170,8 +170,8 @@ def played(path: Path, nodes: int, *, experts: bool, kill: int = 0) -> list[floa
         cluster.wait_done()
         cluster.assert_replicas_equal()
         committed = cluster.of(ev.StepCommitted)
-        told = {(event.step, event.micro_batch): event.reason for event in cluster.of(ev.MicroBatchSkipped)}
-        assert told == {at: f"before {at}" for at in BEFORE} | {at: f"after {at}" for at in AFTER}
+        reasons = {(event.step, event.micro_batch): event.reason for event in cluster.of(ev.MicroBatchSkipped)}
+        assert reasons == {at: f"before {at}" for at in BEFORE} | {at: f"after {at}" for at in AFTER}
         assert [event.skipped_samples for event in committed] == [2, 4, 2, 0, 2, 0]
         assert {event.samples for event in committed} == {12}
         result = audit_events(cluster.events)

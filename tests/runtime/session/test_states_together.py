@@ -75,7 +75,7 @@ class Place:
         decision = Decision(kind=DecisionKind.REDO, applied=1)
         self.machine.on_order(msg.Begin(plan=plan_of(2, sent=True), decision=decision))
         self.page = page
-        self.changed, self.told, self.adopted, self.let_go = changed, list[msg.Report](), 0, 0
+        self.changed, self.reports, self.adopted, self.let_go = changed, list[msg.Report](), 0, 0
         generations: Any = SimpleNamespace(of=lambda _: self.resources, retire_before=lambda _: None)
         self.resources = Resources(generation=2, board=Board(2, lambda _: None))
         self.resources.groups = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,8 +125,8 @@ class Place:
         self.let_go += 1
 
     def _carry_out(self, instructions: list[tasks.WorkerInstruction]) -> None:
-        told = [one.message for one in instructions if isinstance(one, tasks.SendToCoordinator)]
-        self.told += [message for message in told if isinstance(message, msg.Report)]
+        outgoing = [one.message for one in instructions if isinstance(one, tasks.SendToCoordinator)]
+        self.reports += [message for message in outgoing if isinstance(message, msg.Report)]
         self.changed.notify_all()
 
 
@@ -169,7 +169,7 @@ def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
     for place in unit:
         place.thread.join(LONG)
         assert not place.adopted
-        assert [(report.applied, report.generation) for report in place.told] == [(0, 2)]
+        assert [(report.applied, report.generation) for report in place.reports] == [(0, 2)]
     assert first.machine.keeps
     assert (first.let_go, second.let_go) == (1, 0), "a received state that cannot be adopted must be freed"
 

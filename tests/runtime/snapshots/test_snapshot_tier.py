@@ -48,14 +48,14 @@ class Node:
         folder.mkdir()
         self.name, self.folder, self.state = name, folder, state
         self.worker = f"{name}/0/a"
-        self.told: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
+        self.reports: list[SnapshotTaken | SnapshotLeftOut | SnapshotDamaged] = []
         self.snapshots = Snapshots(
             folder=folder,
             job="job",
             worker=self.worker,
             every=every,
             state=state,
-            send=self.told.append,
+            send=self.reports.append,
             experts=experts,
         )
         self.door = SnapshotServer("127.0.0.1", folder, "job", lambda: KEY)
@@ -137,13 +137,13 @@ def test_any_worker_gets_the_whole_state_from_the_parts_of_all(
 ) -> None:
     snapped = job(size)
     for node in snapped.nodes:
-        (taken,) = node.told
+        (taken,) = node.reports
         assert isinstance(taken, SnapshotTaken)
         assert taken.bytes == part_path(node.folder, taken.snapshot).stat().st_size
     other = Node(tmp_path / "other", "other", make(2))
     assert other.snapshots.restore(snapped.source(), snapped.plan, 0) == 10
     assert state_hash(other.state.capture()) == state_hash(snapped.nodes[0].state.capture())
-    assert other.told == []
+    assert other.reports == []
     other.close()
 
 
@@ -153,15 +153,15 @@ def test_a_copy_is_taken_where_a_part_is_damaged_and_that_is_told(job: Callable[
     snapped.flip(1, 1)
     expected = state_hash(snapped.nodes[0].state.capture())
     reader = snapped.nodes[0]
-    reader.told.clear()
+    reader.reports.clear()
     with torch.no_grad():
         next(reader.state.model.parameters()).zero_()
     assert reader.snapshots.restore(snapped.source((0,), (1, 2), (2,)), snapped.plan, 0) == 10
     assert state_hash(reader.state.capture()) == expected
-    (told,) = reader.told
-    assert isinstance(told, SnapshotDamaged)
-    assert (told.node, told.snapshot.part) == ("n1", 1)
-    assert "checksum" in told.why
+    (report,) = reader.reports
+    assert isinstance(report, SnapshotDamaged)
+    assert (report.node, report.snapshot.part) == ("n1", 1)
+    assert "checksum" in report.why
 
 
 def test_where_no_copy_is_left_the_snapshot_is_lost(job: Callable[[int], Job]) -> None:
@@ -169,13 +169,13 @@ def test_where_no_copy_is_left_the_snapshot_is_lost(job: Callable[[int], Job]) -
     snapped.flip(0, 0)
     snapped.nodes[1].door.close()
     reader = snapped.nodes[0]
-    reader.told.clear()
+    reader.reports.clear()
     with pytest.raises(SnapshotLostError):
         reader.snapshots.restore(snapped.source(), snapped.plan, 1)
-    assert {told.node for told in reader.told if isinstance(told, SnapshotDamaged)} == {"n1"}
+    assert {report.node for report in reader.reports if isinstance(report, SnapshotDamaged)} == {"n1"}
     with pytest.raises(SnapshotLostError):
         reader.snapshots.restore(snapped.source(), snapped.plan, 0)
-    assert {told.node for told in reader.told if isinstance(told, SnapshotDamaged)} == {"n0", "n1"}
+    assert {report.node for report in reader.reports if isinstance(report, SnapshotDamaged)} == {"n0", "n1"}
 
 
 def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None
         next(state.model.parameters())[3, 3] = float("nan")
     snapped = Job(tmp_path, 1, state)
     node = snapped.nodes[0]
-    node.told.clear()
+    node.reports.clear()
     with pytest.raises(SnapshotLostError, match=r"0\.weight contains a NaN"):
         node.snapshots.restore(snapped.source(), snapped.plan, 0)
-    (told,) = node.told
-    assert isinstance(told, SnapshotDamaged)
-    assert told.node == "", "the whole snapshot must be reported as unusable"
+    (report,) = node.reports
+    assert isinstance(report, SnapshotDamaged)
+    assert report.node == "", "the whole snapshot must be reported as unusable"
     node.close()
 
 
@@ -211,13 +211,13 @@ def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
         node.snapshots.on_step_applied(plan, step)
         node.snapshots.wait_copied()
         node.snapshots.wait()
-    (told,) = node.told
-    assert isinstance(told, SnapshotLeftOut)
-    assert told.step == 1
+    (report,) = node.reports
+    assert isinstance(report, SnapshotLeftOut)
+    assert report.step == 1
     node.folder.mkdir()
     node.snapshots.on_step_applied(plan, 3)
     node.snapshots.close()
-    assert isinstance(node.told[-1], SnapshotTaken)
+    assert isinstance(node.reports[-1], SnapshotTaken)
     node.door.close()
 
 
@@ -241,8 +241,8 @@ def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkey
         node.snapshots.on_step_applied(plan, step)
         node.snapshots.wait_copied()
         node.snapshots.wait()
-    told = [(told.step, told.why) for told in node.told if isinstance(told, SnapshotLeftOut)]
-    assert told == [(1, reasons[0]), (3, "it is read-only")]
+    report = [(report.step, report.why) for report in node.reports if isinstance(report, SnapshotLeftOut)]
+    assert report == [(1, reasons[0]), (3, "it is read-only")]
     node.close()
 
 
@@ -262,13 +262,13 @@ def test_one_that_is_due_while_the_one_before_is_written_is_left_out_and_that_is
     monkeypatch.setattr(taking, "copy_range", slowly)
     for step in (1, 2, 3):
         node.snapshots.on_step_applied(plan, step)
-    (told,) = node.told
-    assert isinstance(told, SnapshotLeftOut)
-    assert (told.step, told.why) == (2, "the one before it is still being written")
+    (report,) = node.reports
+    assert isinstance(report, SnapshotLeftOut)
+    assert (report.step, report.why) == (2, "the one before it is still being written")
     go.set()
     node.snapshots.wait_copied()
     node.snapshots.wait()
-    assert isinstance(node.told[-1], SnapshotTaken)
+    assert isinstance(node.reports[-1], SnapshotTaken)
     node.close()
 
 
@@ -317,7 +317,7 @@ def test_only_the_steps_that_are_due_are_taken(tmp_path: Path) -> None:
         node.snapshots.wait_copied()
         node.snapshots.wait()
     node.close()
-    assert [told.snapshot.step for told in node.told if isinstance(told, SnapshotTaken)] == [4, 8]
+    assert [report.snapshot.step for report in node.reports if isinstance(report, SnapshotTaken)] == [4, 8]
 
 
 def with_experts(seed: int) -> tuple[TrainingState, JobExperts]:

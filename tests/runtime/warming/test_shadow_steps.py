@@ -51,16 +51,16 @@ def grown(path: Path, warm: str, **options: Any) -> tuple[dict[int, str], list[A
     with Cluster(path, nodes=2, options=given) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add(warm=warm)
-        cluster.wait("the joiner's group", lambda: len(cluster.told(msg.Prepared)) == 3)
+        cluster.wait("the joiner's group", lambda: len(cluster.messages_of(msg.Prepared)) == 3)
         cluster.go()
         cluster.wait_done()
         assert set(cluster.exit_codes().values()) == {0}
         cluster.assert_replicas_equal()
         assert cluster.of(ev.StepCommitted)[-1].world_size == 3
-        hashes = {told.step: told.state_hash for told in cluster.told(msg.Applied)}
+        hashes = {report.step: report.state_hash for report in cluster.messages_of(msg.Applied)}
         lines = path / "n3.shadows"
         shadows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-        return hashes, shadows, cluster.told(msg.Warmed)
+        return hashes, shadows, cluster.messages_of(msg.Warmed)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def grown(path: Path, warm: str, **options: Any) -> tuple[dict[int, str], list[A
 )
 def test_a_joiner_that_was_warmed_changes_no_bit_of_anything(tmp_path: Path, options: dict[str, Any]) -> None:
     cold, none, silent = grown(tmp_path / "cold", "", **options)
-    warm, shadows, told = grown(tmp_path / "warm", "before", **options)
+    warm, shadows, warmings = grown(tmp_path / "warm", "before", **options)
     assert cold == warm
     assert len(cold) == STEPS
     assert (none, silent) == ([], [])
     # A failed attempt looks the same: not applied, no loss, the same number again, nothing logged.
     assert shadows == [[1, False, True, {}, 1]] * 2
-    (warmed,) = told
+    (warmed,) = warmings
     assert not warmed.error
     assert warmed.seconds > 0
 

@@ -269,13 +269,13 @@ def test_the_world_reports_what_goes_wrong_in_it():
         run_world(1, lambda seat: os._exit(3))
 
 
-def waiting_body(seat: Seat, told: int) -> None:
-    os.write(told, f"{os.getpid()} ".encode())
+def waiting_body(seat: Seat, pipe: int) -> None:
+    os.write(pipe, f"{os.getpid()} ".encode())
     threading.Event().wait()
 
 
-def owner_of_a_world(told: int) -> None:
-    with LocalWorld(2, waiting_body, told):
+def owner_of_a_world(pipe: int) -> None:
+    with LocalWorld(2, waiting_body, pipe):
         threading.Event().wait()
 
 
@@ -284,9 +284,9 @@ def test_a_world_ends_with_the_process_that_made_it_however_that_ends():
     owner = multiprocessing.get_context("fork").Process(target=owner_of_a_world, args=(writing,))
     owner.start()
     os.close(writing)
-    said = b""
-    while said.count(b" ") < 2:
-        said += os.read(reading, 64)
+    received = b""
+    while received.count(b" ") < 2:
+        received += os.read(reading, 64)
     owner.kill()
     owner.join()
     assert os.read(reading, 1) == b"", "no process is left that could write"

@@ -38,9 +38,9 @@ def _collectives(seat: Seat) -> dict[str, list[float]]:
     comm.wait(comm.start_gather_from_owners(spread, spread if rank == 0 else spread[:0], 1))
     results["spread"] = spread.tolist()
 
-    told = torch.full((2, 2), float(rank), dtype=torch.float64)
-    comm.wait(comm.start_broadcast(told, 1))
-    results["broadcast"] = told.flatten().tolist()
+    broadcast = torch.full((2, 2), float(rank), dtype=torch.float64)
+    comm.wait(comm.start_broadcast(broadcast, 1))
+    results["broadcast"] = broadcast.flatten().tolist()
 
     pair = torch.full((3,), float(rank))
     comm.wait(comm.start_send(pair, 1, tag=5) if rank == 0 else comm.start_receive(pair, 0, tag=5))

@@ -127,7 +127,7 @@ ONE = nn.Linear(DIM, DIM)
 
 
 @pytest.mark.parametrize(
-    ("factory", "told"),
+    ("factory", "error"),
     [
         (lambda dim, hidden: nn.ReLU(), r"expert \(ReLU\) has no parameters"),
         (Buffered, "has the buffer 'seen'"),
@@ -140,8 +140,8 @@ ONE = nn.Linear(DIM, DIM)
         (lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim), ONE), "share the parameter '1.weight'"),
     ],
 )
-def test_modules_that_cannot_be_experts_are_refused(factory: Any, told: str) -> None:
-    with pytest.raises(BadInputError, match=told):
+def test_modules_that_cannot_be_experts_are_refused(factory: Any, error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         ModuleExperts(factory, DIM, HIDDEN, 2, seed=1, layer=0)
 
 

@@ -103,7 +103,7 @@ def test_the_z_loss_is_the_mean_square_of_the_logsumexp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         ({"top_k": 9}, "top_k=9"),
         ({"score": "hardmax"}, "score='hardmax'"),
@@ -120,10 +120,10 @@ def test_the_z_loss_is_the_mean_square_of_the_logsumexp() -> None:
         ({"groups": 2.0}, "groups is 2.0: it must be a whole number"),
     ],
 )
-def test_a_gate_that_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], told: str) -> None:
+def test_a_gate_that_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], error: str) -> None:
     with pytest.raises(BadInputError) as refusal:
         TopKGate(**({"experts": 8, "top_k": 2} | options))
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -136,7 +136,7 @@ def answer(experts: Any = None, weights: Any = None, aux_loss: Any = None) -> Ch
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
         ((torch.zeros(5, 2), torch.ones(5, 2)), "returned a tuple: it must return a holdfast.Choice"),
         (answer(experts=torch.zeros(5, 3, dtype=torch.int64)), r"experts \(5, 3\)"),
@@ -150,8 +150,8 @@ def answer(experts: Any = None, weights: Any = None, aux_loss: Any = None) -> Ch
         (answer(aux_loss=0.5), "returned an aux_loss as float: it must be a tensor"),
     ],
 )
-def test_what_is_no_choice_is_refused(given: object, told: str) -> None:
-    with pytest.raises(BadInputError, match=told):
+def test_what_is_no_choice_is_refused(given: object, error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         check_choice(given, torch.nn.Identity(), tokens=5, top_k=2, experts=4)
 
 

@@ -78,7 +78,7 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         ({"capacity_factor": 0.0}, "capacity_factor is 0.0: it must be above 0"),
         ({"capacity_factor": float("nan")}, "capacity_factor is nan"),
@@ -98,8 +98,8 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
         ({"layer": 1 << 64}, "it must be 0 or more, and below 4294967296"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInputError, match=told):
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         MoE(8, 16, 4, **options)
 
 
@@ -150,7 +150,7 @@ def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "tokens", "told"),
+    ("options", "tokens", "error"),
     [
         ({}, torch.zeros(3, 9), r"tokens \(3, 9\) of torch.float32: they must be \(..., 8\)"),
         ({}, torch.zeros(()), r"tokens \(\) of"),
@@ -159,8 +159,8 @@ def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
         ({"shared": nn.Linear(8, 1)}, torch.zeros(3, 8), r"module Linear returned \(3, 1\) for tokens \(3, 8\)"),
     ],
 )
-def test_what_does_not_fit_the_layer_is_refused(options: dict[str, Any], tokens: torch.Tensor, told: str) -> None:
-    with pytest.raises(BadInputError, match=told):
+def test_what_does_not_fit_the_layer_is_refused(options: dict[str, Any], tokens: torch.Tensor, error: str) -> None:
+    with pytest.raises(BadInputError, match=error):
         MoE(8, 16, 4, 2, **options)(tokens)
 
 
