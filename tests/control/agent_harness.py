@@ -94,7 +94,7 @@ class FakeCoordinator:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: bool(condition())), DEADLINE)
             except TimeoutError:
-                raise AssertionError(f"waited in vain for {what}; received {self.received[-10:]}") from None
+                raise AssertionError(f"waited too long for {what}; received {self.received[-10:]}") from None
 
     async def attach(self, count: int = 1) -> list[str]:
         """Wait until this many workers have attached; return their ids."""

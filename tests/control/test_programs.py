@@ -31,26 +31,26 @@ def run(script: Path, text: str, patience_s: float, data: bytes = b"") -> None:
     asyncio.run(run_it())
 
 
-def end(left: Path) -> None:
+def kill_left_process(left: Path) -> None:
     """Kill the process that the program left; it must still run, which proves that the call did not wait for it."""
     os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 def test_what_a_program_leaves_running_is_not_waited_for(tmp_path: Path, left: Path) -> None:
     run(tmp_path / "run", LEAVES.format(pid=left) + "exit 0", 20.0)
-    end(left)
+    kill_left_process(left)
 
 
 def test_what_a_program_said_is_known_though_another_could_say_more(tmp_path: Path, left: Path) -> None:
     with pytest.raises(ProgramError, match=r"run ended with 3: the fan stands still$"):
         run(tmp_path / "run", LEAVES.format(pid=left) + "echo the fan stands still >&2; exit 3", 20.0)
-    end(left)
+    kill_left_process(left)
 
 
 def test_who_gives_a_program_up_does_not_wait_for_what_it_leaves_running(tmp_path: Path, left: Path) -> None:
     with pytest.raises(TimeoutError):
         run(tmp_path / "run", LEAVES.format(pid=left) + "exec sleep 60", 3.0)
-    end(left)
+    kill_left_process(left)
 
 
 def test_a_program_may_read_what_it_is_given_or_not(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
         return connection.respond(HTTPStatus.UNAUTHORIZED, "no\n")
 
     async def handler(connection: ServerConnection) -> None:
-        raise AssertionError("it was let in")
+        raise AssertionError("the connection was accepted")
 
     async def story() -> None:
         async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:

@@ -45,7 +45,7 @@ class Scene:
         return {index_of(one.worker): one for one in found if one.worker in self.agent.machine.workers}
 
     async def formed(self, workers: int) -> dict[int, RankReport]:
-        await self.until(lambda: len(self.reports()) == workers, "all to be in units")
+        await self.until(lambda: len(self.reports()) == workers, "all workers to form replica groups")
         return self.reports()
 
     async def waits(self, *pids: int) -> None:
@@ -57,7 +57,7 @@ class Scene:
                 while not true():
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"waited in vain for {what}: {self.reports()}, {self.downs}") from None
+            raise AssertionError(f"waited too long for {what}: {self.reports()}, {self.downs}") from None
 
     @property
     def downs(self) -> list[WorkerDown]:

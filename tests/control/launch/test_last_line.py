@@ -23,7 +23,7 @@ def save(folder: Path, step: int) -> None:
     seal(storage, name, [write_file(storage, name.folder, "part", [b"12345"])])
 
 
-def stands(steps: int, saved: int = 0) -> Standing:
+def standing_after(steps: int, saved: int = 0) -> Standing:
     """Return the standing after this many steps, with one reported checkpoint."""
     known = KnownCheckpoint(step=saved, name=name_of(saved).folder, term=1, generation=1)
     standing = Standing([known] if saved else [])
@@ -35,29 +35,29 @@ def stands(steps: int, saved: int = 0) -> Standing:
 
 
 def test_it_says_what_is_there(tmp_path: Path) -> None:
-    assert stands(5).line(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
+    assert standing_after(5).line(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
     assert Standing([]).line(str(tmp_path)) == "no step was done yet"
     save(tmp_path, 3)
     save(tmp_path, 5)
-    assert stands(5, 5).line(str(tmp_path)) == "step 5 is saved: the same command goes on from there"
-    assert stands(7, 5).line(str(tmp_path)).endswith("from there; 2 later steps are lost")
+    assert standing_after(5, 5).line(str(tmp_path)) == "step 5 is saved: the same command goes on from there"
+    assert standing_after(7, 5).line(str(tmp_path)).endswith("from there; 2 later steps are lost")
 
 
 def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save(tmp_path, 5)
     (tmp_path / name_of(5).folder / "part").write_bytes(b"12")
-    line = stands(5, 5).line(str(tmp_path))
+    line = standing_after(5, 5).line(str(tmp_path))
     assert line == (
         f"step 5 was saved, and is in {tmp_path} no more; "
         "step 3 is saved: the same command goes on from there; 2 later steps are lost"
     )
     shutil.rmtree(tmp_path)
-    assert stands(5, 5).line(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
+    assert standing_after(5, 5).line(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
 
 
 def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
-    line = stands(5, 5).line("nonsense://there/checkpoints")
+    line = standing_after(5, 5).line("nonsense://there/checkpoints")
     assert line.startswith("step 5 was saved; what is there now cannot be seen in nonsense://there/checkpoints: ")
 
 

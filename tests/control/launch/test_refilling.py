@@ -19,7 +19,7 @@ def warm(name: str) -> StandbyReady:
     return StandbyReady(time=0.0, job="j", term=1, generation=1, node=name, roles=1, warm_s=0.5)
 
 
-def beside(*standbys: str) -> Refilling:
+def with_standbys(*standbys: str) -> Refilling:
     """Return the state with three training nodes and these standbys."""
     refilling = Refilling(standbys, 3)
     refilling.take(joined("node-0", "node-1", "node-2"))
@@ -30,7 +30,7 @@ def beside(*standbys: str) -> Refilling:
 
 
 def test_where_one_has_taken_a_place_another_is_started_once() -> None:
-    refilling = beside("standby-0")
+    refilling = with_standbys("standby-0")
     refilling.ended("node-1", KILLED)
     assert refilling.missing(3) == 0, "the standby still waits"
     refilling.take(joined("standby-0"))
@@ -40,13 +40,13 @@ def test_where_one_has_taken_a_place_another_is_started_once() -> None:
 
 
 def test_where_one_dies_another_is_started() -> None:
-    refilling = beside("standby-0", "standby-1")
+    refilling = with_standbys("standby-0", "standby-1")
     refilling.ended("standby-1", KILLED)
     assert refilling.missing(4) == 1
 
 
 def test_a_node_that_gives_its_place_away_and_waits_is_a_standby() -> None:
-    refilling = beside("standby-0")
+    refilling = with_standbys("standby-0")
     refilling.take(joined("standby-0"))
     assert refilling.missing(4) == 0, "node-1 runs and is about to wait"
     refilling.take(warm("node-1"))
@@ -56,14 +56,14 @@ def test_a_node_that_gives_its_place_away_and_waits_is_a_standby() -> None:
 
 def test_one_that_leaves_as_it_was_asked_or_is_of_no_use_is_not_replaced() -> None:
     for code in (EXIT_DONE, EXIT_BAD_INPUT):
-        refilling = beside("standby-0")
+        refilling = with_standbys("standby-0")
         refilling.ended("standby-0", code)
         assert refilling.missing(3) == 0
         assert not refilling.given_up
 
 
 def test_none_is_started_for_ever() -> None:
-    refilling = beside("standby-0")
+    refilling = with_standbys("standby-0")
     started = 0
     refilling.ended("standby-0", EXIT_FAILED)
     while refilling.missing(3):
@@ -77,7 +77,7 @@ def test_none_is_started_for_ever() -> None:
 
 
 def test_one_that_was_warm_leaves_as_many_tries_as_before() -> None:
-    refilling = beside("standby-0")
+    refilling = with_standbys("standby-0")
     for number in range(20):
         refilling.ended(f"standby-{number}", KILLED)
         assert refilling.missing(3) == 1
@@ -86,7 +86,7 @@ def test_one_that_was_warm_leaves_as_many_tries_as_before() -> None:
 
 
 def test_none_is_started_for_a_job_that_is_over() -> None:
-    refilling = beside("standby-0")
+    refilling = with_standbys("standby-0")
     refilling.take(joined("standby-0"))
     end = JobFinished(time=0.0, job="j", term=1, generation=1, reason="completed", steps=3, samples=9, final_loss=None)
     refilling.take(end)

@@ -52,7 +52,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path, size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     path = write(tmp_path, body[:size])
     assert read(path) == body[:size]
-    assert find_parts(tmp_path, "job", lambda *_: pytest.fail("it is whole")) == [PART]
+    assert find_parts(tmp_path, "job", lambda *_: pytest.fail("the part is complete")) == [PART]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "the failed write must leave no files"
 
 
@@ -118,4 +118,4 @@ def test_what_a_process_was_writing_when_it_died_goes(tmp_path: Path) -> None:
     remove_abandoned(tmp_path)
     assert not left.exists()
     under_way.finish("job", PART, MANIFEST)
-    assert find_parts(tmp_path, "job", lambda *_: pytest.fail("it is whole")) == [PART]
+    assert find_parts(tmp_path, "job", lambda *_: pytest.fail("the part is complete")) == [PART]

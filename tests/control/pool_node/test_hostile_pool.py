@@ -62,7 +62,9 @@ class FakePool:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: bool(condition())), DEADLINE_S)
             except TimeoutError:
-                raise AssertionError(f"waited in vain for {what}: {self.hellos}, {self.stands}, {self.asked}") from None
+                raise AssertionError(
+                    f"waited too long for {what}: {self.hellos}, {self.stands}, {self.asked}"
+                ) from None
 
     async def serve(self, connection: ServerConnection) -> None:
         try:
@@ -201,7 +203,7 @@ def test_what_does_not_belong_to_the_grant_is_not_started(
         connection = await pool.node()
         before = in_use(node)
         await say(connection, grant(1))
-        await pool.until(lambda: len(pool.asked) >= 3, "the third question")
+        await pool.until(lambda: len(pool.asked) >= 3, "the third request")
         assert set(pool.asked) == {"/jobs/one/launch"}
         assert children(node) == []
         assert in_use(node) - before < MOST_GROWTH

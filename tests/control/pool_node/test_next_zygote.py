@@ -39,11 +39,11 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 async def grant(ends=True):
-    "Have a process of a grant from its zygote; return its pid and the zygote's."
+    "Start a process of a grant from its zygote; return its pid and the zygote's."
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
     pid = await client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
     of = parent(pid)
-    await until(lambda: parent(of) == os.getpid())  # (as all that is a grant's; who was between them ends at once)
+    await until(lambda: parent(of) == os.getpid())  # Processes between them end immediately, as for all of a grant.
     assert of not in zygote.kept
     if ends:
         await end()
@@ -61,7 +61,7 @@ async def grants_follow_each_other():
         zygote.begin()
         found |= set(await grant())
     assert len(found) == 6
-    assert there() == 1, "it is imported once"
+    assert there() == 1, "the module must be imported once"
 
 async def none_draws_what_another_has_drawn():
     heavy.write_text(heavy.read_text() + "import numpy.random\\n")
@@ -104,7 +104,7 @@ async def the_mould_dies():
     (before,) = zygote.kept
     os.kill(before, signal.SIGKILL)
     await until(lambda: not zygote.kept)
-    assert os.path.exists(f"/proc/{pid}"), "what it has forked is not its own"
+    assert os.path.exists(f"/proc/{pid}"), "processes that it forked must survive it"
     await end()
     assert not os.path.exists(f"/proc/{of}")
     zygote.begin()
@@ -146,7 +146,7 @@ async def the_mould_does_not_answer():
     assert not zygote.kept
     with contextlib.suppress(ConnectionRefusedError):
         await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
-        raise AssertionError("nobody comes there: the job's agent is to have a zygote of its own")
+        raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
     await end()
 
 async def a_grant_is_over_before_anything_is_imported():
@@ -162,7 +162,7 @@ async def a_grant_is_over_before_anything_is_imported():
     gate.touch()
     zygote.begin()
     await grant()
-    assert not (folder / "of the first").exists(), "what was asked for by a grant that is over never was"
+    assert not (folder / "of the first").exists(), "a request of an ended grant must have no effect"
     assert there() == 1
 
 async def nothing_can_be_imported():
@@ -171,7 +171,7 @@ async def nothing_can_be_imported():
     await until(lambda: not zygote.kept)
     with contextlib.suppress(ConnectionRefusedError):
         await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
-        raise AssertionError("nobody comes there: the job's agent is to have a zygote of its own")
+        raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
     await end()
 
 async def main(story):

@@ -81,6 +81,6 @@ def test_what_differs_from_place_to_place_is_named() -> None:
 
 
 def test_one_place_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingState, "capture", lambda _: pytest.fail("it was looked at"))
+    monkeypatch.setattr(TrainingState, "capture", lambda _: pytest.fail("the state was captured"))
     model = nn.Linear(2, 2)
     check_replicated(TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1)), ())

@@ -62,7 +62,7 @@ class Sink:
 
 def saver_of(storage: LocalStorage, one: SpreadState, sink: Sink | None = None) -> CheckpointSaver:
     def record(message: object) -> None:
-        pytest.fail(f"nothing is to be told: {message}")
+        pytest.fail(f"unexpected message: {message}")
 
     sink = sink or Sink(storage)
     return CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=sink, send=record, position=one.place)
@@ -244,7 +244,7 @@ def spoil(storage: LocalStorage, change: Callable[[dict[str, Any], dict[str, Any
         if offsets.get(WEIGHT, {}).get("saved_offsets") == [0, 0]:
             break
     else:
-        pytest.fail(f"no part has the beginning of {WEIGHT}")
+        pytest.fail(f"no part has the first box of {WEIGHT}")
     change(header[WEIGHT], offsets, shapes)
     about |= {"DCP_SHARDING_INFO": json.dumps(offsets), "holdfast whole shapes": json.dumps(shapes)}
     text = json.dumps(header).encode()

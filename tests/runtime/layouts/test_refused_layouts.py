@@ -163,16 +163,16 @@ def test_what_a_forward_pass_has_gathered_is_used_by_no_later_step() -> None:
             fully_shard(model, mesh=job.mesh["shard"])
         data = TensorDataset(torch.rand(8, 2))
 
-        def look(_: object) -> None:
+        def observe(_: object) -> None:
             with torch.no_grad():
                 found.append(float(model(data.tensors[0]).sum()))
 
-        job.protect(model, SGD(model.parameters(), lr=0.1), data, global_batch=4, micro_batch=2, after_apply=look)
+        job.protect(model, SGD(model.parameters(), lr=0.1), data, global_batch=4, micro_batch=2, after_apply=observe)
         for step in job.steps(4):
             for (inputs,) in step.micro_batches():
                 step.backward(model(inputs).square().mean())
                 if looks:
-                    look(step)
+                    observe(step)
             step.apply()
             found.append(step.loss)
         distributed.destroy_process_group()

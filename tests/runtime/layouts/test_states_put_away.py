@@ -30,8 +30,8 @@ LAYOUTS = {
 STEP = 7
 
 
-def complain(*report: object) -> None:
-    pytest.fail(f"nothing is to be complained of: {report}")
+def fail_on_damage(*report: object) -> None:
+    pytest.fail(f"unexpected damage: {report}")
 
 
 def part_of(place: int, places: int) -> SnapshotPart:
@@ -68,7 +68,7 @@ def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: 
     places = len(put_all(tmp_path / "here", LAYOUTS[writer]))
     for rank, one in enumerate(unit(LAYOUTS[reader])):
         one.forget()
-        restorer = SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", complain, one.place)
+        restorer = SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", fail_on_damage, one.place)
         assert restorer.restore(source_of(places), one.state, rank) == STEP
         assert restorer.moved_bytes == 0
         view = one.state.capture()
@@ -132,7 +132,7 @@ def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_
         one.optimizer.step()
         stash_state(one.state, one.place, tmp_path / "here", "job", part_of(number, len(there)))
     for rank, one in enumerate(with_rows(LAYOUTS[reader])):
-        SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", complain, one.place).restore(
+        SnapshotRestorer(tmp_path / "here", "job", "n0/0/a", fail_on_damage, one.place).restore(
             source_of(len(there)), one.state, rank
         )
         again = with_rows(LAYOUTS[reader])[rank]

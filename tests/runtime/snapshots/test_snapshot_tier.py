@@ -351,7 +351,7 @@ def test_experts_come_to_whoever_is_to_host_them(tmp_path: Path) -> None:
     other_state, others = with_experts(2)
     folder = tmp_path / "other"
     folder.mkdir()
-    restorer = SnapshotRestorer(folder, "job", "other/0/b", lambda *_: pytest.fail("all of it is whole"))
+    restorer = SnapshotRestorer(folder, "job", "other/0/b", lambda *_: pytest.fail("all parts are complete"))
     wanted = ((1, 4), (0,))
     assert restorer.restore(snapped.source(), other_state, 0, others, wanted) == 10
     assert others.shards.hosted == wanted

@@ -145,7 +145,7 @@ def test_a_migration_that_is_broken_off_changes_nothing() -> None:
     assert noted == hosted == ((0, 1),) * LAYERS
 
 
-def let_go(seat: Seat) -> list[bool]:
+def release_experts(seat: Seat) -> list[bool]:
     comm, worker = seat.connect(1), Worker()
     everything = tuple(range(EXPERTS))
     worker.enter(comm, plan([(), ()], [everything, everything], moves=0), DecisionKind.START)
@@ -159,7 +159,7 @@ def let_go(seat: Seat) -> list[bool]:
 
 
 def test_what_does_not_count_is_let_go_of() -> None:
-    assert run_world(2, let_go) == [[True, True], [True, True]]
+    assert run_world(2, release_experts) == [[True, True], [True, True]]
 
 
 def test_layers_must_have_the_same_number_of_experts() -> None:
