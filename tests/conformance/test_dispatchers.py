@@ -1,7 +1,7 @@
-"""Every way to dispatch tokens against one suite: each scheme by each maker of kernels.
+"""One test suite for all dispatchers of tokens: each scheme with each kernel implementation.
 
-Triton's kernels run here in its interpreter, on the CPU. A variable that Triton reads when it is imported switches that
-on, so this file runs once more in a process of its own.
+Triton's kernels run here in its interpreter, on the CPU. Triton enables it by a variable that it reads on import, so
+this file runs again in a separate process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.runtime.moe.layer.token_exchange import Channel, Route, from_exper
 
 SWITCH = "TRITON_INTERPRET"
 INTERPRETED = os.environ.get(SWITCH) == "1"
-# Interpreted programs take milliseconds each.
+# Each interpreted program takes milliseconds.
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=5 if INTERPRETED else 60, database=None)
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -43,10 +43,10 @@ def kernels() -> TokenKernels:
     return TritonKernels()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that it starts")
+@pytest.mark.skipif(INTERPRETED, reason="the test would start itself again")
 def test_triton_passes_this_suite_in_its_interpreter() -> None:
     if not has_triton():
-        pytest.skip("Triton is not installed: CPU builds of torch bring none")
+        pytest.skip("Triton is not installed: CPU builds of torch do not include it")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(
         command, env={**os.environ, SWITCH: "1"}, capture_output=True, text=True, timeout=300, check=False
@@ -65,7 +65,7 @@ def schemes(ranks: int) -> tuple[DispatchScheme, ...]:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[list[int]], list[np.ndarray], int]:
-    """A placement of one layer, and each rank's assignments."""
+    """Draw a placement of one layer, and the assignments of each rank."""
     ranks, experts = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     held: list[list[int]] = [[] for _ in range(ranks)]
     for expert in range(experts):
@@ -97,7 +97,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
         kernels.plan(
             DispatchInputs(
                 assigned_A=torch.from_numpy(assigned[rank]),
-                # As gathered: one row per rank.
+                # The layout after a gather, with one row per rank.
                 tokens_EN=torch.from_numpy(np.ascontiguousarray(tokens.T)).T,
                 replicas=replicas,
                 rank=rank,
@@ -107,7 +107,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
         )
         for rank in range(ranks)
     ]
-    # Rows are (source rank, assignment); they go through the exchange as the splits say.
+    # Rows are (source rank, assignment). The splits determine their exchange.
     leaving = [[(rank, int(number)) for number in moves[rank].send_order] for rank in range(ranks)]
     computed: list[tuple[int, int]] = []
     for me, move in enumerate(moves):
@@ -124,7 +124,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
             part = by_row[start:end]
             expert = rows[me][row]
             assert all(assigned[source][number] == expert for source, number in part)
-            # A fixed order: nothing depends on timing, nor on who computed the plan.
+            # The order is fixed: it does not depend on timing, or on the rank that computed the plan.
             assert part == sorted(part)
             assert len(part) == (int(capacities[expert, me]) if expert >= 0 else 0)
             start = end
@@ -133,7 +133,7 @@ def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world
 
 
 def check_orders(move: Movement, rows: int) -> None:
-    """Orders are permutations with their inverses, in the types that the layer uses."""
+    """Check that orders are permutations with their inverses, in the types that the layer uses."""
     for order, inverse, size in (
         (move.send_order, move.send_inverse, sum(move.send)),
         (move.receive_order, move.receive_inverse, sum(move.receive)),
@@ -229,7 +229,7 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
         leaves = tokens_TD.clone().requires_grad_(), weights_TK.clone().requires_grad_()
         rows = to_experts(leaves[0])
         mixed = from_experts(rows.sin(), leaves[1])
-        # Twice an expanded gradient, as sum() makes it.
+        # Doubled expanded gradients, as sum() produces them.
         return [rows, mixed, *torch.autograd.grad([rows.sum(), mixed.sum()], leaves)]
 
     got = through(
@@ -240,7 +240,7 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
         lambda x: x[order // top_k][received],
         lambda x, weights: (x[unreceived][inverse].view(tokens, top_k, dim) * weights.unsqueeze(-1)).sum(1).to(dtype),
     )
-    # One rounding to bfloat16, and sums in another order.
+    # Allow for one rounding to bfloat16, and for another order of the sums.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     for mine, plain in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, plain, **tolerance)

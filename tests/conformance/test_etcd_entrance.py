@@ -1,4 +1,4 @@
-"""How an etcd is reached that does not let everybody in: users with passwords, certificates, what its URL may say."""
+"""Access to a protected etcd: users with passwords, certificates, and the parameters of its URL."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from holdfast.control.store.etcd_place import EtcdPlace, place_at
 from holdfast.control.store.interface import Entry, StoreAwayError
 from holdfast.errors import BadInputError
 
-#: so long an idle session lives, in seconds
+#: lifetime of an idle session, in seconds
 TTL_S = 1
 
 
 class Guarded:
-    """An etcd with a user `hold`, who may read and write below `holdfast/`, and root, who looks after it."""
+    """An etcd with a user `hold`, which may read and write below `holdfast/`, and the administrator root."""
 
     def __init__(self, folder: Path) -> None:
         self.server = EtcdServer(folder / "etcd", ("--auth-token-ttl", str(TTL_S)))
@@ -42,21 +42,21 @@ class Guarded:
         self.ask("auth/enable")
 
     def permit(self, prefix: str) -> None:
-        """Let the user do what it wants below a prefix."""
+        """Grant the user read and write permission below a prefix."""
         end = f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
         key, range_end = (base64.b64encode(text.encode()).decode() for text in (prefix, end))
         perm = {"permType": "READWRITE", "key": key, "range_end": range_end}
         self.ask("auth/role/grant", name="holder", perm=perm)
 
     def as_root(self, path: str, **body: object) -> None:
-        """Change something while it lets nobody else."""
+        """Authenticate as root, then send an administrative request."""
         who = {"name": "root", "password": "r"}
         answer = httpx.post(f"{self.server.address}/v3/auth/authenticate", json=who, trust_env=False)
         self._root = answer.json()["token"]
         self.ask(path, **body)
 
     def ask(self, path: str, **body: object) -> None:
-        """Ask it for something; it does that."""
+        """Send an administrative request, which must succeed."""
         headers = {"Authorization": self._root} if self._root else {}
         answer = httpx.post(f"{self.server.address}/v3/{path}", json=body, headers=headers, trust_env=False)
         assert answer.is_success, answer.text
@@ -78,12 +78,12 @@ def test_a_user_comes_in_and_again_whenever_etcd_has_forgotten_that(guarded: Gua
         guarded.server.kill()
         with pytest.raises(StoreAwayError):
             store.compare_and_swap("a", b"2", first.revision)
-        guarded.server.start()  # (it knows no session any more)
+        guarded.server.start()  # the new process has no sessions
         second = store.compare_and_swap("a", b"2", first.revision)
         assert second is not None
         assert store.get("a") == Entry(b"2", second)
 
-        # Its password, and what it may do, are changed meanwhile: the file has the new one.
+        # The password of the user changes, and the file has the new one.
         guarded.as_root("auth/user/changepw", name="hold", password="new")
         guarded.file.write_text("new")
         assert store.get("a") == Entry(b"2", second)
@@ -93,12 +93,12 @@ def test_a_user_comes_in_and_again_whenever_etcd_has_forgotten_that(guarded: Gua
         guarded.file.write_text("old")
         guarded.as_root("auth/user/changepw", name="hold", password="newer")
         with pytest.raises(StoreAwayError, match=r"user hold, with the password in"):
-            store.get("a")  # (it was let in, and may be again)
+            store.get("a")  # an outage, because the user had access before and may get it again
         guarded.file.unlink()
         with pytest.raises(StoreAwayError, match=r"No such file"):
             store.get("a")
         guarded.file.write_text("newer")
-        assert store.get("a") is not None, "once the file is right again"
+        assert store.get("a") is not None, "the file has the right password again"
 
 
 def test_whoever_is_not_let_in_is_told_what_to_give(guarded: Guarded) -> None:
@@ -125,10 +125,10 @@ def test_whoever_is_not_let_in_is_told_what_to_give(guarded: Guarded) -> None:
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an authority's certificate, what it has signed (`server`, `client`), and `other`."""
+    """Return a folder with the certificate of an authority (`ca`), two that it signed, and an unrelated `other`."""
     folder = tmp_path_factory.mktemp("certificates")
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl on this machine")
+        pytest.skip("openssl is not installed")
 
     def run(*args: str) -> None:
         subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -147,7 +147,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encrypted(signed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """An etcd that takes only whom the authority has signed."""
+    """An etcd that accepts only clients with a certificate of the authority."""
     trust = ssl.create_default_context(cafile=str(signed / "ca.pem"))
     trust.load_cert_chain(signed / "client.pem", signed / "client.key")
     shown = ("--cert-file", str(signed / "server.pem"), "--key-file", str(signed / "server.key"))

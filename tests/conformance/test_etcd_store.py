@@ -1,4 +1,4 @@
-"""What is particular to the store in etcd: crashes, lost answers, several members, what it refuses."""
+"""Behavior only of the store in etcd: crashes, lost answers, several members, refused values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(server: EtcdServer) -> Iterator[EtcdStore]:
 
 
 class _Lossy(httpx.BaseTransport):
-    """Loses the answers to so many writes that come through."""
+    """Loses the answers to the next `loses` writes, which etcd has carried out."""
 
     def __init__(self) -> None:
         self._real = httpx.HTTPTransport()
@@ -79,10 +79,10 @@ def test_a_write_whose_answer_was_lost_is_found_out_by_the_same_call(store: Etcd
     _lossy(store).loses = 1
     with pytest.raises(StoreAwayError, match="the answer was lost"):
         store.compare_and_swap("a", b"2", 1)
-    assert store.compare_and_swap("b", b"2", 0) == 3, "another key's writes go on meanwhile"
+    assert store.compare_and_swap("b", b"2", 0) == 3, "writes of other keys continue meanwhile"
     assert store.compare_and_swap("a", b"2", 1) == 2
-    assert store.get("a") == Entry(b"2", 2), "written once"
-    assert store.compare_and_swap("a", b"2", 1) is None, "a new call, of which nothing is unsure"
+    assert store.get("a") == Entry(b"2", 2), "the value was written once"
+    assert store.compare_and_swap("a", b"2", 1) is None, "a new call expects an old revision"
 
 
 def test_one_that_was_lost_is_not_taken_for_anothers_of_the_same_value(server: EtcdServer, store: EtcdStore) -> None:
@@ -100,7 +100,7 @@ def test_one_that_was_lost_is_not_taken_for_anothers_of_the_same_value(server: E
     server.start()
     with contextlib.closing(open_store(server.url)) as other:
         assert other.compare_and_swap("b", b"same", 0) == 3
-    assert store.compare_and_swap("b", b"same", 0) is None, "never carried out: the other one's is not ours"
+    assert store.compare_and_swap("b", b"same", 0) is None, "the lost write was never carried out"
 
 
 def test_a_member_that_hangs_or_is_gone_is_passed_over(server: EtcdServer, tmp_path: Path) -> None:

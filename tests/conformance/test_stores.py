@@ -1,4 +1,4 @@
-"""Every store against one suite, and what is particular to the SQLite one."""
+"""One test suite for all stores, and tests of the SQLite store alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_removed_is_gone_and_its_revision_is_given_to_nobody(store: Stor
         store.compare_and_swap(key, b"1", 0)
     assert not store.remove("jobs/b", 1)
     assert store.remove("jobs/b", 2)
-    assert store.remove("jobs/b", 2), "it is not there"
+    assert store.remove("jobs/b", 2), "the key does not exist"
     assert store.get("jobs/b") is None
     assert store.list("") == Listing({"jobs/a": Entry(b"1", 1)}, 3)
     with contextlib.closing(store.watch("", 1)) as watch:
@@ -162,7 +162,7 @@ def test_a_closed_store_says_so(store: Store) -> None:
         store.list("")
 
 
-#: key, value (None: it is removed), and which revision is expected
+#: key, value (None: remove the key), and the expected revision
 _operations = st.lists(
     st.tuples(
         st.sampled_from("abc"),
@@ -175,7 +175,7 @@ _operations = st.lists(
 
 @pytest.fixture(scope="module", params=["memory", "sqlite", "etcd"])
 def anew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Store]]:
-    """What makes a store each time with nothing in it; in one etcd, each under a prefix of its own."""
+    """Return a function that opens an empty store. Stores in etcd share a server, each with its own prefix."""
     folder, number = tmp_path_factory.mktemp("stores"), count()
     if request.param == "memory":
         yield MemoryStore
@@ -274,9 +274,9 @@ def test_what_was_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
     store = SqliteStore(tmp_path / "store.db")
     store.compare_and_swap("a", b"x", 0)
-    assert str(tmp_path) in synced, "the file's name"
+    assert str(tmp_path) in synced, "the folder was synced, which keeps the file name"
     assert store._connection is not None
-    # (2: SQLite syncs its log with every write)
+    # 2 means that SQLite syncs its log with every write.
     assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()
@@ -351,7 +351,7 @@ def test_a_broken_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_database_whose_damage_is_no_text_is_refused(tmp_path: Path) -> None:
-    """SQLite quotes the bytes in its message, which Python cannot decode then."""
+    """SQLite quotes the damaged bytes in its error message, which Python cannot decode."""
     path = _made(tmp_path / "store.db")
     damaged = path.read_bytes().replace(b"PRIMARY KEY", b"PRIM\xb5RY KEY")
     path.write_bytes(damaged)

@@ -1,4 +1,4 @@
-"""What the coordinator makes of what it hears: announcements, swaps, decisions, and a leaver that is owed."""
+"""The modelled coordinator: it handles messages, announces steps, swaps, decides, and retains the draining node."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from explored_state import ALIVE, GONE, MARKED, NOBODY, OWED, Mind, Report, Unsa
 
 
 def takes_over(world: World) -> None:
-    """A coordinator begins: it knows the record, and expects whom that names."""
+    """Start a coordinator. It knows the record, and expects the planned nodes to reconnect."""
     none = (0,) * len(world.nodes)
     world.mind = Mind(0, world.planned, 0, (), none, world.record.known, none, 0, 0, 0)
 
 
 def hear(world: World, number: int) -> None:
-    """Take in a node's next message, then do what is due."""
+    """Handle a node's next message, then do all due work."""
     message, world.ups[number] = world.ups[number][0], world.ups[number][1:]
     _HEARD[message[0]](world, number, *message[1:])
     advance(world)
 
 
 def advance(world: World) -> None:
-    """Do what is due, in the order in which the coordinator does."""
+    """Do all due work, in the order of the real coordinator."""
     assert world.mind is not None
     if world.mind.stopping:
         decide(world)
@@ -42,15 +42,15 @@ def advance(world: World) -> None:
         stop(world)
 
 
-# ---- what is known of steps ----
+# ---- known steps ----
 
 
 def learn(world: World, step: int, v: int) -> None:
-    """A step has passed with this v."""
+    """Record that a step has passed with the step result `v`."""
     record = world.record
     if step <= len(record.journal):
         if record.journal[step - 1] != v:
-            raise Unsafe(f"step {step} was announced as attempt {record.journal[step - 1]}, and told as {v}")
+            raise Unsafe(f"step {step} was announced as attempt {record.journal[step - 1]}, but is reported as {v}")
         return
     assert world.mind is not None
     known = dict(world.mind.known)
@@ -60,34 +60,34 @@ def learn(world: World, step: int, v: int) -> None:
 
 
 def stands(world: World, number: int, step: int) -> None:
-    """A node holds the state of this step."""
+    """Record that a node holds the state of this step."""
     assert world.mind is not None
     if world.mind.stands[number] < step:
         world.note(stands=_with(world.mind.stands, number, step))
 
 
 def prove(world: World, step: int, gen: int) -> None:
-    """A step has passed in a generation: all its members had applied the one before."""
+    """Record that a step has passed in a generation: all its members had applied the previous step."""
     assert world.mind is not None
     if gen == world.record.plan and world.mind.proven < step - 1:
         world.note(proven=step - 1)
 
 
 def has_entered(world: World) -> bool:
-    """Tell whether all members are known to have entered the generation in force."""
+    """Return whether all members are known to have entered the current generation."""
     record, mind = world.record, world.mind
     assert mind is not None
     return all(mind.entered[number] >= record.plan for number in bits(record.members))
 
 
 def release(world: World) -> bool:
-    """Announce what all members (and who is owed) have applied; tell whether there was anything."""
+    """Announce the steps that all members and the retained node have applied. Return whether there were any."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     counting, proven = record.members, mind.proven if has_entered(world) else 0
     if record.leaver == OWED and rules.holds_up:
         counting |= 1 << rules.leaver
-        if rules.proves_members:  # (what members have done proves nothing of who is none of them)
+        if rules.proves_members:  # steps of members prove nothing about a node that is not a member
             proven = min(proven, mind.stands[rules.leaver])
     reached = max(proven, min((mind.stands[number] for number in bits(counting)), default=0))
     known, before = dict(mind.known), len(record.journal)
@@ -104,7 +104,7 @@ def release(world: World) -> bool:
 
 
 def _may_announce(world: World, step: int, v: int) -> None:
-    """See that everybody who counts has applied a step, with this v."""
+    """Check that the members and the retained node have applied a step with the result `v`."""
     record = world.record
     owed = 1 << world.rules.leaver if record.leaver == OWED else 0
     for number in bits(record.members | owed):
@@ -113,16 +113,16 @@ def _may_announce(world: World, step: int, v: int) -> None:
             continue
         state = node.state or ()
         if len(state) < step:
-            raise Unsafe(f"step {step} is announced, node {number} stands at {len(state)}")
+            raise Unsafe(f"step {step} is announced, but node {number} has applied only step {len(state)}")
         if state[step - 1] != v:
-            raise Unsafe(f"step {step} is announced as attempt {v}, node {number} has applied {state[step - 1]}")
+            raise Unsafe(f"step {step} is announced as attempt {v}, but node {number} has applied {state[step - 1]}")
 
 
-# ---- the leaver ----
+# ---- the draining node ----
 
 
 def going(world: World) -> bool:
-    """Tell whether the leaver is to be left out of the next plan, where the others have all that it has."""
+    """Return whether the next plan leaves the draining node out if the others have all its state."""
     record, mind, rules = world.record, world.mind, world.rules
     assert mind is not None
     if record.leaver == OWED:
@@ -136,13 +136,13 @@ def going(world: World) -> bool:
 
 
 def only_with_it(world: World) -> bool:
-    """Tell whether the leaver's expert is to live nowhere else by the plan in force."""
+    """Return whether only the draining node has the expert under the current plan."""
     rules, members = world.rules, world.record.members
     return rules.expert and not (rules.joins and members >> rules.joiner & 1)
 
 
 def look(world: World) -> None:
-    """Let the leaver go once nobody needs what it has."""
+    """Release the retained node once no other node needs its state."""
     record, mind, rules = world.record, world.mind, world.rules
     assert mind is not None
     if record.leaver != OWED:
@@ -153,7 +153,11 @@ def look(world: World) -> None:
 
 
 def settle(world: World) -> None:
-    """The leaver goes. Where it need not have been kept any longer it is nobody; else it still has what it has."""
+    """Release the draining node.
+
+    If it was retained long enough, or its process is gone, it becomes `NOBODY`. Otherwise it keeps its state, so that
+    `lose` detects the error.
+    """
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     earned = mind.proven >= record.owed or not record.members & ~mind.finished
@@ -173,7 +177,7 @@ def settle(world: World) -> None:
 
 
 def lost(world: World, number: int) -> None:
-    """A node is gone, as far as the coordinator sees."""
+    """Handle the loss of a node, as seen by the coordinator."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     owed = number == rules.leaver and record.leaver == OWED
@@ -191,7 +195,7 @@ def lost(world: World, number: int) -> None:
 
 
 def disarm(world: World) -> bool:
-    """Who was to join is lost, and flags may be up: have them lowered. False: that is not known here, or of no use."""
+    """Order the members to lower their swap flags after a joining node is lost. Return False if that does not apply."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     if not rules.disarms or mind.stopping or not record.pending or not record.members & mind.here:
@@ -205,7 +209,7 @@ def disarm(world: World) -> bool:
 
 
 def give_up(world: World) -> None:
-    """The pending plan cannot come any more."""
+    """Give up the pending plan."""
     record = world.record
     assert record.pending is not None
     world.write(pending=None)
@@ -213,14 +217,14 @@ def give_up(world: World) -> None:
 
 
 def stop(world: World) -> None:
-    """The generation in force is left: all report."""
+    """Stop the current generation. All planned nodes must report."""
     assert world.mind is not None
     if not world.mind.stopping:
         world.note(stopping=1, reports=())
         world.order(world.planned, "stop", world.record.newest)
 
 
-# ---- what is heard ----
+# ---- handlers ----
 
 
 def _hello(world: World, number: int, entered: int, state: Any, stopped: int, broken: int, finished: int) -> None:
@@ -247,7 +251,7 @@ def _hello(world: World, number: int, entered: int, state: Any, stopped: int, br
 
 
 def _lacks(world: World, number: int) -> bool:
-    """Tell whether a member has not entered the generation in force: what it needs of a coordinator is lost."""
+    """Return whether a member has not entered the current generation: the messages that it needs were lost."""
     assert world.mind is not None
     return bool(world.record.members >> number & 1) and world.mind.entered[number] < world.record.plan
 
@@ -271,7 +275,7 @@ def _entered(world: World, number: int, gen: int, step: int) -> None:
 
 
 def promote(world: World, step: int) -> None:
-    """A step has passed with every swap flag up: the pending generation is in force."""
+    """Put the pending generation into force after a step that passed with all swap flags raised."""
     record = world.record
     assert world.mind is not None
     if world.mind.stopping or record.pending is None:
@@ -331,7 +335,7 @@ _HEARD: dict[str, Any] = {
 
 
 def decide(world: World) -> None:
-    """Where all have spoken: write what becomes of the step, and who goes on; then tell them."""
+    """Once all nodes have reported, decide the step and the members, write the decision, then send it."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     owing = world.planned & (mind.here | mind.away) & ~sum(1 << one.node for one in mind.reports)
@@ -349,7 +353,7 @@ def decide(world: World) -> None:
     leaver = record.leaver
     standby = rules.joins == "instead" and mind.here >> rules.joiner & 1 and not members >> rules.joiner & 1
     if standby and record.members & ~(mind.here | mind.away):
-        members, standby = members | 1 << rules.joiner, 0  # it takes the place of who was lost
+        members, standby = members | 1 << rules.joiner, 0  # it replaces the lost node
     elif going(world) and members >> rules.leaver & 1:
         rest = [one for one in holders if one.node != rules.leaver]
         if _whole(world, rest) and (members & ~(1 << rules.leaver) or standby):
@@ -363,7 +367,7 @@ def decide(world: World) -> None:
 
 
 def _counts(world: World, one: Report) -> Report:
-    """Return what counts of a report: an owed leaver's gradients of a step that the others do again are of no use."""
+    """Return the part of a report that counts: without a retained node's gradients of a step that the others repeat."""
     record, rules = world.record, world.rules
     if one.node != rules.leaver or record.leaver != OWED or not rules.drops_stale:
         return one
@@ -379,7 +383,10 @@ def _hear_reports(world: World, reports: Iterable[Report]) -> None:
 
 
 def reach(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] | None:
-    """Return the newest step that all of the state can reach, v where that is FORWARD, and who can carry it out."""
+    """Return the newest step that the whole state can reach, and the nodes that can reach it.
+
+    The second element is the step result if one of them must still apply the step (FORWARD), otherwise 0.
+    """
     record = world.record
     carriers = [one for one in reports if one.steps is not None]
     known: dict[int, int] = {}
@@ -410,7 +417,7 @@ def _holding(one: Report, step: int) -> bool:
 
 
 def _whole(world: World, holders: list[Report]) -> bool:
-    """Tell whether these have the whole state between them."""
+    """Return whether these nodes together hold the whole state."""
     return bool(holders) and (not world.rules.expert or any(one.expert for one in holders))
 
 
@@ -418,12 +425,12 @@ def _go_on(world: World, step: int, v: int, holders: list[Report], members: int,
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     if step < len(record.journal):
-        raise Unsafe(f"step {len(record.journal)} is announced, step {step} is decided")
+        raise Unsafe(f"step {len(record.journal)} is announced, but step {step} is decided")
     if v:
         learn(world, step, v)
     assert world.mind is not None
     known = tuple(one for one in world.mind.known if one[0] <= step)
-    # (who was beyond the decided step is sent its state anew)
+    # a node beyond the decided step gets the decided state again
     held = tuple(min(stood, step) if stood <= step or not rules.takes_back else 0 for stood in world.mind.stands)
     gen = record.newest + 1
     world.note(stopping=0, reports=(), known=known, stands=held, proven=0, finished=0)
@@ -438,7 +445,7 @@ def _go_on(world: World, step: int, v: int, holders: list[Report], members: int,
 
 
 def lose(world: World) -> None:
-    """Nobody that has spoken has all of the state: that may only be where nobody has it."""
+    """End the job, because no reporting node has the whole state. Fail if another live node has it."""
     announced, rules = len(world.record.journal), world.rules
     for number, node in enumerate(world.nodes):
         whole = node.state is not None and len(node.state) >= announced and (node.expert or not rules.expert)

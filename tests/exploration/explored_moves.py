@@ -1,4 +1,4 @@
-"""What may happen next in a state: messages, returns of collectives, and faults."""
+"""The possible moves in a state: messages, returns of collectives, and faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from explored_state import ALIVE, DEAD, EXPELLED, NOBODY, Rules, Unsafe, World
 
 
 class Move(NamedTuple):
-    """Something that may happen, and what comes of it: a state, or what must never be."""
+    """A possible move and its result: the next state, or None if it breaks an invariant (`why`)."""
 
     label: str
     is_fault: bool
@@ -19,12 +19,12 @@ class Move(NamedTuple):
     why: str = ""
 
 
-#: carried out on a copy of the state; returns the states that may come of it, None: the copy itself
+#: applied to a copy of the state; returns a list of the possible results, or None for the copy itself
 Act = Callable[[World], Any]
 
 
 def moves(rules: Rules, state: tuple[Any, ...]) -> Iterator[Move]:
-    """Yield all that may happen in a state, in an order that follows from the state."""
+    """Yield all possible moves in a state, in an order that depends only on the state."""
     world = World(rules, state)
     if world.record.over:
         return
@@ -45,11 +45,11 @@ def _possible(world: World) -> Iterator[tuple[str, bool, Act]]:
         yield from _faults(world, number)
     mind = world.mind
     if mind is None:
-        yield "the coordinator begins again", False, coordinator.takes_over
+        yield "a new coordinator starts", False, coordinator.takes_over
         return
     for number, up in enumerate(world.ups):
         if up:
-            yield f"the coordinator hears {up[0][0]} of {number}", False, _call(coordinator.hear, number)
+            yield f"the coordinator handles {up[0][0]} from node {number}", False, _call(coordinator.hear, number)
     if world.budget[1]:
         yield "the coordinator dies", True, _crash
 
@@ -61,22 +61,22 @@ def _of_node(world: World, number: int) -> Iterator[tuple[str, bool, Act]]:
     known = mind is not None and (mind.here | mind.away) >> number & 1
     if node.life == DEAD:
         if known:
-            yield f"the coordinator sees that {number} is gone", False, _call(coordinator.lost, number)
+            yield f"the coordinator loses node {number}", False, _call(coordinator.lost, number)
         return
     what = f"step {_step(world, number)} of generation {node.gen}"
     if _may_vote(world, number):
-        yield f"{number} is ready for {what}", False, _call(workers.vote, number)
+        yield f"node {number} votes for {what}", False, _call(workers.vote, number)
     if not node.stop and workers.has_voted_all(world, number):
-        yield f"{number} passes {what}", False, _call(workers.apply, number)
+        yield f"node {number} applies {what}", False, _call(workers.apply, number)
     if workers.sources(world, number):
-        yield f"{number} has received the state", False, _call(workers.receive, number)
+        yield f"node {number} receives the state", False, _call(workers.receive, number)
     if node.life == ALIVE and world.downs[number]:
-        yield f"{number} takes {world.downs[number][0][0]}", False, _call(workers.take, number)
+        yield f"node {number} handles {world.downs[number][0][0]}", False, _call(workers.take, number)
     if node.life == ALIVE and not node.linked and mind is not None and _may_come(world, number):
-        yield f"{number} connects", False, _call(workers.connect, number)
+        yield f"node {number} connects", False, _call(workers.connect, number)
     if node.life == EXPELLED and mind is not None and mind.away >> number & 1:
-        yield f"the coordinator gives {number} up", False, _call(coordinator.lost, number)
-        yield f"{number} comes back as it was", False, _call(_back, number)
+        yield f"the coordinator gives up node {number}", False, _call(coordinator.lost, number)
+        yield f"node {number} reconnects with its state", False, _call(_back, number)
 
 
 def _may_vote(world: World, number: int) -> bool:
@@ -91,7 +91,7 @@ def _step(world: World, number: int) -> int:
 
 
 def _may_come(world: World, number: int) -> bool:
-    """Tell whether a node that is not connected is let in: one that is awaited, or a standby."""
+    """Return whether a disconnected node may connect: if the coordinator waits for it, or if it is a standby."""
     assert world.mind is not None
     standby = number == world.rules.joiner and not world.nodes[number].gen and not world.planned >> number & 1
     return bool(world.mind.away >> number & 1) or standby
@@ -101,11 +101,11 @@ def _faults(world: World, number: int) -> Iterator[tuple[str, bool, Act]]:
     node, mind = world.nodes[number], world.mind
     if node.life != ALIVE or node.phase == "G" or not world.budget[0]:
         return
-    yield f"FAULT: {number} dies", True, _call(_die, number)
+    yield f"FAULT: node {number} dies", True, _call(_die, number)
     if mind is not None and (mind.here | mind.away) >> number & 1:
-        yield f"FAULT: {number} is expelled, and lives", True, _call(_expel, number)
+        yield f"FAULT: node {number} is expelled but lives", True, _call(_expel, number)
     if world.budget[2] and not node.stop and node.phase in "RV":
-        yield f"FAULT: a collective fails at {number}", True, _call(_fail, number)
+        yield f"FAULT: a collective fails on node {number}", True, _call(_fail, number)
 
 
 def _call(act: Callable[[World, int], Any], number: int) -> Act:
@@ -150,10 +150,10 @@ def _crash(world: World) -> None:
 
 
 def agree(world: World) -> None:
-    """See that the members of the plan in force, and the journal, agree on every step.
+    """Check that the members of the current plan and the journal agree on every step.
 
     Raises:
-        Unsafe: they do not.
+        Unsafe: They disagree.
     """
     record, longest = world.record, world.record.journal
     for number, node in enumerate(world.nodes):
@@ -162,5 +162,5 @@ def agree(world: World) -> None:
             continue
         both = min(len(longest), len(node.steps))
         if longest[:both] != node.steps[:both]:
-            raise Unsafe(f"two results of one step: {longest} and {node.steps} of node {number}")
+            raise Unsafe(f"one step has two results: {longest}, and {node.steps} on node {number}")
         longest = max(longest, node.steps, key=len)

@@ -1,4 +1,4 @@
-"""One state of the explored protocol, and the rules that a variant explores. `README.md` says what stands for what."""
+"""One state of the explored protocol, and the rules of a variant. `README.md` describes the model."""
 
 from __future__ import annotations
 
@@ -6,52 +6,56 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-#: whether the leaver is still a member like others: nobody has asked it to go, it was asked, it is owed, it has gone
+#: the draining node (`leaver`): not asked to leave, asked, retained, released
 STAYS, MARKED, OWED, GONE = range(4)
-#: a node's process
+#: the process of a node
 DEAD, ALIVE, EXPELLED = range(3)
 
 
 class Unsafe(Exception):
-    """Something that must never happen did."""
+    """A move broke an invariant."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """A variant of the protocol, and which faults befall it; the defaults are what is built.
+    """A variant of the protocol, and its faults. The defaults are the rules that holdfast follows.
 
-    Nodes are numbered: those that stay, the leaver, the joiner.
+    The nodes are numbered in this order: the nodes that stay, the draining node, the joining node.
     """
 
     name: str
-    #: how the joiner comes: "beside" the leaver by a swap, "joined" before all begins, "instead" by the Stop, "": never
+    #: when the joining node joins: by a swap before the other leaves ("beside"), before the start ("joined"), at the
+    #: Stop ("instead"), or never ("")
     joins: str = "beside"
     stayers: int = 1
     steps: int = 3
-    #: an expert lives on the leaver alone at first
+    #: at first, only the draining node has an expert
     expert: bool = False
-    #: nodes that die or are expelled alive, or collectives that fail; of these, the latter; and coordinators that die
+    #: most failures: nodes that die or are expelled alive, and collectives that fail
     failures: int = 0
+    #: most failed collectives among them
     blips: int = 1
+    #: most coordinators that die
     crashes: int = 0
-    #: the leaver is owed until a step has "passed" beyond the decided one, until somebody has "entered", or "never"
+    #: the draining node is retained until a step after the decided one has "passed", until a member has "entered", or
+    #: "never"
     owed: str = "passed"
-    #: the owed leaver is stopped with the others, and its report awaited
+    #: the retained node is stopped with the others, and must report
     counted: bool = True
-    #: no step is announced that the owed leaver has not applied
+    #: a step is announced only after the retained node has applied it
     holds_up: bool = True
-    #: of an owed leaver no step of the others proves anything
+    #: steps of the members prove nothing about a retained node
     proves_members: bool = True
-    #: what an owed leaver has reduced counts only where the others were to finish that step
+    #: gradients that a retained node has reduced count only if the others had to finish that step
     drops_stale: bool = True
-    #: who stood beyond the decided step counts as having it only once it has come
+    #: a node beyond the decided step counts as having that step only after it has received the state
     takes_back: bool = True
-    #: a joiner's loss after Arm has the flags lowered, and the pending plan given up once a member has said that its
-    #: own is; or "at once"; or (False) all are stopped
+    #: If a joining node is lost after Arm, members lower their swap flags, and the pending plan is given up after a
+    #: member reports that. "at once": it is given up before that. False: all are stopped.
     disarms: bool | str = True
-    #: a member whose flag others may have seen says so only if the step did not swap
+    #: a member reports a lowered flag that others may have seen only after a step without a swap
     waits_for_step: bool = True
-    #: a member that lacks the decided state keeps its own until that has come (dense models)
+    #: a member that lacks the decided state keeps its own until it has received that (dense models)
     keeps: bool = True
 
     @property
@@ -60,47 +64,47 @@ class Rules:
 
     @property
     def joiner(self) -> int:
-        """The joiner's number, -1 where there is none."""
+        """The number of the joining node, or -1 if no node joins."""
         return self.stayers + 1 if self.joins else -1
 
     def but(self, name: str, **changes: Any) -> Rules:
-        """Return these rules with others in place."""
+        """Return these rules with some changes."""
         return replace(self, name=name, **changes)
 
 
 class Record(NamedTuple):
-    """What the coordinator writes down: record and journal."""
+    """The durable data of the coordinator: record and journal."""
 
-    newest: int  # generation that was ever planned
-    plan: int  # the generation in force
+    newest: int  # the newest planned generation
+    plan: int  # the current generation
     members: int  # its members, as bits
-    forward: int  # v of the step that the plan began with, where that was FORWARD; else 0
-    step: int  # with whose state the plan began
-    journal: tuple[int, ...]  # v of the announced steps
+    forward: int  # the result of the step with which the plan began, if that was FORWARD; otherwise 0
+    step: int  # the step with which the plan began
+    journal: tuple[int, ...]  # results of the announced steps
     pending: tuple[int, int] | None  # generation and members
-    known: tuple[tuple[int, int], ...]  # v of steps that a decision rests on
+    known: tuple[tuple[int, int], ...]  # step and result, if a decision depends on it
     leaver: int  # STAYS, MARKED, OWED or GONE
-    owed: int  # the step from which on the others go on without it
+    owed: int  # the step from which the others continue without it
     over: str  # how the job ended
 
 
 class Mind(NamedTuple):
-    """What dies with a coordinator."""
+    """The volatile state of a coordinator."""
 
-    here: int  # nodes that are connected, as bits
-    away: int  # nodes that may come back as they were
+    here: int  # connected nodes, as bits
+    away: int  # disconnected nodes that may reconnect with their state
     stopping: int
     reports: tuple[Report, ...]
     stands: tuple[int, ...]  # the newest step that each node is known to hold
-    known: tuple[tuple[int, int], ...]  # v by step, of those that are not announced
+    known: tuple[tuple[int, int], ...]  # step and result of each step that is not announced
     entered: tuple[int, ...]  # the newest generation that each node has entered
-    proven: int  # the newest step that a later one of the generation in force proves
+    proven: int  # the newest step that is proven by a later one of the current generation
     finished: int
-    armed: int  # 1: Arm was said in this term; 2: then that flags are to be down again
+    armed: int  # 1: Arm was sent in this term; 2: then the order to lower the flags
 
 
 class Report(NamedTuple):
-    """What a worker answers to Stop."""
+    """The answer of a worker to Stop."""
 
     node: int
     steps: tuple[int, ...] | None
@@ -112,36 +116,37 @@ class Report(NamedTuple):
 class Node(NamedTuple):
     """A node with its one worker.
 
-    Its phase: I idle, E entering without the state, R reducing, V voted, X stopped or broken, D done, G gone.
+    The phases are: I idle, E entering without the state, R reducing, V voted, X stopped or broken, D done, G released.
     """
 
     life: int
     linked: int
     gen: int
     members: int
-    stop: int  # the generation of the Stop that it has answered, 0 where it may go on
-    steps: tuple[int, ...] | None  # v of the steps that its state has gone through; None: it has no state
-    ready: int  # v of the next step, where its reduced gradients are here
-    passed: int  # the next step has passed here
+    stop: int  # the generation of the Stop that it answered, or 0 if it may continue
+    steps: tuple[int, ...] | None  # the results of the applied steps; None: it has no state
+    ready: int  # the result of the next step, if its reduced gradients are here
+    passed: int  # whether the next step has passed here
     phase: str
     pending: tuple[int, int] | None
-    armed: int  # the flag goes up; 2: for this step only, then that is said; 3: the coordinator that wanted it is dead
-    kept: tuple[int, ...] | None  # the state that it keeps while it is sent a newer one
+    # 1: it raises its swap flag; 2: for this step only, then it reports that; 3: the ordering coordinator is dead
+    armed: int
+    kept: tuple[int, ...] | None  # the old state, kept until it has received the decided one
     expert: int
 
     @property
     def state(self) -> tuple[int, ...] | None:
-        """The state that it could go on from."""
+        """The state from which it can continue."""
         return self.steps if self.steps is not None else self.kept
 
 
-#: a generation's operations on one step: who has given its gradients, who has voted, who has raised the swap flag
+#: the collectives of a generation for one step: nodes that gave gradients, that voted, and that raised the swap flag
 Op = tuple
 NOBODY = Node(DEAD, 0, 0, 0, 0, None, 0, 0, "-", None, 0, None, 0)
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the numbers of the bits that are set."""
+    """Yield the numbers of the set bits."""
     number = 0
     while mask:
         if mask & 1:
@@ -151,7 +156,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class World:
-    """A state that can be changed; `frozen` is what it is told apart by."""
+    """A mutable state. `frozen` returns it as an immutable value."""
 
     __slots__ = ("budget", "downs", "mind", "nodes", "ops", "record", "rules", "ups")
 
@@ -160,15 +165,15 @@ class World:
         self.record: Record = frozen[0]
         self.mind: Mind | None = frozen[1]
         self.nodes: list[Node] = list(frozen[2])
-        #: messages under way, to the coordinator and to the nodes
+        #: messages in flight, to the coordinator and to the nodes
         self.ups: list[tuple[Any, ...]] = list(frozen[3])
         self.downs: list[tuple[Any, ...]] = list(frozen[4])
         self.ops: dict[tuple[int, int], Op] = dict(frozen[5])
-        #: failures, coordinators' deaths and failing collectives that may still come
+        #: the remaining failures, coordinator crashes and failing collectives
         self.budget: list[int] = list(frozen[6])
 
     def frozen(self) -> tuple[Any, ...]:
-        """Return the state, without what can have no effect any more."""
+        """Return the state without the parts that can no longer have an effect."""
         nodes = self.nodes
         for number, node in enumerate(nodes):
             if node.life == EXPELLED and not self._matters(number):
@@ -182,7 +187,7 @@ class World:
         return World(self.rules, (self.record, self.mind, *rest))
 
     def _matters(self, number: int) -> bool:
-        """Tell whether an expelled node may come back, or be in a collective with somebody."""
+        """Return whether an expelled node may reconnect, or take part in a collective."""
         node = self.nodes[number]
         back = self.mind is None or self.mind.away >> number & 1 or self.budget[1]
         if back and self.planned >> number & 1:
@@ -200,7 +205,7 @@ class World:
 
     @property
     def planned(self) -> int:
-        """The members of the plan, of the pending one, and who is owed."""
+        """The members of the plan and of the pending plan, and the retained node."""
         record, mask = self.record, self.record.members
         if record.pending:
             mask |= record.pending[1]
@@ -219,13 +224,13 @@ class World:
         self.mind = self.mind._replace(**changes)
 
     def tell(self, number: int, *message: Any) -> None:
-        """A node says something to the coordinator."""
+        """Send a message from a node to the coordinator."""
         node = self.nodes[number]
         if node.life == ALIVE and node.linked:
             self.ups[number] += (message,)
 
     def order(self, mask: int, *message: Any) -> None:
-        """The coordinator says something to those of these nodes that are there."""
+        """Send a message from the coordinator to these nodes, as far as they are connected."""
         assert self.mind is not None
         for number in bits(mask & self.mind.here):
             if self.nodes[number].linked:
@@ -233,9 +238,9 @@ class World:
 
 
 def initial(rules: Rules) -> tuple[Any, ...]:
-    """Return the state that all begins with: the first step is being reduced, and the leaver was asked to go.
+    """Return the initial state: the first step is being reduced, and a node was asked to leave.
 
-    Where the joiner comes beside it, all have built the pending group, and Arm is on its way.
+    If the joining node joins next to it, all nodes have built the pending group, and Arm is in flight.
     """
     count = rules.stayers + (2 if rules.joins else 1)
     beside, joined = rules.joins == "beside", rules.joins == "joined"

@@ -1,4 +1,4 @@
-"""What the workers do: steps, swaps, reports, and the begin of a generation."""
+"""The modelled workers: steps, swaps, reports, and the start of a generation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from explored_state import Unsafe, World
 
 
 def next_step(world: World, number: int) -> None:
-    """Give the gradients of the next step into its reduction, or be done."""
+    """Start the reduction of the next step, or finish after the last step."""
     node = world.nodes[number]
     assert node.steps is not None
     step = len(node.steps) + 1
@@ -22,7 +22,7 @@ def next_step(world: World, number: int) -> None:
 
 
 def vote(world: World, number: int) -> None:
-    """All have given their gradients: REDUCING -> READY -> VOTED."""
+    """Vote after all members gave their gradients: REDUCING -> READY -> VOTED."""
     node = world.nodes[number]
     assert node.steps is not None
     key = (node.gen, len(node.steps) + 1)
@@ -33,7 +33,7 @@ def vote(world: World, number: int) -> None:
 
 
 def apply(world: World, number: int) -> None:
-    """All have voted, and it has returned here: PASSED -> APPLYING -> the next step, or the pending generation."""
+    """Apply a step after its vote has returned: PASSED -> APPLYING -> the next step, or the pending generation."""
     node = world.nodes[number]
     assert node.steps is not None
     step, v = len(node.steps) + 1, node.ready
@@ -51,7 +51,7 @@ def apply(world: World, number: int) -> None:
 
 
 def lower(world: World, number: int) -> None:
-    """The swap flag is down from here on."""
+    """Lower the swap flag from now on."""
     node = world.nodes[number]
     world.put(number, armed=0)
     if node.pending is not None and node.armed != 3:
@@ -59,7 +59,7 @@ def lower(world: World, number: int) -> None:
 
 
 def disarm(world: World, number: int, generation: int) -> None:
-    """Lower the swap flag: at once, or where others may have seen it at the step's end, if that does not swap."""
+    """Lower the swap flag at once, or after a step without a swap if others may have seen the flag."""
     node = world.nodes[number]
     if node.stop or node.phase == "X" or node.pending is None or node.pending[0] != generation or node.steps is None:
         return
@@ -70,7 +70,7 @@ def disarm(world: World, number: int, generation: int) -> None:
 
 
 def has_voted_all(world: World, number: int) -> bool:
-    """Tell whether the commit operation that this node is in has all votes."""
+    """Return whether all members have voted in this node's current commit operation."""
     node = world.nodes[number]
     if node.phase != "V" or node.steps is None:
         return False
@@ -78,7 +78,7 @@ def has_voted_all(world: World, number: int) -> bool:
 
 
 def receive(world: World, number: int) -> None:
-    """A state has come whole from a member of the generation, with the expert where that is to live here."""
+    """Receive a whole state from a member of the generation, with the expert if this node replaces its owner."""
     node, rules = world.nodes[number], world.rules
     source = next(world.nodes[other] for other in sources(world, number))
     gen, members = node.pending if node.phase == "I" and node.pending else (node.gen, node.members)
@@ -89,7 +89,7 @@ def receive(world: World, number: int) -> None:
 
 
 def sources(world: World, number: int) -> list[int]:
-    """Return who can send its state (and the expert, where that is needed) to a node that waits for one."""
+    """Return the nodes that can send a state, and the expert if needed, to a node that waits for them."""
     node, rules = world.nodes[number], world.rules
     if node.stop or node.phase not in "IE" or (node.phase == "I" and not node.pending):
         return []
@@ -108,7 +108,7 @@ def report(world: World, number: int, generation: int) -> None:
 
 
 def stopped(world: World, number: int, generation: int) -> list[World]:
-    """Freeze, and report; where the commit operation is under way, it may have passed or be left."""
+    """Stop and report. If all votes are given, the step may have passed here or not: return both results."""
     node = world.nodes[number]
     if generation < node.gen:
         return [world]
@@ -124,7 +124,7 @@ def stopped(world: World, number: int, generation: int) -> list[World]:
 
 
 def begin(world: World, number: int, order: tuple[Any, ...]) -> None:
-    """Enter a new generation: finish the decided step, or be sent the state that it leads to."""
+    """Enter a new generation: finish the decided step, or wait for the decided state."""
     _, gen, members, v, step, holders = order
     node, rules = world.nodes[number], world.rules
     if gen <= max(node.gen, node.stop):
@@ -138,19 +138,19 @@ def begin(world: World, number: int, order: tuple[Any, ...]) -> None:
     state = node.state
     if state is not None and v and len(state) == step - 1:
         if node.ready != v:
-            raise Unsafe(f"node {number} applies v of attempt {v} to the gradients of attempt {node.ready}")
+            raise Unsafe(f"node {number} applies the result of attempt {v} to the gradients of attempt {node.ready}")
         world.put(number, **there, steps=(*state, v), kept=None)
         world.tell(number, "applied", gen, step, v, False)
     elif state is not None and len(state) == step:
         world.put(number, **there, steps=state, kept=None)
     else:
-        raise Unsafe(f"node {number} holds {state} where the state of step {step} is decided")
+        raise Unsafe(f"node {number} holds {state}, but must hold the state of step {step}")
     world.tell(number, "entered", gen, step)
     next_step(world, number)
 
 
 def take(world: World, number: int) -> list[World]:
-    """Take the coordinator's next message; return what may come of it."""
+    """Handle the coordinator's next message; return the possible results."""
     order, world.downs[number] = world.downs[number][0], world.downs[number][1:]
     if order[0] == "stop":
         return stopped(world, number, order[1])
@@ -170,7 +170,7 @@ def take(world: World, number: int) -> list[World]:
 
 
 def connect(world: World, number: int) -> None:
-    """Come to a coordinator, and say all that is kept."""
+    """Connect to a coordinator, and report the kept state."""
     node = world.nodes[number]
     world.put(number, linked=1)
     entered = node.gen if node.steps is not None else 0

@@ -1,4 +1,4 @@
-"""Explores every variant, or those whose name contains an argument; says where something is not as it must be.
+"""Explores all variants, or the named ones, and reports unexpected verdicts.
 
 `python tests/exploration/run_exploration.py [--deep] [--way] [--minutes M] [NAME ...]`
 """
@@ -13,16 +13,16 @@ from variants import VARIANTS, Variant
 
 
 def is_as_expected(variant: Variant, found: Found) -> bool:
-    """Tell whether a safe variant held (as far as it was seen), and a broken one was caught."""
+    """Return whether a safe variant held, as far as it was explored, or a broken one was caught."""
     return (found.verdict in (HOLDS, OPEN)) == variant.is_safe
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Explore the protocol of a planned move, exhaustively.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only variants whose names contain one of these")
-    parser.add_argument("--deep", action="store_true", help="also those that take minutes, or an hour")
-    parser.add_argument("--way", action="store_true", help="show the shortest way to what was found")
-    parser.add_argument("--minutes", type=float, default=60, help="cut a variant off after so many (default: 60)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only variants with one of these in their names")
+    parser.add_argument("--deep", action="store_true", help="also variants that take minutes, or an hour")
+    parser.add_argument("--way", action="store_true", help="show the shortest path to each finding")
+    parser.add_argument("--minutes", type=float, default=60, help="limit per variant (default: 60)")
     options = parser.parse_args(arguments)
     wrong = 0
     for variant in VARIANTS:
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         if options.way or not is_as_expected(variant, found):
             print(*(f"    {label}" for label in found.way), sep="\n", flush=True)
         wrong += not is_as_expected(variant, found)
-    print("all as it must be" if not wrong else f"{wrong} not as it must be")
+    print("all verdicts are as expected" if not wrong else f"{wrong} verdicts are not as expected")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""Breadth-first search through all states: the first that must never be, by the shortest way, or has no way on."""
+"""Breadth-first search through all states for a broken invariant, or a state without a path to an end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ HOLDS, OPEN, UNSAFE, STUCK = "holds", "open", "UNSAFE", "STUCK"
 
 @dataclass(frozen=True)
 class Found:
-    """What came of exploring a variant.
+    """The result for a variant.
 
-    `verdict`: HOLDS (all states were seen), OPEN (nothing was found before the limit), UNSAFE or STUCK, with the way.
+    `verdict` is HOLDS (all states were explored), OPEN (no error was found before the limit), UNSAFE or STUCK. `way` is
+    then the shortest path to the error.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Found:
 
 
 class _Seen:
-    """The states that were found, by the order in which they were; of each only its hash is kept."""
+    """The hashes of the found states, numbered in the order of discovery."""
 
     def __init__(self, first: Any) -> None:
         self.numbers = {hash(first): 0}
@@ -56,7 +57,7 @@ class _Seen:
         return number, True
 
     def way_to(self, number: int) -> list[int]:
-        """Return which moves lead to a state."""
+        """Return the moves that lead to a state."""
         way: list[int] = []
         while number:
             way.append(self.choices[number])
@@ -71,10 +72,11 @@ def explore(
     seconds: float = 600,
     is_end: Callable[[Any], bool] = lambda state: bool(state[0].over),
 ) -> Found:
-    """Explore a variant until something is wrong, everything was seen, or a limit is reached.
+    """Explore a variant until an error is found, all states are explored, or a limit is reached.
 
     Args:
-        is_end: tells of a state whether the job has ended in it; each must have a way to one, without another fault.
+        is_end: Returns whether the job has ended in a state. Every state must have a path to such a state, without
+            another fault.
     """
     began, first = time.monotonic(), initial(rules)
     seen, queue = _Seen(first), deque([(0, first)])
@@ -99,7 +101,7 @@ def explore(
     if not stuck:
         return Found(rules.name, HOLDS, count, time.monotonic() - began)
     way, there = _replayed(rules, seen.way_to(stuck[0]))
-    why = f"{len(stuck)} states have no way on"
+    why = f"{len(stuck)} states have no path to an end"
     return Found(rules.name, STUCK, count, time.monotonic() - began, why, way, there)
 
 
@@ -123,7 +125,7 @@ def _without_a_way_on(seen: _Seen) -> list[int]:
 
 
 def _replayed(rules: Rules, choices: list[int]) -> tuple[tuple[str, ...], Any]:
-    """Return what happens on a way, and the state where it ends."""
+    """Return the labels of the moves on a path, and its last state."""
     state: Any = initial(rules)
     labels: list[str] = []
     for wanted in choices:

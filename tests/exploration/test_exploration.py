@@ -1,4 +1,4 @@
-"""The exploration of planned moves itself: what is built is safe, and rules that are left out are missed."""
+"""Exploration of planned moves: the rules in use are safe, and the exploration detects a missing rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from run_exploration import is_as_expected, main
 from search import STUCK, UNSAFE, explore
 from variants import INSTEAD, VARIANTS
 
-#: explored in a second or two each
+#: variants that take one or two seconds each
 _SHORT = (
     "joins instead | 3 steps | no faults",
     "broken: steps are announced without the owed | no faults",
@@ -24,7 +24,7 @@ def test_short_variants_are_as_they_must_be(name: str) -> None:
 
 
 def test_what_never_ends_is_found() -> None:
-    """An end that is not counted as one leaves every state without a way on."""
+    """If no state counts as an end, no state has a path to one."""
     found = explore(INSTEAD, is_end=lambda _state: False)
     assert found.verdict == STUCK
     assert found.way == ()
@@ -34,8 +34,8 @@ def test_what_was_found_is_shown_with_the_shortest_way(capsys: pytest.CaptureFix
     assert main(["--way", "steps are announced without the owed"]) == 0
     said = capsys.readouterr().out
     assert UNSAFE in said
-    assert "step 2 is announced, node 1 stands at 1" in said
-    assert "takes begin" in said
+    assert "step 2 is announced, but node 1 has applied only step 1" in said
+    assert "handles begin" in said
 
 
 def test_variants_have_names_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""The variants that are explored: what is built, what was built before, and rules that must not be left out."""
+"""The explored variants: the rules in use, earlier rules, and variants that each miss a necessary rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from explored_state import Rules
 
 @dataclass(frozen=True)
 class Variant:
-    """What is explored, and what must come of it; `deep`: it takes long."""
+    """Rules to explore, and the expected verdict. `deep`: the exploration takes long."""
 
     rules: Rules
     is_safe: bool = True
@@ -32,7 +32,10 @@ _FAULTS: dict[str, dict[str, int]] = {
 
 
 def _under(base: Rules, *quick: str) -> list[Variant]:
-    """Return a variant of two steps and of three, under each of the faults; those that are not named take long."""
+    """Return variants with two and three steps, for each kind of faults.
+
+    Two steps take long unless the faults are `quick`, three steps with any fault.
+    """
     found: list[Variant] = []
     for steps in (2, 3):
         for name, faults in _FAULTS.items():
@@ -46,7 +49,7 @@ def _broken(base: Rules, why: str, faults: str, *, deep: bool = False, **changes
     return Variant(base.but(f"broken: {why} | {faults}", **changes, **_FAULTS[faults]), is_safe=False, deep=deep)
 
 
-#: what `make explore` runs, and with --deep the rest
+#: all variants; `make explore` runs the deep ones only with --deep
 VARIANTS = [
     *_under(BESIDE, "no faults", "1 failure", "1 crash"),
     *_under(WITH_EXPERT, "no faults", "1 failure"),
