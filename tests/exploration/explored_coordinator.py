@@ -28,8 +28,8 @@ def advance(world: World) -> None:
         decide(world)
     if world.mind.stopping or world.record.over:
         return
-    look(world)
-    boundary = release(world)
+    release_retained_node(world)
+    boundary = announce_steps(world)
     record, mind = world.record, world.mind
     if not record.members & ~mind.finished and len(record.journal) == world.rules.steps:
         world.write(over="done")
@@ -38,14 +38,14 @@ def advance(world: World) -> None:
         world.note(armed=1)
         world.order(record.members, "arm", record.pending[0])
     calm = not record.pending and not mind.away and record.leaver != OWED and has_entered(world)
-    if boundary and calm and going(world) and not only_with_it(world):
-        stop(world)
+    if boundary and calm and is_leaver_left_out(world) and not has_leaver_only_copy(world):
+        stop_generation(world)
 
 
 # ---- known steps ----
 
 
-def learn(world: World, step: int, v: int) -> None:
+def record_result(world: World, step: int, v: int) -> None:
     """Record that a step has passed with the step result `v`."""
     record = world.record
     if step <= len(record.journal):
@@ -59,14 +59,14 @@ def learn(world: World, step: int, v: int) -> None:
     world.note(known=tuple(sorted(known.items())))
 
 
-def stands(world: World, number: int, step: int) -> None:
+def record_state(world: World, number: int, step: int) -> None:
     """Record that a node holds the state of this step."""
     assert world.mind is not None
     if world.mind.stands[number] < step:
-        world.note(stands=_with(world.mind.stands, number, step))
+        world.note(stands=_replaced(world.mind.stands, number, step))
 
 
-def prove(world: World, step: int, gen: int) -> None:
+def record_proof(world: World, step: int, gen: int) -> None:
     """Record that a step has passed in a generation: all its members had applied the previous step."""
     assert world.mind is not None
     if gen == world.record.plan and world.mind.proven < step - 1:
@@ -80,7 +80,7 @@ def has_entered(world: World) -> bool:
     return all(mind.entered[number] >= record.plan for number in bits(record.members))
 
 
-def release(world: World) -> bool:
+def announce_steps(world: World) -> bool:
     """Announce the steps that all members and the retained node have applied. Return whether there were any."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
@@ -94,7 +94,7 @@ def release(world: World) -> bool:
     for step in range(before + 1, reached + 1):
         if step not in known:
             break
-        _may_announce(world, step, known[step])
+        _check_announcement(world, step, known[step])
         world.write(journal=(*world.record.journal, known[step]))
     announced = len(world.record.journal)
     if announced > before:
@@ -103,7 +103,7 @@ def release(world: World) -> bool:
     return announced > before
 
 
-def _may_announce(world: World, step: int, v: int) -> None:
+def _check_announcement(world: World, step: int, v: int) -> None:
     """Check that the members and the retained node have applied a step with the result `v`."""
     record = world.record
     owed = 1 << world.rules.leaver if record.leaver == OWED else 0
@@ -121,7 +121,7 @@ def _may_announce(world: World, step: int, v: int) -> None:
 # ---- the draining node ----
 
 
-def going(world: World) -> bool:
+def is_leaver_left_out(world: World) -> bool:
     """Return whether the next plan leaves the draining node out if the others have all its state."""
     record, mind, rules = world.record, world.mind, world.rules
     assert mind is not None
@@ -135,13 +135,13 @@ def going(world: World) -> bool:
     return bool(mind.here >> rules.joiner & 1) and (rules.joins != "instead" or not joined)
 
 
-def only_with_it(world: World) -> bool:
+def has_leaver_only_copy(world: World) -> bool:
     """Return whether only the draining node has the expert under the current plan."""
     rules, members = world.rules, world.record.members
     return rules.expert and not (rules.joins and members >> rules.joiner & 1)
 
 
-def look(world: World) -> None:
+def release_retained_node(world: World) -> None:
     """Release the retained node once no other node needs its state."""
     record, mind, rules = world.record, world.mind, world.rules
     assert mind is not None
@@ -149,14 +149,14 @@ def look(world: World) -> None:
         return
     early = rules.owed == "entered" and any(mind.entered[number] >= record.plan for number in bits(record.members))
     if mind.proven >= record.owed or not record.members & ~mind.finished or early:
-        settle(world)
+        release_leaver(world)
 
 
-def settle(world: World) -> None:
+def release_leaver(world: World) -> None:
     """Release the draining node.
 
     If it was retained long enough, or its process is gone, it becomes `NOBODY`. Otherwise it keeps its state, so that
-    `lose` detects the error.
+    `end_without_state` detects the error.
     """
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
@@ -170,7 +170,7 @@ def settle(world: World) -> None:
     reports = tuple(one for one in mind.reports if one.node != rules.leaver)
     without = ~(1 << rules.leaver)
     world.note(here=mind.here & without, away=mind.away & without, reports=reports)
-    world.note(stands=_with(mind.stands, rules.leaver, 0), entered=_with(mind.entered, rules.leaver, 0))
+    world.note(stands=_replaced(mind.stands, rules.leaver, 0), entered=_replaced(mind.entered, rules.leaver, 0))
 
 
 # ---- failures ----
@@ -185,16 +185,16 @@ def lost(world: World, number: int) -> None:
     reports = tuple(one for one in mind.reports if one.node != number)
     without = ~(1 << number)
     world.note(here=mind.here & without, away=mind.away & without, reports=reports)
-    world.note(stands=_with(mind.stands, number, 0), entered=_with(mind.entered, number, 0))
+    world.note(stands=_replaced(mind.stands, number, 0), entered=_replaced(mind.entered, number, 0))
     world.ups[number] = world.downs[number] = ()
     if owed:
-        settle(world)
-    elif stood and (record.members >> number & 1 or not disarm(world)):
-        stop(world)
+        release_leaver(world)
+    elif stood and (record.members >> number & 1 or not lower_flags(world)):
+        stop_generation(world)
     advance(world)
 
 
-def disarm(world: World) -> bool:
+def lower_flags(world: World) -> bool:
     """Order the members to lower their swap flags after a joining node is lost. Return False if that does not apply."""
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
@@ -202,13 +202,13 @@ def disarm(world: World) -> bool:
         return False
     world.note(armed=2)
     if rules.disarms == "at once":
-        give_up(world)
+        give_up_pending(world)
     else:
         world.order(record.members, "disarm", record.pending[0])
     return True
 
 
-def give_up(world: World) -> None:
+def give_up_pending(world: World) -> None:
     """Give up the pending plan."""
     record = world.record
     assert record.pending is not None
@@ -216,7 +216,7 @@ def give_up(world: World) -> None:
     world.order(record.members, "void", record.pending[0])
 
 
-def stop(world: World) -> None:
+def stop_generation(world: World) -> None:
     """Stop the current generation. All planned nodes must report."""
     assert world.mind is not None
     if not world.mind.stopping:
@@ -233,60 +233,60 @@ def _hello(world: World, number: int, entered: int, state: Any, stopped: int, br
     world.note(here=mind.here | 1 << number, away=mind.away & ~(1 << number))
     plan = world.record.plan
     if state is not None:
-        stands(world, number, len(state))
+        record_state(world, number, len(state))
         for step, v in enumerate(state, start=1):
-            learn(world, step, v)
+            record_result(world, step, v)
             if v == plan:
-                prove(world, step, plan)
+                record_proof(world, step, plan)
     pending = world.record.pending
     if pending and entered == pending[0]:
-        promote(world, len(state or ()))
-    world.note(entered=_with(world.mind.entered, number, entered))
+        promote_pending(world, len(state or ()))
+    world.note(entered=_replaced(world.mind.entered, number, entered))
     if finished and finished == world.record.plan:
         world.note(finished=world.mind.finished | 1 << number)
     if world.mind.stopping:
         world.order(world.planned & 1 << number, "stop", world.record.newest)
-    elif max(stopped, broken) >= world.record.plan or _lacks(world, number):
-        stop(world)
+    elif max(stopped, broken) >= world.record.plan or _has_not_entered(world, number):
+        stop_generation(world)
 
 
-def _lacks(world: World, number: int) -> bool:
+def _has_not_entered(world: World, number: int) -> bool:
     """Return whether a member has not entered the current generation: the messages that it needs were lost."""
     assert world.mind is not None
     return bool(world.record.members >> number & 1) and world.mind.entered[number] < world.record.plan
 
 
 def _applied(world: World, number: int, gen: int, step: int, v: int, swapped: bool) -> None:
-    stands(world, number, step)
-    learn(world, step, v)
-    prove(world, step, gen)
+    record_state(world, number, step)
+    record_result(world, step, v)
+    record_proof(world, step, gen)
     if swapped and gen == world.record.plan and step > len(world.record.journal):
-        promote(world, step)
+        promote_pending(world, step)
 
 
 def _entered(world: World, number: int, gen: int, step: int) -> None:
     pending = world.record.pending
     assert world.mind is not None
     if pending and gen == pending[0]:
-        promote(world, step)
+        promote_pending(world, step)
     if gen > world.mind.entered[number]:
-        world.note(entered=_with(world.mind.entered, number, gen))
-    stands(world, number, step)
+        world.note(entered=_replaced(world.mind.entered, number, gen))
+    record_state(world, number, step)
 
 
-def promote(world: World, step: int) -> None:
+def promote_pending(world: World, step: int) -> None:
     """Put the pending generation into force after a step that passed with all swap flags raised."""
     record = world.record
     assert world.mind is not None
     if world.mind.stopping or record.pending is None:
         return
-    prove(world, step, record.plan)
-    release(world)
+    record_proof(world, step, record.plan)
+    announce_steps(world)
     (gen, members), doomed = record.pending, world.mind.armed == 2
     world.write(plan=gen, members=members, pending=None, forward=0, step=step)
     world.note(proven=0)
     if doomed:
-        stop(world)
+        stop_generation(world)
 
 
 def _disarmed(world: World, number: int, gen: int) -> None:
@@ -294,14 +294,14 @@ def _disarmed(world: World, number: int, gen: int) -> None:
     assert mind is not None
     asked = record.pending and gen == record.pending[0] and mind.armed == 2
     if asked and not mind.stopping and record.members >> number & 1:
-        give_up(world)
+        give_up_pending(world)
 
 
 def _finished(world: World, number: int, gen: int, step: int) -> None:
     assert world.mind is not None
     if gen == world.record.plan:
         world.note(finished=world.mind.finished | 1 << number)
-    stands(world, number, step)
+    record_state(world, number, step)
 
 
 def _report(world: World, number: int, gen: int, *told: Any) -> None:
@@ -317,7 +317,7 @@ def _complaint(world: World, number: int, gen: int) -> None:
     left_behind = world.mind.entered[number] <= gen < record.plan
     member = bool(record.members >> number & 1) and (gen == record.plan or left_behind)
     if member or (record.pending and gen == record.pending[0]):
-        stop(world)
+        stop_generation(world)
 
 
 _HEARD: dict[str, Any] = {
@@ -342,11 +342,11 @@ def decide(world: World) -> None:
     if owing:
         return
     order = [*bits(record.members), *bits(record.pending[1] & ~record.members if record.pending else 0), rules.leaver]
-    reports = [_counts(world, one) for one in sorted(mind.reports, key=lambda one: order.index(one.node))]
-    _hear_reports(world, reports)
-    verdict = reach(world, reports)
+    reports = [_counting_part(world, one) for one in sorted(mind.reports, key=lambda one: order.index(one.node))]
+    _record_reports(world, reports)
+    verdict = find_reachable_step(world, reports)
     if verdict is None:
-        lose(world)
+        end_without_state(world)
         return
     step, v, holders = verdict
     members = sum(1 << one.node for one in reports)
@@ -354,19 +354,19 @@ def decide(world: World) -> None:
     standby = rules.joins == "instead" and mind.here >> rules.joiner & 1 and not members >> rules.joiner & 1
     if standby and record.members & ~(mind.here | mind.away):
         members, standby = members | 1 << rules.joiner, 0  # it replaces the lost node
-    elif going(world) and members >> rules.leaver & 1:
+    elif is_leaver_left_out(world) and members >> rules.leaver & 1:
         rest = [one for one in holders if one.node != rules.leaver]
-        if _whole(world, rest) and (members & ~(1 << rules.leaver) or standby):
+        if _have_whole_state(world, rest) and (members & ~(1 << rules.leaver) or standby):
             holders, leaver = rest, OWED
             members = members & ~(1 << rules.leaver) | (1 << rules.joiner if standby else 0)
         else:
             leaver = MARKED
     if leaver == MARKED and not members >> rules.leaver & 1:
         leaver = GONE
-    _go_on(world, step, v, holders, members, leaver)
+    _write_decision(world, step, v, holders, members, leaver)
 
 
-def _counts(world: World, one: Report) -> Report:
+def _counting_part(world: World, one: Report) -> Report:
     """Return the part of a report that counts: without a retained node's gradients of a step that the others repeat."""
     record, rules = world.record, world.rules
     if one.node != rules.leaver or record.leaver != OWED or not rules.drops_stale:
@@ -374,15 +374,15 @@ def _counts(world: World, one: Report) -> Report:
     return one if record.forward and len(one.steps or ()) == record.step - 1 else one._replace(ready=0, passed=0)
 
 
-def _hear_reports(world: World, reports: Iterable[Report]) -> None:
+def _record_reports(world: World, reports: Iterable[Report]) -> None:
     for one in reports:
         if one.steps is not None:
-            stands(world, one.node, len(one.steps))
+            record_state(world, one.node, len(one.steps))
             for step, v in enumerate(one.steps, start=1):
-                learn(world, step, v)
+                record_result(world, step, v)
 
 
-def reach(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] | None:
+def find_reachable_step(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] | None:
     """Return the newest step that the whole state can reach, and the nodes that can reach it.
 
     The second element is the step result if one of them must still apply the step (FORWARD), otherwise 0.
@@ -392,7 +392,7 @@ def reach(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] 
     known: dict[int, int] = {}
     for one in carriers:
         step = len(one.steps or ()) + 1
-        if one.ready and (not world.rules.expert or all(_holding(other, step) for other in carriers)):
+        if one.ready and (not world.rules.expert or all(_can_reach(other, step) for other in carriers)):
             known[step] = one.ready
     if record.forward:
         known[record.step] = record.forward
@@ -406,28 +406,28 @@ def reach(world: World, reports: list[Report]) -> tuple[int, int, list[Report]] 
         v = known.get(step, 0)
         holders = [one for one in carriers if len(one.steps or ()) == step]
         holders += [one for one in carriers if len(one.steps or ()) == step - 1 and one.ready and one.ready == v]
-        if _whole(world, holders):
+        if _have_whole_state(world, holders):
             return step, v if any(len(one.steps or ()) != step for one in holders) else 0, holders
     return None
 
 
-def _holding(one: Report, step: int) -> bool:
+def _can_reach(one: Report, step: int) -> bool:
     there = len(one.steps or ())
     return there == step or (there == step - 1 and one.ready > 0)
 
 
-def _whole(world: World, holders: list[Report]) -> bool:
+def _have_whole_state(world: World, holders: list[Report]) -> bool:
     """Return whether these nodes together hold the whole state."""
     return bool(holders) and (not world.rules.expert or any(one.expert for one in holders))
 
 
-def _go_on(world: World, step: int, v: int, holders: list[Report], members: int, leaver: int) -> None:
+def _write_decision(world: World, step: int, v: int, holders: list[Report], members: int, leaver: int) -> None:
     rules, record, mind = world.rules, world.record, world.mind
     assert mind is not None
     if step < len(record.journal):
         raise Unsafe(f"step {len(record.journal)} is announced, but step {step} is decided")
     if v:
-        learn(world, step, v)
+        record_result(world, step, v)
     assert world.mind is not None
     known = tuple(one for one in world.mind.known if one[0] <= step)
     # a node beyond the decided step gets the decided state again
@@ -439,20 +439,20 @@ def _go_on(world: World, step: int, v: int, holders: list[Report], members: int,
         newest=gen, plan=gen, members=members, forward=v, step=step, pending=None, leaver=leaver, owed=owed, known=known
     )
     if leaver == OWED and rules.owed == "never":
-        settle(world)
+        release_leaver(world)
     mask = sum(1 << one.node for one in holders)
     world.order(members, "begin", gen, members, v, step, mask)
 
 
-def lose(world: World) -> None:
+def end_without_state(world: World) -> None:
     """End the job, because no reporting node has the whole state. Fail if another live node has it."""
     announced, rules = len(world.record.journal), world.rules
     for number, node in enumerate(world.nodes):
         whole = node.state is not None and len(node.state) >= announced and (node.expert or not rules.expert)
         if node.life == ALIVE and whole:
-            raise Unsafe(f"the state is lost, although node {number} holds that of step {len(node.state or ())}")
+            raise Unsafe(f"the state is lost, although node {number} holds the state of step {len(node.state or ())}")
     world.write(over="lost")
 
 
-def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+def _replaced(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
     return (*values[:place], value, *values[place + 1 :])

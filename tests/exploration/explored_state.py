@@ -31,11 +31,11 @@ class Rules:
     steps: int = 3
     #: at first, only the draining node has an expert
     expert: bool = False
-    #: most failures: nodes that die or are expelled alive, and collectives that fail
+    #: maximum number of failures: nodes that die or are expelled alive, and collectives that fail
     failures: int = 0
-    #: most failed collectives among them
+    #: maximum number of failed collectives among them
     blips: int = 1
-    #: most coordinators that die
+    #: maximum number of coordinator crashes
     crashes: int = 0
     #: the draining node is retained until a step after the decided one has "passed", until a member has "entered", or
     #: "never"

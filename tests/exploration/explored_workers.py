@@ -7,7 +7,7 @@ from typing import Any
 from explored_state import Unsafe, World
 
 
-def next_step(world: World, number: int) -> None:
+def start_next_step(world: World, number: int) -> None:
     """Start the reduction of the next step, or finish after the last step."""
     node = world.nodes[number]
     assert node.steps is not None
@@ -46,11 +46,11 @@ def apply(world: World, number: int) -> None:
         world.put(number, gen=gen, members=members, pending=None, armed=0)
         world.tell(number, "entered", gen, step)
     elif node.armed > 1:
-        lower(world, number)
-    next_step(world, number)
+        lower_flag(world, number)
+    start_next_step(world, number)
 
 
-def lower(world: World, number: int) -> None:
+def lower_flag(world: World, number: int) -> None:
     """Lower the swap flag from now on."""
     node = world.nodes[number]
     world.put(number, armed=0)
@@ -58,7 +58,7 @@ def lower(world: World, number: int) -> None:
         world.tell(number, "disarmed", node.pending[0])
 
 
-def disarm(world: World, number: int, generation: int) -> None:
+def on_disarm(world: World, number: int, generation: int) -> None:
     """Lower the swap flag at once, or after a step without a swap if others may have seen the flag."""
     node = world.nodes[number]
     if node.stop or node.phase == "X" or node.pending is None or node.pending[0] != generation or node.steps is None:
@@ -66,7 +66,7 @@ def disarm(world: World, number: int, generation: int) -> None:
     if node.phase == "V" and world.rules.waits_for_step:
         world.put(number, armed=2)
     else:
-        lower(world, number)
+        lower_flag(world, number)
 
 
 def has_voted_all(world: World, number: int) -> bool:
@@ -85,7 +85,7 @@ def receive(world: World, number: int) -> None:
     expert = int(rules.expert and number == rules.joiner)
     world.put(number, gen=gen, members=members, pending=None, armed=0, steps=source.steps, kept=None, expert=expert)
     world.tell(number, "entered", gen, len(source.steps or ()))
-    next_step(world, number)
+    start_next_step(world, number)
 
 
 def sources(world: World, number: int) -> list[int]:
@@ -100,14 +100,14 @@ def sources(world: World, number: int) -> list[int]:
     return there
 
 
-def report(world: World, number: int, generation: int) -> None:
+def send_report(world: World, number: int, generation: int) -> None:
     """Answer a Stop."""
     node = world.nodes[number]
     expert = node.expert if node.state is not None else 0
     world.tell(number, "report", generation, node.state, node.ready, node.passed, expert)
 
 
-def stopped(world: World, number: int, generation: int) -> list[World]:
+def stop_step(world: World, number: int, generation: int) -> list[World]:
     """Stop and report. If all votes are given, the step may have passed here or not: return both results."""
     node = world.nodes[number]
     if generation < node.gen:
@@ -116,14 +116,14 @@ def stopped(world: World, number: int, generation: int) -> list[World]:
     if has_voted_all(world, number):
         passed = world.copy()
         passed.put(number, stop=generation, phase="X", passed=1)
-        report(passed, number, generation)
+        send_report(passed, number, generation)
         out.append(passed)
     world.put(number, stop=generation, phase="X" if node.phase in "RV" else node.phase)
-    report(world, number, generation)
+    send_report(world, number, generation)
     return out
 
 
-def begin(world: World, number: int, order: tuple[Any, ...]) -> None:
+def begin_generation(world: World, number: int, order: tuple[Any, ...]) -> None:
     """Enter a new generation: finish the decided step, or wait for the decided state."""
     _, gen, members, v, step, holders = order
     node, rules = world.nodes[number], world.rules
@@ -146,22 +146,22 @@ def begin(world: World, number: int, order: tuple[Any, ...]) -> None:
     else:
         raise Unsafe(f"node {number} holds {state}, but must hold the state of step {step}")
     world.tell(number, "entered", gen, step)
-    next_step(world, number)
+    start_next_step(world, number)
 
 
 def take(world: World, number: int) -> list[World]:
     """Handle the coordinator's next message; return the possible results."""
     order, world.downs[number] = world.downs[number][0], world.downs[number][1:]
     if order[0] == "stop":
-        return stopped(world, number, order[1])
+        return stop_step(world, number, order[1])
     if order[0] == "begin":
-        begin(world, number, order)
+        begin_generation(world, number, order)
     elif order[0] == "arm":
         pending = world.nodes[number].pending
         if pending is not None and pending[0] == order[1]:
             world.put(number, armed=1)
     elif order[0] == "disarm":
-        disarm(world, number, order[1])
+        on_disarm(world, number, order[1])
     elif order[0] == "void":
         pending = world.nodes[number].pending
         if pending is not None and pending[0] == order[1]:

@@ -32,10 +32,10 @@ def test_what_never_ends_is_found() -> None:
 
 def test_what_was_found_is_shown_with_the_shortest_way(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--way", "steps are announced without the owed"]) == 0
-    said = capsys.readouterr().out
-    assert UNSAFE in said
-    assert "step 2 is announced, but node 1 has applied only step 1" in said
-    assert "handles begin" in said
+    output = capsys.readouterr().out
+    assert UNSAFE in output
+    assert "step 2 is announced, but node 1 has applied only step 1" in output
+    assert "handles begin" in output
 
 
 def test_variants_have_names_of_their_own() -> None:

@@ -63,7 +63,10 @@ _BESIDE = (
 
 
 def corrupt_plan(seed: int) -> FaultPlan:
-    """Return the plan of a seed with one corruption, after faults that make workers keep gradients."""
+    """Return the plan of a seed with one corruption.
+
+    Earlier faults make workers keep gradients. Other faults may strike after the corruption.
+    """
     rng = Random(seed * 67 + 23)
     plan = rng.choice(_BASES)(seed)
     step = rng.randint(1, plan.steps)

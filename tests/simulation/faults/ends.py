@@ -42,10 +42,10 @@ def unjust(plan: FaultPlan, events: Iterable[AnyEvent]) -> Sequence[AnyEvent]:
     """
     if not plan.slow_work or plan.faults or plan.crashes:
         return ()
-    told = [event for event in events if isinstance(event, FailureDetected | NodeLeft)]
-    failed = [event for event in told if isinstance(event, FailureDetected)]
-    left = [event for event in told if isinstance(event, NodeLeft) and event.reason != "finished"]
-    return told if left or len(failed) > 1 else ()
+    reported = [event for event in events if isinstance(event, FailureDetected | NodeLeft)]
+    failed = [event for event in reported if isinstance(event, FailureDetected)]
+    left = [event for event in reported if isinstance(event, NodeLeft) and event.reason != "finished"]
+    return reported if left or len(failed) > 1 else ()
 
 
 def works_fault(plan: FaultPlan, why: str) -> bool:

@@ -79,11 +79,9 @@ class OneWay:
 
 @dataclass(slots=True)
 class DataPlane:
-    """Which nodes reach each other with collectives and state. All nodes reach the coordinator at all times.
+    """Which nodes reach each other with collectives and state. All nodes reach the coordinator at all times."""
 
-    version: changes with every change.
-    """
-
+    #: increases whenever a partition begins or heals
     version: int = 0
     _partitions: list[Partition] = field(default_factory=list[Partition])
     _waiting: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
