@@ -116,7 +116,7 @@ class FaultPlan:
     experts: int = 0
     #: room for experts per layer and node; 0: room for all
     slots: int = 0
-    #: steps
+    #: steps between two placements of the experts
     rebalance_every: int = 0
     faults: tuple[Fault, ...] = ()
     #: the coordinator dies before these writes (records, events and messages count; 1-based)
@@ -125,13 +125,13 @@ class FaultPlan:
     crashes_after_strike: tuple[int, ...] = ()
     #: how long no coordinator runs after these crashes
     crash_down_s: float = 0.2
-    #: with the coordinator, its machine dies too
+    #: in these crashes, the coordinator's machine loses power as well
     power_cuts: bool = False
     #: all scripts leave their loops (`break`) after the last step, and end
     leaves: bool = False
     #: the step at which one script asks all workers to stop; 0: none
     stops_at: int = 0
-    #: of hierarchical collectives; 0: flat collectives
+    #: the fan-out of hierarchical collectives; 0: flat collectives
     fan_out: int = 0
     #: how many workers report each step that passes; 0: as many as in a real job
     witnesses: int = 1
@@ -139,11 +139,11 @@ class FaultPlan:
     hold: bool = False
     #: restarts of a node within a window
     max_restarts: int = 100
-    #: scripts raise there on every node, always
+    #: the work at which scripts raise, on every node and in every attempt
     raises: Raises = Raises.NOTHING
-    #: step and micro-batch; see `Raises.UNDER`
+    #: the step and the micro-batch of that work; see also `Raises.UNDER`
     raises_at: tuple[int, int] = (0, 0)
-    #: (step, micro-batch) that are slow on every node
+    #: each (step, micro-batch) that is slow on every node
     slow_work: tuple[tuple[int, int], ...] = ()
     #: the extra time of each of them
     slow_work_s: float = 0.0
