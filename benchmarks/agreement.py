@@ -13,7 +13,7 @@ import statistics
 import time
 from multiprocessing.connection import Connection
 
-from holdfast.control.link.unit.page import ProposalPage, Proposals
+from holdfast.control.link.replica_group.page import ProposalPage, Proposals
 from holdfast.protocol.layouts.proposals import Proposal
 
 FORK = multiprocessing.get_context("fork")

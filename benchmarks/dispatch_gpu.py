@@ -36,8 +36,8 @@ from holdfast.planning.arrays import IntArray
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.experts.stack import StackedExperts
 from holdfast.runtime.moe.hosts import place_everywhere
-from holdfast.runtime.moe.kernels.choose import has_triton
 from holdfast.runtime.moe.kernels.interface import DispatchInputs, TokenKernels
+from holdfast.runtime.moe.kernels.kernel_choice import has_triton
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState

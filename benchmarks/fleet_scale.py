@@ -15,9 +15,9 @@ import time
 from itertools import islice
 
 from holdfast.errors import RefusedError
+from holdfast.planner.fleet.pool.comparison import live, undisturbed
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
 from holdfast.planner.fleet.pool.gpt_tasks import mixed
-from holdfast.planner.fleet.pool.living import live, undisturbed
 from holdfast.planner.fleet.pool.machine_shares import MachineShares
 from holdfast.planner.fleet.pool.outages import TRACE_A, FleetTrace, drawn, scaled
 from holdfast.planner.fleet.pool.systems import OWN, SYSTEMS

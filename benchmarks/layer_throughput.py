@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from holdfast.planning import Plan, as_slots, make_plan, strategy_named
+from holdfast.runtime.moe.expert_shards.binding import bind_layers
+from holdfast.runtime.moe.expert_shards.shards import ExpertShards
 from holdfast.runtime.moe.experts.emulation import Emulation
 from holdfast.runtime.moe.gates.routing_trace import RoutingTrace
-from holdfast.runtime.moe.holding.binding import bind_layers
-from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.hosts import Placement, placement_from_counts
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from tests.harness.local_world import Seat, run_world

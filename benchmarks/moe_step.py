@@ -31,9 +31,9 @@ from torch.nn import functional as F
 
 from holdfast.planning import Plan, as_slots, make_plan, strategy_named
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.expert_shards.binding import bind_layers, dense_parameters
+from holdfast.runtime.moe.expert_shards.gradients import ExpertGradients
+from holdfast.runtime.moe.expert_shards.shards import ExpertShards
 from holdfast.runtime.moe.hosts import Placement, placement_from_counts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.moe.layer.moe_layer import MoE

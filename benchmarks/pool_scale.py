@@ -30,8 +30,8 @@ from ending import end_in_order
 
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import JobEntry
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import MAX_KEPT_BYTES
+from holdfast.control.store.store_choice import open_store
 from holdfast.protocol.job_spec import JobSpec
 from tests.simulation.fakes.fake_pool_nodes import FakePoolNodes, FakePoolPlace
 

@@ -15,11 +15,11 @@ from typing import Literal
 from msgspec import Struct
 
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
-from holdfast.planner.fleet.pool.months import Lived, Months
 from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
 from holdfast.planner.fleet.pool.shares import HitShares, NodeShares
 from holdfast.planner.fleet.pool.systems import FixedTimes, LostTime, System
 from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.planner.fleet.pool.trace_run import Lived, Months
 from holdfast.planning.waf.pace import StepTimes
 
 #: A node that is not granted to a job within this many seconds after its return was not needed.

@@ -1,7 +1,7 @@
 """Forks the holdfast processes that a command starts from its initial state, so that no module is imported again.
 
-They are the command's children, as usual: each is forked twice (as in holdfast.control.mould) while the command adopts
-orphans.
+They are the command's children, as usual: each is forked twice (as in holdfast.control.process_template) while the
+command adopts orphans.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ COMMANDS = (
     "uvicorn.lifespan.off",
     "holdfast.cli",
     "holdfast.control.agent.node_agent",
-    "holdfast.control.coordinator.searcher",
+    "holdfast.control.coordinator.placement_search_process",
     "holdfast.control.coordinator.server",
     "holdfast.control.launch.children",
     "holdfast.control.pool.pool_server",

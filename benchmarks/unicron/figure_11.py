@@ -21,8 +21,8 @@ from evaluation import COLOURS, NODES, PAPERS_RATIOS, make_parser, run_unicron_f
 from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
+from holdfast.planner.fleet.pool.comparison import live, undisturbed
 from holdfast.planner.fleet.pool.gpt_tasks import table_3
-from holdfast.planner.fleet.pool.living import live, undisturbed
 from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, TRACE_B, Drawing, drawn
 from holdfast.planner.fleet.pool.systems import SYSTEMS, HoldfastTimes, System, assumed, at_efficiency
 from holdfast.planning.arrays import FloatArray

@@ -20,8 +20,8 @@ from figure_11 import COMPARED, FITTED, fit_efficiencies, simulate_totals
 from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
+from holdfast.planner.fleet.pool.comparison import live
 from holdfast.planner.fleet.pool.gpt_tasks import MODELS, gpt_task, steps_s
-from holdfast.planner.fleet.pool.living import live
 from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, Drawing, drawn
 from holdfast.planner.fleet.pool.systems import SYSTEMS, assumed
 

@@ -19,8 +19,8 @@ from evaluation import NODES, make_parser, run_unicron_figure, write_assumptions
 from lazarus.drawing import make_sheet, save
 
 from holdfast.errors import BadInputError
+from holdfast.planner.fleet.pool.comparison import shares_of, undisturbed
 from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3, table_3
-from holdfast.planner.fleet.pool.living import shares_of, undisturbed
 from holdfast.planner.fleet.pool.outages import names_of
 from holdfast.planner.fleet.pool.systems import SYSTEMS
 

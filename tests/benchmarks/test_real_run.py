@@ -19,10 +19,10 @@ from benchmarks.real_run import (
     predict,
 )
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
-from holdfast.planner.fleet.pool.months import Months
 from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
 from holdfast.planner.fleet.pool.systems import SYSTEMS, FixedTimes, LostTime
 from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.planner.fleet.pool.trace_run import Months
 
 RUNS = msgspec.json.decode(Path(__file__).with_name("real_runs.json").read_bytes(), type=list[RealRun])
 

@@ -20,8 +20,8 @@ from holdfast.errors import BadInputError
 from holdfast.planning import DispatchScheme, Interval, MinMax, NodeInterval, Proportional, dispatch_schedule
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.moe.hosts import count_layer_replicas, place_everywhere
-from holdfast.runtime.moe.kernels.choose import has_triton, kernels_for
 from holdfast.runtime.moe.kernels.interface import DispatchInputs, Movement, TokenKernels
+from holdfast.runtime.moe.kernels.kernel_choice import has_triton, kernels_for
 from holdfast.runtime.moe.kernels.torch_kernels import TorchKernels
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.moe.layer.rounds import StepState

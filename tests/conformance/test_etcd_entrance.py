@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from etcd_server import EtcdServer
-from holdfast.control.store.choose import check_store, open_store
 from holdfast.control.store.etcd import EtcdStore
 from holdfast.control.store.etcd_place import EtcdPlace, place_at
 from holdfast.control.store.interface import Entry, StoreAwayError
+from holdfast.control.store.store_choice import check_store, open_store
 from holdfast.errors import BadInputError
 
 #: lifetime of an idle session, in seconds

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from etcd_server import EtcdServer
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import MAX_KEPT_BYTES, EtcdStore
 from holdfast.control.store.interface import Entry, StoreAwayError, StoreError
+from holdfast.control.store.store_choice import open_store
 from holdfast.errors import BadInputError
 
 

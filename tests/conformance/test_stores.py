@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etcd_server import EtcdServer
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.etcd import EtcdStore
 from holdfast.control.store.interface import Entry, Listing, Store, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SCHEMA_VERSION, SqliteStore
+from holdfast.control.store.store_choice import open_store
 from holdfast.errors import BadInputError
 
 
@@ -220,7 +220,7 @@ def test_it_is_a_map_with_revisions(anew: Callable[[], Store], operations: list[
 
 _COUNTER = """
 import sys
-from holdfast.control.store.choose import open_store
+from holdfast.control.store.store_choice import open_store
 store = open_store(sys.argv[1])
 sys.stdin.readline()
 won = 0
@@ -257,7 +257,7 @@ def test_processes_that_race_lose_no_increment(tmp_path: Path) -> None:
 def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'store.db'}"
     code = (
-        "import os, signal, sys; from holdfast.control.store.choose import open_store\n"
+        "import os, signal, sys; from holdfast.control.store.store_choice import open_store\n"
         "s = open_store(sys.argv[1]); s.compare_and_swap('a', b'kept', 0); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, url], timeout=60).returncode == -9

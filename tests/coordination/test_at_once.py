@@ -15,7 +15,7 @@ from holdfast.coordination.inputs import Input
 from holdfast.coordination.instructions import Emit, Instruction, Persist, at_once
 from holdfast.coordination.pool.instructions import DisconnectNode, EmitPool, PersistPool, PoolInstruction
 from holdfast.coordination.pool.instructions import merge_answers as pool_at_once
-from holdfast.coordination.progress.mending import missing_events
+from holdfast.coordination.progress.journal_repair import missing_events
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.events import PoolStoreReturned
 from holdfast.protocol.pool.record import POOL_SCHEMA, PoolRecord

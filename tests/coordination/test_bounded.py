@@ -18,7 +18,8 @@ from machinery import Job, attach, hello, w
 from msgspec import inspect
 
 from holdfast.coordination import membership
-from holdfast.coordination.failures import ladder, suspects
+from holdfast.coordination.failures import escalation as ladder
+from holdfast.coordination.failures import suspects
 from holdfast.coordination.inputs import Disconnected, Received, Tick
 from holdfast.protocol import record as limits
 from holdfast.protocol.messages import any_side as msg

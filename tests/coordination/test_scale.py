@@ -7,9 +7,9 @@ from collections.abc import Callable
 from machinery import Job, applied, calls, hello, w
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.hang_detection.pace import PATIENCE_S
 from holdfast.coordination.inputs import Received, Tick
 from holdfast.coordination.instructions import Broadcast
-from holdfast.coordination.lateness.pace import PATIENCE_S
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg

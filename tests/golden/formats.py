@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from holdfast.coordination.agent.kept_steps import KeptStep
 from holdfast.protocol.events import AnyEvent
-from holdfast.protocol.layouts.unit_words import UnitWord
+from holdfast.protocol.layouts.group_messages import UnitWord
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage
 from holdfast.protocol.messages.orders import WorkerOrder
 from holdfast.protocol.messages.worker import WorkerMessage

@@ -25,10 +25,10 @@ import torch
 from holdfast.control.processes import die_with_parent
 from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO
 from holdfast.protocol.messages.orders import Posted
-from holdfast.runtime.groups.choose import build_communicator
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck
-from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import MAX_VALUE_BYTES, Board
+from holdfast.runtime.groups.transport_choice import build_communicator
 
 _END = b""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-COMPARING = "coordination.worker.comparing"
+COMPARING = "coordination.worker.comparison"
 MISMATCH = "coordination.failures.mismatch"
 
 COMPARISON_MUTANTS = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from mutant import Mutant
 
 TIMES = "coordination.timing.times"
-WATCH = "coordination.lateness.watch"
+WATCH = "coordination.hang_detection.watchdog"
 READING = "coordination.timing.reading"
-JUDGE = "coordination.lateness.judge"
-OWN_WORK = "coordination.lateness.own_work"
-INQUIRY = "coordination.lateness.inquiry"
-PACE = "coordination.lateness.pace"
-STORIES = "coordination.lateness.stories"
-STRAGGLERS = "coordination.lateness.stragglers"
+JUDGE = "coordination.hang_detection.judge"
+OWN_WORK = "coordination.hang_detection.own_work"
+INQUIRY = "coordination.hang_detection.probe"
+PACE = "coordination.hang_detection.pace"
+STORIES = "coordination.hang_detection.stack_dumps"
+STRAGGLERS = "coordination.hang_detection.straggler_scores"
 
 LATENESS_MUTANTS = (
     # ---- usual times ----

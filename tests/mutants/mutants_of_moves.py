@@ -5,10 +5,10 @@ from __future__ import annotations
 from mutant import Mutant
 
 PLANNER = "coordination.generations.planner"
-DEPARTURES = "coordination.nodes.departures"
-REPLACING = "coordination.nodes.replacing"
+DEPARTURES = "coordination.nodes.draining"
+REPLACING = "coordination.nodes.replacements"
 COORDINATOR = "coordination.job.coordinator"
-FITTING = "coordination.generations.fitting"
+FITTING = "coordination.generations.configuration_check"
 JOINING = "coordination.generations.swap"
 HEARING = "coordination.job.handlers"
 GENERATIONS = "coordination.worker.generations"

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 WORKER = "coordination.worker.machine"
 REPORTING = "coordination.worker.reporting"
-REFUSALS = "coordination.generations.refusals"
+REFUSALS = "coordination.generations.refused_results"
 DECIDING = "coordination.job.deciding"
 HEARING = "coordination.job.handlers"
 PLACE = "coordination.agent.place"

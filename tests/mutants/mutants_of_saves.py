@@ -5,13 +5,13 @@ from __future__ import annotations
 from mutant import Mutant
 
 CHECKPOINTS = "coordination.progress.checkpoints"
-WISHES = "coordination.worker.wishes"
+WISHES = "coordination.worker.requests"
 DECISIONS = "coordination.generations.decisions"
 PROGRESS = "coordination.progress.announced"
 DIRECTORY = "protocol.checkpoints.directory"
 STORAGE = "storage"
 EVALUATIONS = "coordination.progress.evaluations"
-LADDER = "coordination.failures.ladder"
+LADDER = "coordination.failures.escalation"
 
 SAVE_MUTANTS = (
     Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-TENANT = "coordination.tenancy.tenant"
+TENANT = "coordination.pool_client.client"
 HOLDING = "coordination.grants"
 
 TENANCY_MUTANTS = (
@@ -66,7 +66,7 @@ TENANCY_MUTANTS = (
     ),
     Mutant(
         name="forgets_who_takes_a_leavers_place",
-        module="coordination.nodes.departures",
+        module="coordination.nodes.draining",
         qualname="Draining.retain",
         old="found.get(one.node, one.beside)",
         new="one.beside",
@@ -114,7 +114,7 @@ TENANCY_MUTANTS = (
     ),
     Mutant(
         name="fills_the_place_of_a_lost_node_that_the_pool_wants_back",
-        module="coordination.nodes.replacing",
+        module="coordination.nodes.replacements",
         qualname="Replacements._empty",
         old="transaction.record.held.to_leave",
         new="()",
@@ -146,7 +146,7 @@ TENANCY_MUTANTS = (
     ),
     Mutant(
         name="reports_no_departure_of_a_node_that_had_joined",
-        module="coordination.nodes.departures",
+        module="coordination.nodes.draining",
         qualname="Draining.set_aside",
         old="node.told or node.returning",
         new="False",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-SHARE = "coordination.worker.unit.share"
-AGREEING = "coordination.worker.unit.agreeing"
-ADOPTING = "coordination.worker.unit.adopting"
+SHARE = "coordination.worker.replica_group.share"
+AGREEING = "coordination.worker.replica_group.agreeing"
+ADOPTING = "coordination.worker.replica_group.adopting"
 BOUNDARIES = "coordination.worker.boundaries"
 COPY = "coordination.worker.copy"
 ASSIGNMENT = "coordination.generations.assignment"
 DECISIONS = "coordination.generations.decisions"
 PLANNER = "coordination.generations.planner"
-TURN = "coordination.turn"
+TURN = "coordination.transaction"
 HEARING = "coordination.job.handlers"
 MEMBERSHIP = "coordination.membership"
 

@@ -12,7 +12,7 @@ from holdfast.coordination.failures.class_table import REPLICA_DIFFERS
 from holdfast.coordination.failures.mismatch import RECEIVED
 from holdfast.coordination.inputs import Input, Received
 from holdfast.coordination.job.coordinator import Coordinator
-from holdfast.coordination.job.waiting import NO_NODE_CONNECTED
+from holdfast.coordination.job.missing_nodes import NO_NODE_CONNECTED
 from holdfast.coordination.roles import every_role, unit_of
 from holdfast.coordination.worker.tasks import Compute
 from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.coordination.agent.known_plans import PlanMaker
-from holdfast.coordination.generations.plan_change import Assignment
+from holdfast.coordination.generations.plan_delta import Assignment
 from holdfast.protocol.messages.plans import PlanChange, Shares
 from holdfast.protocol.plan import GenerationPlan
 

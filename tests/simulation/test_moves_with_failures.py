@@ -1,8 +1,8 @@
 """A standby replaces a node, with each pair of failures, and with a failure and a coordinator crash.
 
 A model of the protocol lists both as open problems: two failures lose an announced step, and a failure with a crash
-reaches a deadlock. These tests check both. `tests/coordination/nodes/test_departures.py` has the first case message by
-message: the step is announced only after the other nodes have passed the next one.
+reaches a deadlock. These tests check both. `tests/coordination/nodes/test_draining_nodes.py` has the first case message
+by message: the step is announced only after the other nodes have passed the next one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.plan_change import MisfitError, change_of
+from holdfast.coordination.generations.plan_delta import MisfitError, change_of
 from holdfast.errors import EXIT_DONE, SupersededError
 from holdfast.planner.fleet.timeline import URGENT, Timeline
 from holdfast.protocol import events as ev

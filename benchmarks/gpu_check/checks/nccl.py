@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_check.options import Figures, NotPossibleError, Options, require
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.gloo import build_gloo
 from holdfast.runtime.groups.transports.nccl import build_nccl

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from holdfast.protocol.pool.held import Held, HeldGrant
+from holdfast.protocol.pool.grants import Held, HeldGrant
 from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStanding, JobState, NodeUnfit
 
 

@@ -11,10 +11,10 @@ from msgspec import Meta
 from holdfast.protocol.batch_summary import BatchSummary
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, Layouts
+from holdfast.protocol.layouts.layout_list import FailedLayout, LayoutChange, Layouts
 from holdfast.protocol.names import Count, Struct
 from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.position import Position
 from holdfast.protocol.state import SnapshotSource
 

@@ -14,13 +14,13 @@ from holdfast.cli.following.progress import describe
 from holdfast.cli.history.explain import explanation_lines, standing_lines
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
-from holdfast.observability.history.standing import JobStanding
+from holdfast.observability.history.job_state import JobStanding
 from holdfast.protocol.events import AnyEvent, StacksTaken
 from holdfast.protocol.failures import SeenWait, SeenWorker, SharedStack
 from holdfast.protocol.position import Awaited
 from made_events import made
 
-#: events that lead to a request (holdfast.coordination.attention)
+#: events that lead to a request (holdfast.coordination.operator_alerts)
 ABOUT = (
     *("job_waiting", "node_left", "node_stayed", "rolled_back", "checkpoint_failed", "checkpoint_delayed"),
     *("checkpoint_rejected", "snapshot_failed", "corruption_found", "step_skipped", "job_failed"),

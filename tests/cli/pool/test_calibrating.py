@@ -13,7 +13,7 @@ from holdfast.coordination.pool.plans.paces import declared_pace, merge_pace
 from holdfast.errors import UnreachableError
 from holdfast.protocol.job_spec import CheckpointSpec, JobSpec, OutputSpec
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import ListedLayout, places_by_nodes
+from holdfast.protocol.layouts.layout_list import ListedLayout, places_by_nodes
 from holdfast.protocol.pool.sharing import JobPace
 
 

@@ -21,8 +21,8 @@ from holdfast.control.agent.channel import (
     open_channel,
     websocket_url,
 )
-from holdfast.control.serving.turns import split_message
-from holdfast.coordination.generations.plan_change import change_of
+from holdfast.control.serving.machine_shell import split_message
+from holdfast.coordination.generations.plan_delta import change_of
 from holdfast.protocol.messages.agent import AgentMessage, CoordinatorMessage, Heartbeat, Leave, Part, Welcome
 from holdfast.protocol.messages.orders import Posted
 from holdfast.protocol.messages.plans import PrepareNode

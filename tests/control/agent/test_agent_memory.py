@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.agent.memory import MemoryReading, MemoryRing, OomCounter, available_bytes, resident_bytes
-from holdfast.control.agent.places import ProcessSlot
+from holdfast.control.agent.worker_slots import ProcessSlot
 from holdfast.coordination.failures.classes import FailureClasses
 from holdfast.protocol.messages.memory import MAX_MEMORY_SAMPLES, MemorySample
 

@@ -11,7 +11,7 @@ from agent_harness import FakeCoordinator, play
 
 from holdfast.control.agent import node_agent
 from holdfast.control.agent.node_agent import Agent
-from holdfast.control.agent.reach import connection_error, serve_probes
+from holdfast.control.agent.node_probes import connection_error, serve_probes
 from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 

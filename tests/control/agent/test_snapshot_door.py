@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.control.agent.snapshots.door import SnapshotServer
 from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
+from holdfast.control.agent.snapshots.part_server import SnapshotServer
 from holdfast.control.link import wire as link_wire
 from holdfast.control.link.snapshots.files import DamagedPartError, PartWriter, StoredPart, part_path, read_body
 from holdfast.control.link.snapshots.reading import ANSWER, MAGIC, REQUEST, TAG, RemotePart, proof

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.agent.places import ProcessSlot
 from holdfast.control.agent.worker_process import run_script
+from holdfast.control.agent.worker_slots import ProcessSlot
+from holdfast.control.link.exit_after_exception import ScriptErrorHook
 from holdfast.control.link.framing import Crashed
-from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.failures import FailureKind

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast.control.coordinator.server import bind
-from holdfast.control.serving.doorkeeper import ConnectionLimiter, Limits, check_room
+from holdfast.control.serving.connection_limits import ConnectionLimiter, Limits, check_room
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 

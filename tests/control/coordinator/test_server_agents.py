@@ -28,7 +28,7 @@ from websockets.sync.client import ClientConnection
 
 from holdfast.control.serving import agent_channel
 from holdfast.control.serving.agent_channel import AgentChannel, AgentConnection, Framer
-from holdfast.control.serving.turns import split_message
+from holdfast.control.serving.machine_shell import split_message
 from holdfast.protocol.events import FailureDetected
 from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.messages.agent import AgentMessage, FromWorker, Heartbeat, Refused, Welcome

@@ -21,8 +21,8 @@ from websockets.sync.client import ClientConnection
 from holdfast.control.coordinator.server import bind, open_job_store
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.registry import live_jobs
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
+from holdfast.control.store.store_choice import open_store
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
 from holdfast.observability.history.audit import audit_lines

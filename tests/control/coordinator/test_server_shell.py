@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.serving.turns import MOST_AT_ONCE, Turns
+from holdfast.control.serving.machine_shell import MOST_AT_ONCE, Turns
 from holdfast.control.store.interface import StoreAwayError, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack, Tick

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from holdfast.control.launch.standing import Standing
+from holdfast.control.launch.job_view import Standing
 from holdfast.protocol.checkpoints.directory import seal, write_file
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.events import StepCommitted

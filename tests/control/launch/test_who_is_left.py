@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.control.launch.standing import Standing
+from holdfast.control.launch.job_view import Standing
 from holdfast.protocol.events import NodeLeft, NodesJoined
 from holdfast.protocol.plan import JoinedNode
 

@@ -9,7 +9,7 @@ from itertools import permutations
 
 import pytest
 
-from holdfast.control.link.unit.proposals import ProposalTable, count_words
+from holdfast.control.link.replica_group.proposals import ProposalTable, count_words
 from holdfast.protocol.layouts.proposals import Proposal, ProposalKind
 
 A, B, C = Proposal(1, 1, 0), Proposal(1, 1, 1), Proposal(2, 1, 0)

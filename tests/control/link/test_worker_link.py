@@ -24,7 +24,7 @@ from holdfast.control.link.framing import (
 )
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import UnitAnswer, UnitAwaits
+from holdfast.protocol.layouts.group_messages import UnitAnswer, UnitAwaits
 from holdfast.protocol.messages.orders import JobDone, Order, Posted, Stop
 from holdfast.protocol.messages.worker import Finished, WorkerMessage
 from holdfast.protocol.names import MAX_MESSAGE_BYTES

@@ -13,7 +13,7 @@ import pytest
 _NODE = """
 import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
-from holdfast.control import mould
+from holdfast.control import process_template as mould
 from holdfast.control.agent.zygote_client import ZygoteClient
 from holdfast.control.pool_node import next_zygote
 from holdfast.control.pool_node.descendants import adopt_orphans, descendants, end_all_below

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from holdfast.control.serving.patience import RetryingWriter, wait_while_answered
+from holdfast.control.serving.retrying_writer import RetryingWriter, wait_while_answered
 
 LIMIT_S = 0.001
 

@@ -22,7 +22,7 @@ from holdfast.coordination.agent.instructions import (
     StartWorker,
 )
 from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine
-from holdfast.coordination.generations.plan_change import change_of
+from holdfast.coordination.generations.plan_delta import change_of
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.failures import FailureKind, FailureRule, Severity
 from holdfast.protocol.job_spec import MAX_RESTARTS

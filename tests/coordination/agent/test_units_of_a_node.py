@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from holdfast.coordination.agent.identity import NodeIdentity
 from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass, Say, StartWorker
 from holdfast.coordination.agent.machine import AgentMachine
-from holdfast.coordination.agent.units.refusals import misfit
+from holdfast.coordination.agent.replica_groups.refusals import misfit
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import MAX_RESTARTS
-from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import ListedLayout
-from holdfast.protocol.layouts.unit_words import (
+from holdfast.protocol.layouts.group_messages import (
     JoinUnit,
     UnitAnswer,
     UnitAwaits,
@@ -26,6 +24,8 @@ from holdfast.protocol.layouts.unit_words import (
     UnitPosted,
     UnitRefused,
 )
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout_list import ListedLayout
 from holdfast.protocol.messages.agent import Refused, Replace, ToWorker, Welcome, WorkerDown
 from holdfast.protocol.messages.orders import JobDone, Warm
 from holdfast.protocol.messages.worker import Attach, Raised, ScriptError

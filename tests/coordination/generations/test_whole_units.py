@@ -12,7 +12,7 @@ from machinery import Job, applied, attach, commit, hello
 
 from holdfast.coordination.generations.assignment import kept_by_units, share_of, summed_by
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
-from holdfast.coordination.generations.plan_change import change_of, rebuilt, rebuilt_shares, shares_of
+from holdfast.coordination.generations.plan_delta import change_of, rebuilt, rebuilt_shares, shares_of
 from holdfast.coordination.roles import assign_roles, every_role, only_whole, whole_units
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind

@@ -12,9 +12,9 @@ from machinery import Job, applied, attach, called, commit, hello, kept, reduced
 
 from holdfast.coordination.inputs import InjectFault, Input, Received, Shutdown, StoreBack
 from holdfast.coordination.instructions import EndJob
+from holdfast.coordination.job.context import JobPhase
 from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.coordination.job.handlers import MessageHandlers
-from holdfast.coordination.job.parts import JobPhase
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInputError, UnreachableError
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind

@@ -9,7 +9,7 @@ import msgspec
 from machinery import Job, applied, attach, hello
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import ListedLayout
+from holdfast.protocol.layouts.layout_list import ListedLayout
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import ExpertShape
 from holdfast.protocol.state import Holding, SnapshotPart

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.coordination.layouts.choosing import GAIN_PER_COST, HORIZON_S, choose_layout, layouts_by_nodes
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import ListedLayout, layout_for, places_by_nodes
+from holdfast.protocol.layouts.layout_list import ListedLayout, layout_for, places_by_nodes
 from holdfast.protocol.record import SCHEMA, Record
 
 TWO, FOUR = Layout(shard=2), Layout(shard=4)

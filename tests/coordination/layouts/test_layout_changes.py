@@ -15,7 +15,7 @@ from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import JobSpec, RecoverySpec
 from holdfast.protocol.layouts.layout import WHOLE
-from holdfast.protocol.layouts.several import ListedLayout
+from holdfast.protocol.layouts.layout_list import ListedLayout
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind, ExpertShape
 from holdfast.protocol.record import KnownCheckpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.places.choosing import select_nodes, select_surplus
+from holdfast.coordination.pool.node_selection.choosing import select_nodes, select_surplus
 from holdfast.protocol.pool.record import PoolNode
 
 

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, ZONE_IN_RACKS, Compaction, Occupancy, compact
+from holdfast.coordination.pool.node_selection.compacting import (
+    RACK_WORTH_S,
+    ZONE_IN_RACKS,
+    Compaction,
+    Occupancy,
+    compact,
+)
 from holdfast.protocol.pool.record import PoolNode
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import MoveJobs
-from holdfast.coordination.pool.places.compacting import Relocation, compact
-from holdfast.coordination.pool.places.moving import build_occupancy
+from holdfast.coordination.pool.node_selection.compacting import Relocation, compact
+from holdfast.coordination.pool.node_selection.moving import build_occupancy
 
 
 def scattered(**settings: int) -> PlayedPool:

@@ -10,7 +10,7 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand
 from holdfast.coordination.pool.share.policies import POLICIES
-from holdfast.coordination.pool.share.warm import assign_standbys
+from holdfast.coordination.pool.share.standbys import assign_standbys
 from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.pool import events as ev
 

@@ -10,7 +10,7 @@ from played_pool import PlayedPool
 
 from holdfast.coordination.pool.inputs import NextPlansSolved, UpdateJob
 from holdfast.coordination.pool.plans.paces import merge_pace
-from holdfast.coordination.pool.plans.trying_again import RETRY_S
+from holdfast.coordination.pool.plans.remeasuring import RETRY_S
 from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobPace
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from machinery import Job, attach, hello, w
 
-from holdfast.coordination.progress.choosing import NodesLost, choose
 from holdfast.coordination.progress.costs import FIRST_LOSS_S, Cost, MeasuredCosts
+from holdfast.coordination.progress.replacement_timing import NodesLost, choose
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machinery import w
 
-from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.coordination.experts.worker_experts import HeldExperts
 from holdfast.coordination.worker.boundaries import InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import Done, SendToCoordinator, Wait, WarmUp

@@ -12,7 +12,7 @@ from machinery import commit as any_commit
 from machinery import w
 
 from holdfast.coordination.experts.blobs import encode_experts
-from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.coordination.experts.worker_experts import HeldExperts
 from holdfast.coordination.worker.boundaries import NEXT_PHASE, InvalidTransitionError
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (

@@ -15,7 +15,7 @@ from torch import nn
 import holdfast
 from holdfast.errors import BadInputError
 from holdfast.integrations.transformers import elastic_experts, plain_experts
-from holdfast.runtime.moe.holding.shards import ExpertShards
+from holdfast.runtime.moe.expert_shards.shards import ExpertShards
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from places import EXAMPLES
 

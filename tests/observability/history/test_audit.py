@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.progress.mending import missing_events
+from holdfast.coordination.progress.journal_repair import missing_events
 from holdfast.observability.history.audit import About, AuditResult, audit_events, audit_lines
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import EVENTS as KINDS

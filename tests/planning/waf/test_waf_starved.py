@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_waf_plan import CLOSE, all_divisions, tasks_and_nodes
 
 from holdfast.planning.waf.plan import Planner
-from holdfast.planning.waf.starved import starved
+from holdfast.planning.waf.starved_jobs import starved
 from holdfast.planning.waf.task import Task
 
 

@@ -12,7 +12,7 @@ from holdfast.coordination.worker.tasks import Compute
 from holdfast.protocol.plan import Phase
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 from holdfast.runtime.session.attempt import Attempt
 
 ALL = [f"2/{number}".encode() for number in range(MICRO_BATCHES)]

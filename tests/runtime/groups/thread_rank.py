@@ -20,7 +20,7 @@ from holdfast.runtime.gradients.loss_scale import LossScale
 from holdfast.runtime.gradients.updates import Updates
 from holdfast.runtime.gradients.workload import Workload
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 from holdfast.runtime.session.attempt import Attempt
 from holdfast.runtime.state.state import TrainingState
 

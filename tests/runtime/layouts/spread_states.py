@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import is_dtensor, local_of, wrap_like
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.state.state import TrainingState
 

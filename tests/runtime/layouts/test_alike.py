@@ -15,7 +15,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
 from holdfast.runtime.layouts.mesh import ReplicaMesh
-from holdfast.runtime.session.unit.alike import check_replicated
+from holdfast.runtime.session.replica_group.replicated_state import check_replicated
 from holdfast.runtime.state.state import TrainingState
 from tests.harness.local_world import Seat, run_world
 

@@ -20,21 +20,21 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from holdfast.control.link.snapshots.files import part_path
 from holdfast.coordination.experts.blobs import decode_experts, encode_experts
-from holdfast.coordination.experts.holding import Rearrangement
+from holdfast.coordination.experts.worker_experts import Rearrangement
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotTaken
 from holdfast.protocol.plan import ExpertPlan, ExpertShape, GenerationPlan, Member, Role
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.dtensor.local import local_of
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.groups.communicator import HaltedError
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.layouts.sharded import check_spread, share_expert_tokens
+from holdfast.runtime.moe.expert_shards.job_experts import make_job_experts
+from holdfast.runtime.moe.expert_shards.saving import hosted_pairs, named_rows
 from holdfast.runtime.moe.gates.router import jitter_stream
 from holdfast.runtime.moe.gates.routing import RecordedRouting
-from holdfast.runtime.moe.holding.job_experts import make_job_experts
-from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from holdfast.runtime.dtensor.local import local_of, wrap_like
-from holdfast.runtime.warming.spread_steps import dry_run_steps
+from holdfast.runtime.warm_up.planned_optimizer_steps import dry_run_steps
 
 untyped: Any = DTensor
 propagator: Any = untyped._op_dispatcher.sharding_propagator

@@ -14,7 +14,7 @@ from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, 
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
 from holdfast.runtime.dtensor.local import TensorPlacement, local_of, placement_of, wrap_like
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.snapshots.cutting import ALIGNMENT
 from holdfast.runtime.snapshots.restoring import SnapshotLostError
 from holdfast.runtime.snapshots.snapshots import Snapshots

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from holdfast.control.link.end_alone import SoloExitHook
+from holdfast.control.link.solo_exit import SoloExitHook
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role

@@ -14,7 +14,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.plan import Role
 from holdfast.runtime.dtensor.local import layout_dimensions
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.tensors import strip_wrapper_prefixes

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.dtensor.local import local_of
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.starting import materialize
 

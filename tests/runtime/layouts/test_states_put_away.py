@@ -17,8 +17,8 @@ from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
 from holdfast.runtime.checkpoints.parts import stored_names
 from holdfast.runtime.dtensor.local import is_dtensor, local_of, placement_of
 from holdfast.runtime.layouts.boxes import find_box
-from holdfast.runtime.snapshots.putting_away import StashReader, stash_state
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer
+from holdfast.runtime.snapshots.stashing import StashReader, stash_state
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 LAYOUTS = {

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from holdfast.runtime.groups.communicator import Communicator
+from holdfast.runtime.moe.expert_shards.binding import bind_layers
+from holdfast.runtime.moe.expert_shards.gradients import ExpertGradients
+from holdfast.runtime.moe.expert_shards.shards import ExpertShards
 from holdfast.runtime.moe.gates.gate import TopKGate
-from holdfast.runtime.moe.holding.binding import bind_layers
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.hosts import Placement
 from holdfast.runtime.moe.layer.expert_layer import moe_layers, serve_round
 from holdfast.runtime.moe.layer.moe_layer import MoE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cluster import Cluster, evaluation
 
-from holdfast.control.link.last_words import ScriptErrorHook
+from holdfast.control.link.exit_after_exception import ScriptErrorHook
 from holdfast.protocol import events as ev
 from holdfast.protocol.checkpoints.directory import find_checkpoints
 from holdfast.protocol.messages import any_side as msg

@@ -10,8 +10,8 @@ import torch
 
 import holdfast
 from holdfast.errors import BadInputError
-from holdfast.protocol.layouts.several import ListedLayout, have_node_counts
-from holdfast.runtime.session.unit.listed import check_micro_batch, parse_layouts
+from holdfast.protocol.layouts.layout_list import ListedLayout, have_node_counts
+from holdfast.runtime.session.replica_group.layout_list import check_micro_batch, parse_layouts
 
 TWO, FOUR = holdfast.Layout(shard=2), holdfast.Layout(shard=4)
 

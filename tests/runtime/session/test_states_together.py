@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.control.link.progress_page import NoProgress
-from holdfast.control.link.unit.proposals import ProposalTable, count_words
+from holdfast.control.link.replica_group.proposals import ProposalTable, count_words
 from holdfast.coordination.worker import tasks
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.protocol.layouts.proposals import Proposal

@@ -11,7 +11,7 @@ import torch
 from holdfast.errors import HoldfastError
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.runtime.groups.rendezvous import Board
-from holdfast.runtime.session.unit.groups import build_groups
+from holdfast.runtime.session.replica_group.groups import build_groups
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.control.agent.snapshots.door import SnapshotServer
+from holdfast.control.agent.snapshots.part_server import SnapshotServer
 from holdfast.control.link.snapshots.files import part_path
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan, Member
 from holdfast.protocol.state import Keeper, SnapshotSource, seal_of
-from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
-from holdfast.runtime.moe.holding.saving import hosted_pairs, named_rows
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts, make_job_experts
+from holdfast.runtime.moe.expert_shards.saving import hosted_pairs, named_rows
 from holdfast.runtime.snapshots import taking
 from holdfast.runtime.snapshots.cutting import copy_range, part_range
 from holdfast.runtime.snapshots.restoring import SnapshotLostError, SnapshotRestorer

@@ -29,7 +29,7 @@ from holdfast.control.agent.workforce import WorkforceOwner
 from holdfast.control.link.framing import ToWorkerProcess
 from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
-from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.layouts.group_messages import UnitAnswer
 from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.names import index_of
 from tests.simulation.fakes.fake_look import Arrivals, Look

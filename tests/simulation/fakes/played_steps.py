@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from holdfast.coordination.config import CoordinatorConfig
+from holdfast.coordination.hang_detection.watchdog import LateWatch
 from holdfast.coordination.inputs import Input, Received, Tick
 from holdfast.coordination.instructions import Broadcast, Emit, Instruction, Send
 from holdfast.coordination.job.coordinator import Coordinator
-from holdfast.coordination.lateness.watch import LateWatch
 from holdfast.coordination.timing.reading import CoreWaits, ProgressAccount, Reading, ThreadClock, Total
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec

@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import Layouts, ListedLayout
+from holdfast.protocol.layouts.layout_list import Layouts, ListedLayout
 from tests.simulation.faults.troubles import SLOWER
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from holdfast.coordination.inputs import PoolSaid
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.sharing import JobShares, JobState
 from holdfast.protocol.record import Record
 from tests.simulation.faults.injection import Injector

@@ -10,7 +10,7 @@ from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.timing.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import JoinUnit, UnitAnswer, UnitFormed, UnitRefused
+from holdfast.protocol.layouts.group_messages import JoinUnit, UnitAnswer, UnitFormed, UnitRefused
 from holdfast.protocol.messages import any_side as msg
 from tests.simulation.machines.saving import SimKeeper, SimWriter
 from tests.simulation.machines.unit import SimUnit

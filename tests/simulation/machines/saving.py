@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
 from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.worker.machine import WorkerMachine
-from holdfast.coordination.worker.wishes import is_save_due
+from holdfast.coordination.worker.requests import is_save_due
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages import any_side as msg

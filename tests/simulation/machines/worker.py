@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.coordination.experts.worker_experts import HeldExperts
 from holdfast.coordination.worker import tasks
 from holdfast.protocol.commit import with_flags
 from holdfast.protocol.failures import FailureKind

@@ -11,7 +11,7 @@ from holdfast.coordination.pool.fence import Fence, StartGrant
 from holdfast.coordination.pool.pool import Pool
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.protocol.pool.events import AnyPoolEvent
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import PooledJob, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
 from tests.simulation.pool.pool_world import JobDisk, Line, LineEnd, PoolWorld

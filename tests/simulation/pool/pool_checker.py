@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from holdfast.coordination.pool.fence import StartGrant
 from holdfast.protocol.pool.events import AnyPoolEvent, NodeGranted, RoleChanged
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import OVER, Grant, PooledJob, PoolRecord
 from tests.simulation.invariants import InvariantError
 from tests.simulation.pool.pool_around import CoordinatorSeen, NodeSeen, PoolAround

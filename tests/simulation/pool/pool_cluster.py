@@ -15,12 +15,12 @@ from holdfast.coordination.pool.inputs import (
     UndrainNodes,
     UpdateJob,
 )
-from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, compact
-from holdfast.coordination.pool.places.moving import build_occupancy
+from holdfast.coordination.pool.node_selection.compacting import RACK_WORTH_S, compact
+from holdfast.coordination.pool.node_selection.moving import build_occupancy
 from holdfast.coordination.pool.share.achieving import Waf
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import OVER, PooledJob
 from tests.simulation.pool.pool_around import CoordinatorSeen, PoolParts
 from tests.simulation.pool.pool_checker import PoolChecker

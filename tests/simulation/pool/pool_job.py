@@ -13,7 +13,7 @@ from holdfast.coordination.grants import (
     set_roles,
     set_standing,
 )
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.sharing import JobPace, JobShares, JobStanding, NodeUnfit
 from tests.simulation.pool.pool_around import PoolAround
 from tests.simulation.pool.pool_world import Crash, JobDisk, Line, NodeComes, PoolWorld

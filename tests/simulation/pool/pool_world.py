@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from holdfast.planner.fleet.timeline import Timeline
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.pool.events import AnyPoolEvent
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import PoolRecord
 from holdfast.protocol.pool.sharing import JobStanding
 from tests.simulation.pool.pool_plans import PoolPlan

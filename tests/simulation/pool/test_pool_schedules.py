@@ -17,7 +17,7 @@ from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.protocol.messages.pool import NodeGrant
 from holdfast.protocol.pool.events import JobSuspended
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobShares
 from tests.simulation.pool.pool_around import PoolParts

@@ -21,7 +21,7 @@ from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.history.explanation import Explanation, explain
-from holdfast.observability.history.standing import JobStanding, standing_of
+from holdfast.observability.history.job_state import JobStanding, standing_of
 from holdfast.protocol.events import FailureDetected, StacksTaken
 from holdfast.protocol.position import Awaited
 

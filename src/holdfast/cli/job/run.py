@@ -17,7 +17,7 @@ from holdfast.cli.options import CONNECTION, JOB, OUTPUT, RECOVERY, warn_of_misp
 from holdfast.cli.output import AsJson, start_log, warn
 from holdfast.cli.spec_options import AsModule, SpecGroup, collect_job, job_spec, without_effect
 from holdfast.control.launch.launcher import launch
-from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.script_modules import with_script
 from holdfast.control.launch.settings import LaunchSettings
 from holdfast.control.link.forking import PRELOAD
 from holdfast.control.registry import registry_directory

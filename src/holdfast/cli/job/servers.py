@@ -26,7 +26,7 @@ from holdfast.control.client import CoordinatorClient
 from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
-from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.script_modules import with_script
 from holdfast.control.launch.settings import check_places, check_script, script_digest
 from holdfast.control.owned_folders import owned_folder
 from holdfast.control.programs import check_program

@@ -18,7 +18,7 @@ from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say, warn
 from holdfast.cli.retrying import POLL_S, retry_query, retry_request
 from holdfast.cli.spec_options import collect_job, job_spec
-from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.script_modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import EXIT_FAILED, EXIT_INTERRUPTED, BadInputError, HoldfastError

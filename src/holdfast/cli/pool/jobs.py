@@ -16,7 +16,7 @@ from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.cli.spec_options import AsModule, SpecGroup, collect_job, job_spec, without_effect
-from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.script_modules import with_script
 from holdfast.control.launch.settings import check_script
 from holdfast.control.pool_client import PoolClient
 from holdfast.control.registry import live_jobs, registry_directory

@@ -15,7 +15,7 @@ from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, print_json, say
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.spec_options import collect_job, job_spec
-from holdfast.control.launch.modules import with_script
+from holdfast.control.launch.script_modules import with_script
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import JobSpec
 

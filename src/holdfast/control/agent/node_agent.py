@@ -25,8 +25,8 @@ from holdfast.control.addresses import is_beside
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.gpus import watch_gpus
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
+from holdfast.control.agent.node_probes import connection_error, serve_probes
 from holdfast.control.agent.preflight import Preflight
-from holdfast.control.agent.reach import connection_error, serve_probes
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import make_worker_stacks
@@ -34,8 +34,8 @@ from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.link.checkpoints.lanes import CheckpointLanes
 from holdfast.control.link.checkpoints.spool import part_of
 from holdfast.control.link.checkpoints.store import CheckpointStore
-from holdfast.control.link.deafness import block_incoming_tcp
 from holdfast.control.link.framing import PartHanded, ToWorkerProcess
+from holdfast.control.link.silenced_network import block_incoming_tcp
 from holdfast.control.processes import die_with_parent, ending_signals
 from holdfast.coordination.agent.identity import NodeIdentity, Notice
 from holdfast.coordination.agent.instructions import (
@@ -59,7 +59,7 @@ from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_ENDED, EXIT_FAILED, BadInputError
-from holdfast.protocol.layouts.unit_words import UnitWord
+from holdfast.protocol.layouts.group_messages import UnitWord
 from holdfast.protocol.messages.agent import (
     AddressProbed,
     CoordinatorMessage,

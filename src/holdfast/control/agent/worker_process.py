@@ -11,8 +11,8 @@ import threading
 import traceback
 from types import TracebackType
 
+from holdfast.control.link.exit_after_exception import ScriptErrorHook
 from holdfast.control.link.framing import Crashed
-from holdfast.control.link.last_words import ScriptErrorHook
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings

@@ -14,20 +14,20 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from holdfast.control.agent.memory import MemoryReading, resident_bytes
-from holdfast.control.agent.places import UNKNOWN_EXIT, ProcessSlot, WorkerConnection, find_first_to_end
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import snapshot_folder
 from holdfast.control.agent.stacks import StackReader
+from holdfast.control.agent.worker_slots import UNKNOWN_EXIT, ProcessSlot, WorkerConnection, find_first_to_end
 from holdfast.control.agent.zygote_client import ZygoteLostError, ZygoteSupply
 from holdfast.control.link.framing import Crashed, FromWorkerProcess, PartHanded, ToWorkerProcess, encode_frame
 from holdfast.control.link.progress_page import ProgressPage
-from holdfast.control.link.unit.page import ProposalPage
+from holdfast.control.link.replica_group.page import ProposalPage
 from holdfast.control.link.worker_settings import WorkerSettings
 from holdfast.control.output_relay import OutputRelay
 from holdfast.control.processes import ProcessHandle, is_stopped
 from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.errors import EXIT_DONE
-from holdfast.protocol.layouts.unit_words import JoinUnit, UnitFormed, UnitRefused, UnitWord
+from holdfast.protocol.layouts.group_messages import JoinUnit, UnitFormed, UnitRefused, UnitWord
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.orders import Begin, Prepare
 from holdfast.protocol.messages.worker import Attach, Entered, Raised, WorkerMessage

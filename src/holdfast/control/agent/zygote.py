@@ -28,8 +28,8 @@ from typing import NoReturn
 from holdfast.control.agent.worker_process import run_script
 from holdfast.control.link.forking import PRELOAD, Exited, Fork, Forked, ForkFailed, Streams, ZygoteReply
 from holdfast.control.link.framing import FrameDecoder, FrameError, encode_frame
-from holdfast.control.mould import serve
 from holdfast.control.owned_folders import remove_abandoned_folders
+from holdfast.control.process_template import serve
 from holdfast.control.processes import die_with_parent, outlive_parent, print_error
 
 #: Processes may end a little later than the killed process that started them and the zygote.

@@ -19,7 +19,7 @@ from holdfast.clock import until_mark
 from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, build_app
 from holdfast.control.coordinator.job_journal import lags_behind
-from holdfast.control.coordinator.searcher import searcher
+from holdfast.control.coordinator.placement_search_process import searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import job_status, measure_slowness

@@ -26,13 +26,13 @@ from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
-from holdfast.control.serving.doorkeeper import check_room
+from holdfast.control.serving.connection_limits import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
 from holdfast.control.serving.listening import bind, listener_url, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.web import WebServer
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.interface import Store, StoreError
+from holdfast.control.store.store_choice import open_store
 from holdfast.counted_log import CountedLog
 from holdfast.errors import (
     EXIT_AFTER_SIGNAL,

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from holdfast.control.serving.machine_shell import MachineShell, split_message
 from holdfast.control.serving.stored_record import StoredRecord, outdated_store
-from holdfast.control.serving.turns import MachineShell, split_message
 from holdfast.control.store.interface import Store
 from holdfast.coordination.experts.searching import PlacementSearch
 from holdfast.coordination.inputs import Disconnected, FileFailed, Input, Received, StoreBack

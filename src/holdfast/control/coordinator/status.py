@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from holdfast.coordination.experts.blobs import experts_by_layer
-from holdfast.coordination.job.awaited import list_awaited
+from holdfast.coordination.hang_detection.straggler_scores import LinkPace, WorkerPace
+from holdfast.coordination.job.awaited_nodes import list_awaited
 from holdfast.coordination.job.coordinator import Coordinator
 from holdfast.coordination.job.foresight import describe_wait
-from holdfast.coordination.lateness.stragglers import LinkPace, WorkerPace
 from holdfast.coordination.membership import Node
 from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.metrics import Slowness
 from holdfast.protocol.layouts.layout import WHOLE
-from holdfast.protocol.layouts.several import describe_layout, describe_layouts
+from holdfast.protocol.layouts.layout_list import describe_layout, describe_layouts
 from holdfast.protocol.messages.worker import CHECKPOINT_EVERY
 from holdfast.protocol.record import Departure, Record
 

@@ -22,10 +22,10 @@ from holdfast.control.failure_classes import read_rules
 from holdfast.control.file_limit import describe_limit, raise_file_limit, room_for_nodes
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
-from holdfast.control.launch.places import job_folders, reserved_port
-from holdfast.control.launch.refilling import Refilling
+from holdfast.control.launch.job_view import Standing
+from holdfast.control.launch.ports_and_folders import job_folders, reserved_port
 from holdfast.control.launch.settings import LaunchSettings, script_digest
-from holdfast.control.launch.standing import Standing
+from holdfast.control.launch.standby_refill import Refilling
 from holdfast.control.link.forking import start_zygote
 from holdfast.control.owned_folders import remove_abandoned_folders
 from holdfast.control.processes import (

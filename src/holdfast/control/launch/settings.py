@@ -16,7 +16,7 @@ from holdfast.control.coordinator.alerts import check_alert
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.link.forking import PRELOAD
 from holdfast.control.programs import check_program
-from holdfast.control.store.choose import check_store
+from holdfast.control.store.store_choice import check_store
 from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
 from holdfast.storage import is_url, storage_at

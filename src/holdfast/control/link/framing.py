@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from holdfast.protocol.checkpoints.names import FileName
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import UnitAnswer, UnitWord
+from holdfast.protocol.layouts.group_messages import UnitAnswer, UnitWord
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.messages.worker import MAX_CHECKPOINT_PARTS, MAX_PART_FILES, ScriptError, WorkerMessage
 from holdfast.protocol.names import MALFORMED, MAX_MESSAGE_BYTES, Count, Seconds, Text, WorkerId

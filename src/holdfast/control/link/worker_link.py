@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 from holdfast.control.link.framing import FrameDecoder, FrameError, FromWorkerProcess, ToWorkerProcess, encode_frame
-from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.layouts.group_messages import UnitAnswer
 from holdfast.protocol.messages.orders import Order
 from holdfast.protocol.names import MAX_WHOLE_BYTES
 

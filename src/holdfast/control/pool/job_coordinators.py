@@ -21,7 +21,7 @@ from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoin
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
-from holdfast.control.pool.beside import run_in_thread
+from holdfast.control.pool.blocking_thread import run_in_thread
 from holdfast.control.pool.leftovers import job_key
 from holdfast.control.pool.settings import PoolSettings
 from holdfast.control.store.interface import Store

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection
 
 from holdfast.control.coordinator.shell import record_key
-from holdfast.control.pool.beside import run_in_thread
+from holdfast.control.pool.blocking_thread import run_in_thread
 from holdfast.control.store.interface import Store, StoreError
 
 #: seconds between two sweeps

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.control.api_types import END_HEADER, MAX_WAIT_S, DrainRequest
-from holdfast.control.pool.handed_in import check_submission
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
+from holdfast.control.pool.submission_check import check_submission
 from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
-from holdfast.control.serving.patience import wait_while_answered
+from holdfast.control.serving.retrying_writer import wait_while_answered
 from holdfast.coordination.pool.foresight import forecast_drain
 from holdfast.coordination.pool.inputs import (
     DrainNodes,
@@ -32,8 +32,8 @@ from holdfast.coordination.pool.inputs import (
     UndrainNodes,
     UpdateJob,
 )
-from holdfast.coordination.pool.places.compacting import RACK_WORTH_S, compact
-from holdfast.coordination.pool.places.moving import build_occupancy
+from holdfast.coordination.pool.node_selection.compacting import RACK_WORTH_S, compact
+from holdfast.coordination.pool.node_selection.moving import build_occupancy
 from holdfast.coordination.pool.what_if import AddJob, AddNodes, Change, LoseNode, compute_what_if
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.job_spec import JobSpec

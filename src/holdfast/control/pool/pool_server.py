@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.clock import Clock, SystemClock, until_mark
 from holdfast.control.coordinator.settings import is_loopback
 from holdfast.control.file_limit import raise_file_limit
-from holdfast.control.pool.foreseer import foreseer
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.leftovers import Leftovers, job_key
+from holdfast.control.pool.next_plans_process import foreseer
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
 from holdfast.control.pool.settings import PoolSettings
@@ -38,8 +38,8 @@ from holdfast.control.serving.listening import bind, listener_url, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
-from holdfast.control.store.choose import open_store
 from holdfast.control.store.shared import SharedStore
+from holdfast.control.store.store_choice import open_store
 from holdfast.coordination.inputs import Tick
 from holdfast.coordination.pool.inputs import JobConnected, JobMessage
 from holdfast.coordination.pool.pool import Pool

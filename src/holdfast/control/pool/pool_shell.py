@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.control.serving.machine_shell import MachineShell
 from holdfast.control.serving.stored_record import StoredRecord, outdated_store
-from holdfast.control.serving.turns import MachineShell
 from holdfast.control.store.interface import Store
 from holdfast.coordination.inputs import StoreBack
 from holdfast.coordination.pool.inputs import NodeDisconnected, NodeMessage, PoolInput

@@ -14,8 +14,8 @@ import os
 import signal
 import socket
 
-from holdfast.control.mould import CHANGED, FORKED, READY, ZYGOTE, start_template
 from holdfast.control.pool_node.settings import PoolNodeSettings
+from holdfast.control.process_template import CHANGED, FORKED, READY, ZYGOTE, start_template
 from holdfast.control.processes import ChildProcess, is_stopped
 
 #: seconds after which a process template that has not forked counts as hung. A new one repeats all imports, which takes

@@ -13,7 +13,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.turns import MachineShell
+from holdfast.control.serving.machine_shell import MachineShell
 from holdfast.control.serving.web import DirectSocket, direct_socket
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, Hello

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.control.api_types import MAX_BODY_BYTES
-from holdfast.control.serving.doorkeeper import Address
+from holdfast.control.serving.connection_limits import Address
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.names import MALFORMED

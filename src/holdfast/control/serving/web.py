@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from holdfast.control.serving.doorkeeper import Address, ConnectionLimiter, Limits
+from holdfast.control.serving.connection_limits import Address, ConnectionLimiter, Limits
 from holdfast.control.serving.frames import FrameTracker, ReadBuffer, short_message
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES

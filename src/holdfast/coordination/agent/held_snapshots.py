@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.coordination.agent.instructions import FetchParts, ForgetParts, OpenMemory, SnapshotWork
-from holdfast.protocol.layouts.unit_words import JoinUnit, UnitWord
+from holdfast.protocol.layouts.group_messages import JoinUnit, UnitWord
 from holdfast.protocol.messages.agent import MAX_HELD_PARTS, DropSnapshots, KeepSnapshots, NodeSnapshots
 from holdfast.protocol.state import SnapshotPart
 

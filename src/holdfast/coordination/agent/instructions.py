@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.layouts.group_messages import UnitAnswer
 from holdfast.protocol.messages.agent import AgentMessage, ProbeAddress, WantedPart
 from holdfast.protocol.messages.orders import AcceptCheckpoint, Order, PruneCheckpoints
 from holdfast.protocol.messages.progress import Probe, TakeMemory, TakeStacks

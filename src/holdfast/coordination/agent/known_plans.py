@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.coordination.agent.instructions import Pass
-from holdfast.coordination.generations.plan_change import Assignment, MisfitError, rebuilt, rebuilt_shares
+from holdfast.coordination.generations.plan_delta import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
 from holdfast.protocol.messages.orders import (
     Arm,

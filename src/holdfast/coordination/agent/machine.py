@@ -32,13 +32,13 @@ from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import WorkerPlace, WrittenParts, kept_of_life, kept_of_stand
 from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import envelopes, fitting
+from holdfast.coordination.agent.replica_groups.forming import Units
 from holdfast.coordination.agent.restarts import Restarts
-from holdfast.coordination.agent.units.forming import Units
-from holdfast.coordination.lateness.watch import LateWatch
-from holdfast.coordination.telling.rendezvous import PostedTooMuchError
+from holdfast.coordination.collection.rendezvous import PostedTooMuchError
+from holdfast.coordination.hang_detection.watchdog import LateWatch
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import UnitWord
+from holdfast.protocol.layouts.group_messages import UnitWord
 from holdfast.protocol.messages.agent import (
     AddressProbed,
     AgentMessage,

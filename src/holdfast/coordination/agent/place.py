@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
-from holdfast.protocol.layouts.unit_words import UnitAnswer
+from holdfast.protocol.layouts.group_messages import UnitAnswer
 from holdfast.protocol.messages.agent import Kept, WorkerDown
 from holdfast.protocol.messages.orders import Begin, JobDone, Order, StandBy, Warm
 from holdfast.protocol.messages.worker import (

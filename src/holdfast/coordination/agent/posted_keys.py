@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.coordination.telling.rendezvous import Collected, split
+from holdfast.coordination.collection.rendezvous import Collected, split
 from holdfast.protocol.messages.agent import Posts
 from holdfast.protocol.messages.worker import Post
 

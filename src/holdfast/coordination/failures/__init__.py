@@ -1,6 +1,7 @@
 """Classifies failures, and finds the node that caused one.
 
-- `seen.py` constructs each `Failure`, one function for each way to detect one, such as `node_lost` and `process_ended`.
+- `detections.py` constructs each `Failure`, one function for each way to detect one, such as `node_lost` and
+  `process_ended`.
 - `FailureClasses.classify` finds its class: the first matching rule, of the site's file and then of `TABLE`.
 - `EscalationPolicy` escalates: retry with the same members, restart the process, remove the node. Each step has a
   `Budget`.

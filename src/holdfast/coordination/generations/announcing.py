@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import GenerationStarted, JobAtRisk, NodesJoined, WorkersChanged
 from holdfast.protocol.plan import Decision, FaultThreshold, GenerationPlan, JoinedNode
 

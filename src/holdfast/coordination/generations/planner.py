@@ -24,8 +24,8 @@ from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.roles import assign_roles, by_role, whole_units
+from holdfast.coordination.transaction import Transaction
 from holdfast.coordination.transfers import TransferHistory
-from holdfast.coordination.turn import Transaction
 from holdfast.planning import Shortage
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Report

@@ -17,7 +17,7 @@ from holdfast.coordination.inputs import Planned
 from holdfast.coordination.instructions import PlanExperts
 from holdfast.coordination.progress.costs import MeasuredCosts
 from holdfast.coordination.progress.loads import LoadBook
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import RebalanceDecided
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, GenerationPlan
 

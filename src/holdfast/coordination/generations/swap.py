@@ -20,13 +20,13 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.static_experts import choose_ep_size, count_usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import longest
-from holdfast.coordination.generations.fitting import wanted_places
+from holdfast.coordination.generations.configuration_check import wanted_places
+from holdfast.coordination.generations.plan_distribution import PlanDistribution
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
-from holdfast.coordination.generations.plans import PlanDistribution
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.roles import only_whole
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.messages.orders import Arm, Disarm, Void
 from holdfast.protocol.messages.worker import Disarmed

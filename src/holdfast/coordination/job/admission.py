@@ -6,11 +6,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from holdfast.coordination.failures.seen import worker_missing
+from holdfast.coordination.failures.detections import worker_missing
 from holdfast.coordination.grants import mark_awaited
-from holdfast.coordination.job.parts import JobContext
+from holdfast.coordination.job.context import JobContext
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED
 from holdfast.protocol.events import NodeLeft, NodeRefused
 from holdfast.protocol.messages.agent import Hello, Refused, Welcome, WorkerDown

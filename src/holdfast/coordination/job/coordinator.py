@@ -14,23 +14,23 @@ from typing import ClassVar
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.failures.seen import node_lost
+from holdfast.coordination.failures.detections import node_lost
 from holdfast.coordination.inputs import REQUESTS, Disconnected, Failure, FileFailed, Input, Received, Request, Tick
 from holdfast.coordination.instructions import Emit, EndJob, Instruction
 from holdfast.coordination.job.admission import Admission
+from holdfast.coordination.job.context import JobContext, JobPhase
 from holdfast.coordination.job.deciding import GenerationDecider
 from holdfast.coordination.job.finishing import LoopExits
+from holdfast.coordination.job.handler_tables import Row, always, handler_row, until_over
 from holdfast.coordination.job.handlers import AgentReport, MessageHandlers
-from holdfast.coordination.job.parts import JobContext, JobPhase
+from holdfast.coordination.job.missing_nodes import NeedReporter
 from holdfast.coordination.job.requests import handle_request
-from holdfast.coordination.job.table import Row, always, handler_row, until_over
-from holdfast.coordination.job.waiting import NeedReporter
 from holdfast.coordination.membership import Membership, Node
 from holdfast.coordination.nodes.pair_probes import PairProbe
 from holdfast.coordination.nodes.probing import Newcomer, NewcomerProbes, ProbeVerdict
-from holdfast.coordination.progress.mending import missing_events
+from holdfast.coordination.progress.journal_repair import missing_events
 from holdfast.coordination.timing.lease import least_lease_s
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol import events as ev
 from holdfast.protocol.failures import FailureKind

@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 
 from holdfast.coordination.failures.budget import WINDOW_S, Budget
-from holdfast.coordination.failures.ladder import MAX_RETRIES
+from holdfast.coordination.failures.detections import node_hung, replica_differs
+from holdfast.coordination.failures.escalation import MAX_RETRIES
 from holdfast.coordination.failures.mismatch import REPLACEMENTS, Mismatch, find_mismatch
-from holdfast.coordination.failures.seen import node_hung, replica_differs
 from holdfast.coordination.failures.suspects import (
     TRANSFER_TRIES,
     StateTransfers,
@@ -25,6 +25,7 @@ from holdfast.coordination.failures.suspects import (
 )
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
 from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
+from holdfast.coordination.generations.configuration_check import send_away, wanted_places
 from holdfast.coordination.generations.decisions import (
     NothingLeft,
     Verdict,
@@ -33,7 +34,6 @@ from holdfast.coordination.generations.decisions import (
     what_counts,
     without_state,
 )
-from holdfast.coordination.generations.fitting import send_away, wanted_places
 from holdfast.coordination.generations.planner import (
     fills_the_seats,
     held_experts,
@@ -41,12 +41,12 @@ from holdfast.coordination.generations.planner import (
     lost_of,
     plan_generation,
 )
-from holdfast.coordination.generations.refusals import refusal_after, refused_again, refused_anew
+from holdfast.coordination.generations.refused_results import refusal_after, refused_again, refused_anew
 from holdfast.coordination.generations.same_data import ADVICE, difference, split_by_data
 from holdfast.coordination.grants import restarts_from_zero
 from holdfast.coordination.job.admission import send_away_all
+from holdfast.coordination.job.context import JobContext
 from holdfast.coordination.job.finishing import TOGETHER, add_stop_flag, completed_without_state, find_early_leaver
-from holdfast.coordination.job.parts import JobContext
 from holdfast.coordination.membership import Node, WorkerInfo
 from holdfast.coordination.progress.recovery_cost import FAILURE, LAYOUT, SAVE
 from holdfast.coordination.roles import every_role, only_whole

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
-from holdfast.coordination.job.parts import JobContext, JobPhase
+from holdfast.coordination.job.context import JobContext, JobPhase
 from holdfast.coordination.membership import Membership, WorkerInfo
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import Report
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Phase

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from holdfast.coordination.experts.blobs import experts_by_layer
-from holdfast.coordination.generations.fitting import workers_by_node
-from holdfast.coordination.job.parts import JobContext
+from holdfast.coordination.generations.configuration_check import workers_by_node
+from holdfast.coordination.job.context import JobContext
 from holdfast.coordination.progress.costs import Cost
 from holdfast.protocol.messages.forecast import MoveForecast
 from holdfast.protocol.names import node_of

@@ -6,10 +6,10 @@ import math
 from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import explain_unreadable
-from holdfast.coordination.failures.seen import invalid_message
-from holdfast.coordination.generations.fitting import misfit
-from holdfast.coordination.job.parts import JobContext
-from holdfast.coordination.job.table import Row, handler_row, ignore, until_over
+from holdfast.coordination.failures.detections import invalid_message
+from holdfast.coordination.generations.configuration_check import misfit
+from holdfast.coordination.job.context import JobContext
+from holdfast.coordination.job.handler_tables import Row, handler_row, ignore, until_over
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.ledger import DivergedError

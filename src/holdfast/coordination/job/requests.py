@@ -14,8 +14,8 @@ from holdfast.coordination.inputs import (
     StoreBack,
     Undrain,
 )
+from holdfast.coordination.job.context import JobContext
 from holdfast.coordination.job.injection import plan_fault
-from holdfast.coordination.job.parts import JobContext
 from holdfast.protocol.events import StoreReturned
 
 

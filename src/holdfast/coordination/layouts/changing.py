@@ -19,19 +19,19 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.generations.interruption import Interruption
 from holdfast.coordination.layouts.choosing import LayoutChoice, choose_layout
 from holdfast.coordination.membership import Node
-from holdfast.coordination.nodes.absences import DisconnectedNodes
-from holdfast.coordination.nodes.departures import Draining
+from holdfast.coordination.nodes.disconnected_nodes import DisconnectedNodes
+from holdfast.coordination.nodes.draining import Draining
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.progress.costs import Cost
 from holdfast.coordination.progress.recovery_cost import LAYOUT
 from holdfast.coordination.snapshots.book import SnapshotBook
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import LayoutChanged, LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import LayoutChange, describe_layout
+from holdfast.protocol.layouts.layout_list import LayoutChange, describe_layout
 from holdfast.protocol.messages.worker import Attach
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan
 from holdfast.protocol.state import SnapshotKey, SnapshotSource

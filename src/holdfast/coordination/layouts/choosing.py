@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from holdfast.planning.waf.pace import micro_batch_share
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import (
+from holdfast.protocol.layouts.layout_list import (
     MAX_LAYOUTS,
     Layouts,
     ListedLayout,

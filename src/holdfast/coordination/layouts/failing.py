@@ -11,16 +11,16 @@ from collections import Counter
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.generations.interruption import Interruption
 from holdfast.coordination.layouts.changing import RECENT_S, LayoutChanges
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.announced import Progress
 from holdfast.coordination.roles import UnitName, unit_of
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.events import LayoutKept
 from holdfast.protocol.layouts.layout import Layout
-from holdfast.protocol.layouts.several import FailedLayout, LayoutChange, describe_layout, have_node_counts
+from holdfast.protocol.layouts.layout_list import FailedLayout, LayoutChange, describe_layout, have_node_counts
 from holdfast.protocol.messages.agent import WorkerDown
 from holdfast.protocol.messages.worker import ScriptError
 from holdfast.protocol.names import node_and_index_of, node_of

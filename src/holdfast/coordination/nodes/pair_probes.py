@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import Endpoint, PairProbe, PairProbes
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.messages.agent import AgentMessage, Hello
 from holdfast.protocol.names import PROTOCOL
 

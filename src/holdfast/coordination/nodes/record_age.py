@@ -6,7 +6,7 @@ Acting on such a record would stop or expel workers that train in a newer genera
 
 from __future__ import annotations
 
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.messages.agent import Hello
 
 

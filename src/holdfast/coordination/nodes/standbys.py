@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.fitting import misfit
+from holdfast.coordination.generations.configuration_check import misfit
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.events import StandbyFailed, StandbyReady
 from holdfast.protocol.failures import FailureKind

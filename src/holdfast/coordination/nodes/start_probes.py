@@ -18,7 +18,7 @@ from itertools import islice
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.pair_probes import PairProbe, PairProbes
 from holdfast.coordination.nodes.probing import TRIES, endpoint_of, why_unreachable
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 
 #: Each node is probed by this many earlier nodes.
 NEIGHBOURS = 2

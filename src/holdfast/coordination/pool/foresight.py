@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from holdfast.coordination.pool.granting import Allocator
 from holdfast.coordination.pool.jobs import PooledJobs
+from holdfast.coordination.pool.node_selection.moving import GUESSED_MOVE_S, MoveQueue
 from holdfast.coordination.pool.nodes import PooledNodes
-from holdfast.coordination.pool.places.moving import GUESSED_MOVE_S, MoveQueue
 from holdfast.coordination.pool.state import PoolState
 from holdfast.protocol.messages.forecast import DrainForecast
 from holdfast.protocol.pool.record import Grant

@@ -7,8 +7,8 @@ from math import inf
 
 from holdfast.coordination.pool.inputs import NextPlansSolved
 from holdfast.coordination.pool.jobs import PooledJobs
-from holdfast.coordination.pool.places.choosing import select_nodes, select_surplus
-from holdfast.coordination.pool.places.moving import MoveQueue
+from holdfast.coordination.pool.node_selection.choosing import select_nodes, select_surplus
+from holdfast.coordination.pool.node_selection.moving import MoveQueue
 from holdfast.coordination.pool.plans.deciding import CurrentPlan
 from holdfast.coordination.pool.plans.paces import Paces
 from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.coordination.inputs import StoreBack, Tick
-from holdfast.coordination.pool.places.compacting import Relocation
+from holdfast.coordination.pool.node_selection.compacting import Relocation
 from holdfast.coordination.pool.share.interface import Division
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages.pool import FromNode

@@ -25,8 +25,8 @@ from holdfast.coordination.pool.inputs import (
 )
 from holdfast.coordination.pool.instructions import EmitPool, PoolInstruction
 from holdfast.coordination.pool.jobs import PooledJobs
+from holdfast.coordination.pool.node_selection.moving import MoveQueue
 from holdfast.coordination.pool.nodes import PooledNodes
-from holdfast.coordination.pool.places.moving import MoveQueue
 from holdfast.coordination.pool.requests import handle_request
 from holdfast.coordination.pool.share.explaining import find_remedies
 from holdfast.coordination.pool.share.interface import Demand

@@ -17,8 +17,8 @@ from holdfast.coordination.pool.inputs import (
     UpdateJob,
 )
 from holdfast.coordination.pool.jobs import PooledJobs
+from holdfast.coordination.pool.node_selection.moving import MoveQueue
 from holdfast.coordination.pool.nodes import PooledNodes
-from holdfast.coordination.pool.places.moving import MoveQueue
 from holdfast.coordination.pool.plans.paces import declared_pace
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.coordination.pool.state import PoolState

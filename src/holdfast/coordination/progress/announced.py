@@ -9,7 +9,7 @@ from dataclasses import replace
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import CommittedStep, StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, FAILURE, LAYOUT, MOVE, RecoveryCost, TakenPlace
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.commit import Commit, Wish, describe_too_many_skipped
 from holdfast.protocol.events import (
     LossNotFinite,

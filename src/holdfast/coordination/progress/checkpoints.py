@@ -14,7 +14,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.saving_period import PRIOR_S, gone_back, prior_s, saved, saving_period_s
 from holdfast.coordination.snapshots.book import on_lineage
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.events import CheckpointDelayed, CheckpointFailed, CheckpointRejected, CheckpointSaved

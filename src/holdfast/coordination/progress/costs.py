@@ -7,7 +7,7 @@ from enum import StrEnum
 from statistics import median
 
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 
 #: Until something was measured: bytes per second of a 10 Gbit/s network.
 DEFAULT_BANDWIDTH = 1e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import Evaluated
 from holdfast.protocol.messages.worker import EvaluationDone
 from holdfast.protocol.record import MAX_EVALUATIONS

@@ -13,7 +13,7 @@ from math import isfinite
 
 import numpy as np
 
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.planning.arrays import FloatArray
 from holdfast.protocol.messages.worker import Loads
 from holdfast.protocol.plan import ExpertShape

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.generations.interruption import Interruption
 from holdfast.coordination.inputs import Shutdown
 from holdfast.coordination.recovery.ending import JobEnd
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_ENDED, EXIT_FAILED, EXIT_INTERRUPTED
 from holdfast.protocol.record import LastWill
 

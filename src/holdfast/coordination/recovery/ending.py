@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.coordination.instructions import EndJob
 from holdfast.coordination.membership import Node
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.events import JobFailed, JobFinished, NodeStayed
 from holdfast.protocol.messages.agent import EndNode

@@ -8,14 +8,14 @@ from dataclasses import replace
 from holdfast.coordination.failures.budget import WINDOW_S
 from holdfast.coordination.failures.class_table import MACHINE_CLASSES, REPLICA_DIFFERS
 from holdfast.coordination.failures.classes import FailureClasses
-from holdfast.coordination.failures.ladder import EscalationPolicy
-from holdfast.coordination.failures.seen import collective_failed
-from holdfast.coordination.generations.stopping import Interruption
+from holdfast.coordination.failures.detections import collective_failed
+from holdfast.coordination.failures.escalation import EscalationPolicy
+from holdfast.coordination.generations.interruption import Interruption
 from holdfast.coordination.generations.swap import PendingGeneration
 from holdfast.coordination.inputs import Failure
-from holdfast.coordination.nodes.absences import DisconnectedNodes
+from holdfast.coordination.nodes.disconnected_nodes import DisconnectedNodes
 from holdfast.coordination.progress.announced import Progress
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.events import FailureDetected, NodeLeft
 from holdfast.protocol.failures import Detector, FailureKind, Severity

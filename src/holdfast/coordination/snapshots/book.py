@@ -17,7 +17,7 @@ from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import find_lost_experts
 from holdfast.coordination.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
-from holdfast.coordination.turn import Transaction
+from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import SnapshotFailed, SnapshotRejected, SnapshotSaved
 from holdfast.protocol.messages import worker as said
 from holdfast.protocol.messages.agent import DropSnapshots, KeepSnapshots, NodeSnapshots, WantedPart

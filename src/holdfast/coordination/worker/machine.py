@@ -25,12 +25,12 @@ from holdfast.coordination.worker.boundaries import (
     next_entering_task,
 )
 from holdfast.coordination.worker.complaints import Complaints
+from holdfast.coordination.worker.replica_group.adopting import StateAdoption
+from holdfast.coordination.worker.replica_group.share import Share
 from holdfast.coordination.worker.reporting import entered_messages, known_steps_messages, make_report
+from holdfast.coordination.worker.requests import Wishes
 from holdfast.coordination.worker.tasks import Build, Entering, Halt, SendToCoordinator, Task, WorkerInstruction
-from holdfast.coordination.worker.unit.adopting import StateAdoption
-from holdfast.coordination.worker.unit.share import Share
 from holdfast.coordination.worker.warming import Warming
-from holdfast.coordination.worker.wishes import Wishes
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.proposals import Proposal
@@ -41,7 +41,7 @@ from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.holding import HeldExperts, Rearrangement
+    from holdfast.coordination.experts.worker_experts import HeldExperts, Rearrangement
 
 
 class WorkerMachine(StateAdoption):

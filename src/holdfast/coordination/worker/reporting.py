@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from holdfast.coordination.worker.comparing import ReplicaComparison
+from holdfast.coordination.worker.comparison import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
@@ -14,7 +14,7 @@ from holdfast.protocol.plan import Phase
 from holdfast.protocol.state import Holding
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.holding import HeldExperts
+    from holdfast.coordination.experts.worker_experts import HeldExperts
 
 
 def make_report(

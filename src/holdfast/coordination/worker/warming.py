@@ -11,7 +11,7 @@ from holdfast.protocol.messages.orders import Warm
 from holdfast.protocol.messages.worker import Warmed
 
 if TYPE_CHECKING:
-    from holdfast.coordination.experts.holding import HeldExperts
+    from holdfast.coordination.experts.worker_experts import HeldExperts
 
 _ERROR_CHARACTERS = 1024
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.observability.accounts.attendance import Attendance
+from holdfast.observability.accounts.node_time import Attendance
 from holdfast.observability.accounts.time_spans import Cause, Span, split
 from holdfast.observability.accounts.usual_steps import LATE, UsualSteps
 from holdfast.protocol.events import (

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planner.fleet.account import OTHER_LOSSES, Account
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import courses
 from holdfast.planner.fleet.live_job import LiveJob
 from holdfast.planner.fleet.recovery import PARTS
 from holdfast.planner.fleet.restarted_job import RestartedJob
+from holdfast.planner.fleet.time_account import OTHER_LOSSES, Account
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings, estimate
 from holdfast.planner.reliability.sparing.recovery import SECONDS_PER_HOUR
 from holdfast.planning.checkpointing import FailureClock, best_period

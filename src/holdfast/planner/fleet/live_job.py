@@ -11,11 +11,11 @@ from collections import Counter, deque
 
 import numpy as np
 
-from holdfast.planner.fleet.account import Account
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import Change, Course
 from holdfast.planner.fleet.membership import Nodes
 from holdfast.planner.fleet.recovery import PARTS, Moment, computed_s, recovery_parts
+from holdfast.planner.fleet.time_account import Account
 
 #: stops that must still be completed if another failure interrupts them
 _OWED = ("redo", "rollback")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from math import floor
 
-from holdfast.planner.fleet.account import Account
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import Change, Course
 from holdfast.planner.fleet.membership import Nodes
+from holdfast.planner.fleet.time_account import Account
 
 
 class RestartedJob:

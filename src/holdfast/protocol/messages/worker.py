@@ -11,7 +11,7 @@ from holdfast.protocol.checkpoints.names import StoredFile
 from holdfast.protocol.commit import Commit, Metrics
 from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import Layouts
+from holdfast.protocol.layouts.layout_list import Layouts
 from holdfast.protocol.names import Address, Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
 from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart

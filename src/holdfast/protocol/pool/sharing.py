@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.job_spec import MOST_FLOP
-from holdfast.protocol.layouts.several import Layouts
+from holdfast.protocol.layouts.layout_list import Layouts
 from holdfast.protocol.names import Count, Name, Seconds, Struct, Text
 
 #: What a job should do: train; save its state and leave its nodes; save it and end; end at once.

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.runtime.dtensor.local import PLAIN, TensorPlacement, is_dtensor, parse_cuts, placement_of
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box, find_box_like
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TensorSpec, TrainingState

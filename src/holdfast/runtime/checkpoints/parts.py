@@ -16,7 +16,7 @@ import torch
 
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.checkpoints.tensor_files import CODES, SUFFIX, StoredPiece, make_header
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.memory import host_bytes

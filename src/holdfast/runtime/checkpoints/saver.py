@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from holdfast.control.link.checkpoints.store import PartToWrite
-from holdfast.coordination.worker.wishes import is_save_due
+from holdfast.coordination.worker.requests import is_save_due
 from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints import directory as checkpoint_dir
 from holdfast.protocol.checkpoints.directory import DamagedCheckpointError
@@ -33,10 +33,10 @@ from holdfast.runtime.checkpoints.global_terms import decode_manifest, encode_ma
 from holdfast.runtime.checkpoints.parts import copy_part, part_name, stored_names
 from holdfast.runtime.checkpoints.stored_tensors import load_tensors, open_verified
 from holdfast.runtime.data.sampling import StepSizes
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.moe.holding.saving import empty_rows, row_name
-from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
+from holdfast.runtime.moe.expert_shards.saving import empty_rows, row_name
+from holdfast.runtime.moe.expert_shards.shards import LayerSpec
 from holdfast.runtime.state.state import StateMismatchError, StateView, TrainingState
 from holdfast.storage import Chunk, Storage, error_text
 

@@ -18,7 +18,7 @@ from holdfast.runtime.data.randomness import seed_fetch
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.streams import Shards, StreamedData
 from holdfast.runtime.data.torch_loader import Collate, DataOptions, is_stream, unwrap_loader
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 
 
 class MicroBatchLoader:

@@ -17,7 +17,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.data.datasets import JobData
 from holdfast.runtime.data.sampling import StepSizes
 from holdfast.runtime.data.torch_loader import Collate
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 from holdfast.runtime.state import tree
 from holdfast.runtime.tensors import collate as default_collate
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.control.link.deafness import block_incoming_tcp
+from holdfast.control.link.silenced_network import block_incoming_tcp
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages.orders import Inject
 

@@ -15,8 +15,8 @@ from holdfast.runtime.faults.dying_group import FaultingCommunicator
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
 from holdfast.runtime.groups.communicator import HaltedError, PeerLostError
-from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.moe.holding.migrate import CorruptExpertError
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
+from holdfast.runtime.moe.expert_shards.migrate import CorruptExpertError
 from holdfast.runtime.state.state import TrainingState
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from holdfast.protocol.messages.progress import Activity
 from holdfast.protocol.messages.worker import WorkerMessage
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.groups.reach import CONNECT_S, find_unreachable
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.transports.link_rate import LinkRate
+from holdfast.runtime.groups.unreachable_members import CONNECT_S, find_unreachable
 
 if TYPE_CHECKING:
     from holdfast.runtime.state.parcels import Parcels

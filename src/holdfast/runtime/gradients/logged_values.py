@@ -13,7 +13,7 @@ import torch
 
 from holdfast.errors import BadInputError
 from holdfast.protocol.commit import MAX_METRIC_NAME, MAX_METRICS_BYTES, metrics_bytes
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 from holdfast.runtime.options import format_value
 
 

@@ -27,7 +27,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 from holdfast.runtime.tensors import copy_each, from_array, named_modules, to_ints
 
 _Values = NDArray[np.float64]

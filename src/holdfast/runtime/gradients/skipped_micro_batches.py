@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.protocol.commit import MAX_REASON, MAX_REASONS, MicroBatchSkip
-from holdfast.runtime.notes import NoteSource
+from holdfast.runtime.micro_batch_notes import NoteSource
 
 #: number of kept decisions; older ones are dropped
 MAX_DECISIONS = 4096

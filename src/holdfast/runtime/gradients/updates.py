@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import BadInputError, StepUseError
 from holdfast.runtime.dtensor.local import is_sharded
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.gradients.step_guard import StepGuard, find_schedulers
-from holdfast.runtime.moe.holding.binding import dense_parameters
-from holdfast.runtime.moe.holding.choices import RoutingChoices
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
-from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.moe.expert_shards.binding import dense_parameters
+from holdfast.runtime.moe.expert_shards.choices import RoutingChoices
+from holdfast.runtime.moe.expert_shards.gradients import ExpertGradients
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
 from holdfast.runtime.reduction.reduction import GradientBuckets, foreign_gradient_error
 from holdfast.runtime.state.optimizers import (

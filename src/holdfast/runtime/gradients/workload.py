@@ -18,7 +18,7 @@ from holdfast.protocol.commit import Commit
 from holdfast.protocol.fingerprint import Fingerprint, fingerprint_contribution
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.randomness import seed_micro_batch
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.gradients.emulation import MicroBatchDelay
 from holdfast.runtime.gradients.fingerprinting import Fingerprinting
 from holdfast.runtime.gradients.flop_count import FirstRoundCounter
@@ -28,9 +28,9 @@ from holdfast.runtime.gradients.running_statistics import RunningStatistics
 from holdfast.runtime.gradients.skipped_micro_batches import SkippedMicroBatches
 from holdfast.runtime.gradients.updates import Update, Updates
 from holdfast.runtime.groups.communicator import Communicator
-from holdfast.runtime.moe.holding.job_experts import JobExperts, make_job_experts
+from holdfast.runtime.micro_batch_notes import Note, Notes, NoteSource
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts, make_job_experts
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters
-from holdfast.runtime.notes import Note, Notes, NoteSource
 from holdfast.runtime.reduction.reduction import EMPTY_RESULT, compare_nothing, reduce_gradients
 from holdfast.runtime.state.refusals import check_extra, check_model
 from holdfast.runtime.state.state import TrainingState

@@ -14,8 +14,8 @@ import torch
 
 from holdfast.control.link.progress_page import ProgressSlot
 from holdfast.planning.levels import Levels
-from holdfast.runtime.groups.at_once import build_concurrently
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Pending
+from holdfast.runtime.groups.concurrent_build import build_concurrently
 from holdfast.runtime.groups.rendezvous import Board
 from holdfast.runtime.groups.severing import GroupSockets
 

@@ -11,7 +11,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.checkpoints.boxes import Box
 from holdfast.protocol.layouts.layout import SHARD, TENSOR
 from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions, local_of
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 
 
 def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:

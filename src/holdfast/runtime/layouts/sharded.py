@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from holdfast.errors import BadInputError
 from holdfast.protocol.layouts.layout import DIMENSIONS, SHARD, TENSOR
 from holdfast.runtime.dtensor.local import is_dtensor, layout_dimensions
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.layouts.mesh import ReplicaMesh
 from holdfast.runtime.moe.layer.expert_layer import expert_parameters, moe_layers

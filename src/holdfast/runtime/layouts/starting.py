@@ -10,7 +10,7 @@ from torch.nn import Module, Parameter
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.dtensor.local import is_dtensor, local_of
-from holdfast.runtime.dtensor.place import ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 from holdfast.runtime.layouts.boxes import find_box
 from holdfast.runtime.tensors import strip_wrapper_prefixes
 

@@ -15,10 +15,10 @@ from holdfast.planning.levels import FLAT_UP_TO
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.runtime.generation.resources import Groups, Resources, SharedContext
-from holdfast.runtime.groups.at_once import build_concurrently
-from holdfast.runtime.groups.choose import build_communicator
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, PeerLostError
-from holdfast.runtime.groups.graveyard import GroupReaper
+from holdfast.runtime.groups.concurrent_build import build_concurrently
+from holdfast.runtime.groups.transport_choice import build_communicator
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from holdfast.clock import SystemClock
-from holdfast.control.link.end_alone import SoloExitHook
-from holdfast.control.link.last_words import ScriptErrorHook
+from holdfast.control.link.exit_after_exception import ScriptErrorHook
 from holdfast.control.link.progress_page import NoProgress, open_progress
+from holdfast.control.link.solo_exit import SoloExitHook
 from holdfast.control.link.training_guard import TrainingGuard
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.control.link.worker_settings import WorkerSettings
@@ -26,29 +26,29 @@ from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.runtime.checkpoints.best import BestChoice
-from holdfast.runtime.checkpoints.who_saves import make_saver
+from holdfast.runtime.checkpoints.saver_setup import make_saver
+from holdfast.runtime.configuration import describe_configuration
 from holdfast.runtime.data.batch_summary import summarize_data
 from holdfast.runtime.data.loading import MicroBatchLoader
 from holdfast.runtime.data.main_module import ScriptReachedInit
 from holdfast.runtime.data.torch_loader import DataOptions
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA
 from holdfast.runtime.evaluation.shards import ModelEvaluation
 from holdfast.runtime.faults.orders import Faults
 from holdfast.runtime.gradients.emulation import set_up_emulation
 from holdfast.runtime.gradients.workload import ScriptObjects, Workload, make_workload
-from holdfast.runtime.groups.choose import choose_device
-from holdfast.runtime.in_common import describe_configuration
+from holdfast.runtime.groups.transport_choice import choose_device
 from holdfast.runtime.layouts.starting import Initializer, materialize
 from holdfast.runtime.session.building import GroupBuilder
+from holdfast.runtime.session.replica_group.forming import JoinResult, form_replica_group, join_replica_group
+from holdfast.runtime.session.replica_group.layout_list import GivenLayout, check_micro_batch, parse_layouts
+from holdfast.runtime.session.replica_group.spread_model import SpreadModel
 from holdfast.runtime.session.session import Identity, Link, Session
 from holdfast.runtime.session.solo import SoloLink
 from holdfast.runtime.session.step import Step
-from holdfast.runtime.session.unit.listed import GivenLayout, check_micro_batch, parse_layouts
-from holdfast.runtime.session.unit.spread_model import SpreadModel
-from holdfast.runtime.session.unit.unit import JoinResult, form_replica_group, join_replica_group
 from holdfast.runtime.snapshots.snapshots import make_snapshots
 from holdfast.runtime.state.refusals import check_function, frozen_warning, untrained_warning
-from holdfast.runtime.warming.shadow import ShadowAttempt
+from holdfast.runtime.warm_up.shadow import ShadowAttempt
 from holdfast.storage import storage_at
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.control.link.framing import Crashed, FromWorkerProcess
 from holdfast.control.link.progress_page import NoProgress, ProgressSlot
-from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.coordination.experts.worker_experts import HeldExperts
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.tasks import (
     Build,
@@ -59,8 +59,8 @@ from holdfast.runtime.session.injected_faults import register_fault_handlers
 from holdfast.runtime.session.state_passing import StateExchange
 from holdfast.runtime.snapshots.snapshots import Snapshots
 from holdfast.runtime.tensors import is_readable
-from holdfast.runtime.warming.rehearsal import ShadowSteps
-from holdfast.runtime.warming.shadow import ShadowAttempt
+from holdfast.runtime.warm_up.rehearsal import ShadowSteps
+from holdfast.runtime.warm_up.shadow import ShadowAttempt
 
 #: Seconds that `Session.close` waits for threads that still send state or destroy groups.
 CLOSE_S = 2.0

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from holdfast.protocol.names import Count
-from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.moe.expert_shards.shards import LayerSpec
 
 #: parts start at multiples of this
 ALIGNMENT = 64

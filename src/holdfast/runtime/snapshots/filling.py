@@ -9,10 +9,10 @@ import torch
 
 from holdfast.control.link.snapshots.files import CHUNK_BYTES, DamagedPartError, PartReader, read_body
 from holdfast.protocol.names import MALFORMED
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.moe.holding.saving import empty_rows
-from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
+from holdfast.runtime.moe.expert_shards.saving import empty_rows
+from holdfast.runtime.moe.expert_shards.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, part_range
 from holdfast.runtime.state.state import Manifest, StateMismatchError, TrainingState
 from holdfast.runtime.state.wire import FlatState

@@ -15,11 +15,11 @@ from holdfast.control.link.snapshots.files import DamagedPartError, PartReader, 
 from holdfast.control.link.snapshots.reading import RemotePart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.state import Keeper, SnapshotPart, SnapshotSource
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.moe.holding.job_experts import JobExperts
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
 from holdfast.runtime.snapshots.filling import SnapshotReader
-from holdfast.runtime.snapshots.kept_experts import StashedExpertReader
-from holdfast.runtime.snapshots.putting_away import StashReader
+from holdfast.runtime.snapshots.stashed_experts import StashedExpertReader
+from holdfast.runtime.snapshots.stashing import StashReader
 from holdfast.runtime.state.state import StateMismatchError, TrainingState
 
 logger = logging.getLogger(__name__)

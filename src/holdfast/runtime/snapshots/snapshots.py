@@ -12,12 +12,12 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.messages.worker import SnapshotDamaged, SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart, SnapshotSource
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
 from holdfast.runtime.gradients.workload import Workload
-from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.snapshots.kept_experts import stash_experts
-from holdfast.runtime.snapshots.putting_away import stash_state
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
 from holdfast.runtime.snapshots.restoring import SnapshotRestorer
+from holdfast.runtime.snapshots.stashed_experts import stash_experts
+from holdfast.runtime.snapshots.stashing import stash_state
 from holdfast.runtime.snapshots.taking import SnapshotTaker
 from holdfast.runtime.state.state import TrainingState
 

@@ -23,9 +23,9 @@ from holdfast.control.link.snapshots.files import PartWriter
 from holdfast.protocol.messages.worker import SnapshotLeftOut, SnapshotTaken
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.state import SnapshotPart
-from holdfast.runtime.dtensor.place import WHOLE_REPLICA, ReplicaPosition
-from holdfast.runtime.moe.holding.job_experts import JobExperts
-from holdfast.runtime.moe.holding.shards import LayerSpec
+from holdfast.runtime.dtensor.replica_position import WHOLE_REPLICA, ReplicaPosition
+from holdfast.runtime.moe.expert_shards.job_experts import JobExperts
+from holdfast.runtime.moe.expert_shards.shards import LayerSpec
 from holdfast.runtime.snapshots.cutting import PartManifest, copy_range, part_range
 from holdfast.runtime.state.state import StateView, TrainingState
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
+from holdfast.planner.fleet.pool.comparison import live, shares_of, undisturbed
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
 from holdfast.planner.fleet.pool.gpt_tasks import MODELS, TABLE_3, gpt_task, mixed, steps_s, table_3
-from holdfast.planner.fleet.pool.living import live, shares_of, undisturbed
 from holdfast.planner.fleet.pool.machine_shares import MachineShares
 from holdfast.planner.fleet.pool.outages import (
     DAY_S,

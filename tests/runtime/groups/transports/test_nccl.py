@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from holdfast.planning.levels import BLOCK
-from holdfast.runtime.groups.choose import build_communicator
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.commit import start_commit
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, PeerLostError
-from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board
+from holdfast.runtime.groups.transport_choice import build_communicator
 from holdfast.runtime.groups.transports.gloo import GlooCommunicator
 from holdfast.runtime.groups.transports.nccl import NcclCommunicator
 from holdfast.runtime.reduction.bucket import Bucket

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from holdfast.errors import BadInputError
-from holdfast.runtime.groups import choose
-from holdfast.runtime.groups.choose import choose_device, uses_nccl
+from holdfast.runtime.groups import transport_choice as choose
 from holdfast.runtime.groups.communicator import HaltedError, LocalCommunicator, Pending
 from holdfast.runtime.groups.sums import finish_sums, start_sums
+from holdfast.runtime.groups.transport_choice import choose_device, uses_nccl
 from holdfast.runtime.groups.transports.staged import StagedCommunicator
 from tests.harness.local_world import Seat, run_world
 

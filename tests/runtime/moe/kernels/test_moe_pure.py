@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_cases import EXPERTS, random_placement
 
-from holdfast.runtime.moe.holding.saving import assign_savers
-from holdfast.runtime.moe.holding.shares import group_items
+from holdfast.runtime.moe.expert_shards.saving import assign_savers
+from holdfast.runtime.moe.expert_shards.shares import group_items
 from holdfast.runtime.moe.hosts import Placement, count_layer_replicas
 from holdfast.runtime.moe.kernels.dispatch import invert_order
 

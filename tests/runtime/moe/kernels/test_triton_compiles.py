@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.moe.kernels.choose import has_triton
+from holdfast.runtime.moe.kernels.kernel_choice import has_triton
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="Triton is not installed: CPU builds of torch bring none")
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from holdfast.errors import BadInputError
 from holdfast.runtime.groups.communicator import Communicator, HaltedError, LocalCommunicator, Pending
+from holdfast.runtime.moe.expert_shards.binding import bind_layers, dense_parameters
+from holdfast.runtime.moe.expert_shards.shards import ExpertShards
 from holdfast.runtime.moe.experts.stack import draw_experts
 from holdfast.runtime.moe.gates.gate import Choice, TopKGate
 from holdfast.runtime.moe.gates.routing import RecordedRouting
-from holdfast.runtime.moe.holding.binding import bind_layers, dense_parameters
-from holdfast.runtime.moe.holding.shards import ExpertShards
 from holdfast.runtime.moe.hosts import place_everywhere
 from holdfast.runtime.moe.layer.expert_layer import ElasticExperts, expert_parameters, moe_layers, serve_round
 from holdfast.runtime.moe.layer.moe_layer import MoE

@@ -24,9 +24,9 @@ from moe_cases import (
 from holdfast.planning import scheme_named, schemes
 from holdfast.runtime.groups.communicator import LocalCommunicator
 from holdfast.runtime.layouts.outer_group import OuterGroup
-from holdfast.runtime.moe.holding.binding import bind_layers
-from holdfast.runtime.moe.holding.choices import RoutingChoices
-from holdfast.runtime.moe.holding.gradients import ExpertGradients
+from holdfast.runtime.moe.expert_shards.binding import bind_layers
+from holdfast.runtime.moe.expert_shards.choices import RoutingChoices
+from holdfast.runtime.moe.expert_shards.gradients import ExpertGradients
 from holdfast.runtime.moe.hosts import Placement, place_everywhere
 from holdfast.runtime.moe.layer.expert_layer import moe_layers
 from holdfast.runtime.moe.layer.same_tokens import TokenSplit

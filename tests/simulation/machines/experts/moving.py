@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.coordination.experts.blobs import decode_experts
-from holdfast.coordination.experts.holding import HeldExperts
+from holdfast.coordination.experts.worker_experts import HeldExperts
 from holdfast.errors import JobFailedError
 from holdfast.planning import plan_transfers
 from holdfast.planning.arrays import IntArray

@@ -14,12 +14,12 @@ from holdfast.cli.spec_options import job_spec
 from holdfast.documents import open_given, read_toml
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.case import FleetCase
+from holdfast.planner.fleet.pool.comparison import MACHINE_NODES, live, undisturbed
 from holdfast.planner.fleet.pool.gpt_tasks import table_3
-from holdfast.planner.fleet.pool.living import MACHINE_NODES, live, undisturbed
-from holdfast.planner.fleet.pool.months import Lived
 from holdfast.planner.fleet.pool.outages import MOST_S, TRACE_A, TRACE_B, FleetTrace, drawn, recorded, scaled
 from holdfast.planner.fleet.pool.systems import HoldfastTimes, System, assumed, system_named
 from holdfast.planner.fleet.pool.tasks import FleetTask
+from holdfast.planner.fleet.pool.trace_run import Lived
 from holdfast.planning.availability import parse_trace
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.protocol.job_spec import JobSpec

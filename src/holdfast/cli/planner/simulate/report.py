@@ -9,11 +9,11 @@ import msgspec
 
 from holdfast.cli.output import print_json, say
 from holdfast.cli.planner.spares.report import duration, estimate_json, percent, table
-from holdfast.planner.fleet.account import OTHER_LOSSES
 from holdfast.planner.fleet.case import FleetCase, sources
 from holdfast.planner.fleet.forecast import Forecast, Forecasts, forecast
 from holdfast.planner.fleet.recovery import PARTS
 from holdfast.planner.fleet.scale import ScaleRow, scale_rows
+from holdfast.planner.fleet.time_account import OTHER_LOSSES
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 
 WORDS = {

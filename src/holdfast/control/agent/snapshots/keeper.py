@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.control.agent.settings import AgentSettings
-from holdfast.control.agent.snapshots.door import SnapshotServer
 from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
+from holdfast.control.agent.snapshots.part_server import SnapshotServer
 from holdfast.control.link.snapshots.files import find_parts, make_folder, part_path, remove_abandoned
 from holdfast.control.owned_folders import lock_folder, remove_abandoned_folders
 from holdfast.protocol.messages.agent import NodeSnapshots, WantedPart

@@ -12,13 +12,13 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from holdfast.coordination.pool.plans.trying_again import Remeasurements
+from holdfast.coordination.pool.plans.remeasuring import Remeasurements
 from holdfast.coordination.pool.state import PoolState
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
 from holdfast.protocol.job_spec import LEAST_STEP_S, MOST, JobSpec
 from holdfast.protocol.layouts.layout import WHOLE, Layout
-from holdfast.protocol.layouts.several import MAX_LAYOUTS, Layouts, ListedLayout, places_by_nodes
+from holdfast.protocol.layouts.layout_list import MAX_LAYOUTS, Layouts, ListedLayout, places_by_nodes
 from holdfast.protocol.pool.record import PooledJob
 from holdfast.protocol.pool.sharing import JobPace
 

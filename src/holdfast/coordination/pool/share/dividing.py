@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from holdfast.coordination.pool.share.admission import admit
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division, Policy, Shares, first_come
 from holdfast.coordination.pool.share.policies import raise_shares
+from holdfast.coordination.pool.share.standbys import assign_standbys
 from holdfast.coordination.pool.share.starving import explain_starved
-from holdfast.coordination.pool.share.warm import assign_standbys
 
 
 def divide(policy: Policy, demand: Demand) -> Division:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.coordination.pool.share.achieving import MAX_RUNNING_S, build_tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.waf.durations import running_s
-from holdfast.planning.waf.starved import Shortfall, starved
+from holdfast.planning.waf.starved_jobs import Shortfall, starved
 
 
 def find_starved(bids: Sequence[Bid], nodes: int, failure_rate: float) -> dict[str, str]:

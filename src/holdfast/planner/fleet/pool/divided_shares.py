@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from holdfast.coordination.pool.granting import GUESSED_CHANGE_S, RESTART_S, SAVED_S
-from holdfast.coordination.pool.places.choosing import select_nodes, select_surplus
+from holdfast.coordination.pool.node_selection.choosing import select_nodes, select_surplus
 from holdfast.coordination.pool.plans.deciding import KNOWN_RATE
 from holdfast.coordination.pool.plans.paces import round_up_nodes
 from holdfast.coordination.pool.share.achieving import Waf

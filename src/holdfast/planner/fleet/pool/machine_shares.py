@@ -29,7 +29,7 @@ from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.coordination.pool.state import PoolConfig
 from holdfast.planner.fleet.pool.tasks import FleetTask
 from holdfast.protocol.messages.pool import NodeGrant, PoolHello
-from holdfast.protocol.pool.held import Held
+from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.pool.record import POOL_SCHEMA, PooledJob, PoolNode, PoolRecord
 from holdfast.protocol.pool.sharing import JobShares
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import (
     OPERATION_S,
     HaltCheck,
@@ -21,7 +22,6 @@ from holdfast.runtime.groups.communicator import (
     Pending,
     is_late,
 )
-from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.severing import GroupSockets, find_group_sockets, socket_inodes
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator

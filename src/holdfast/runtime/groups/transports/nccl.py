@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import (
     OPERATION_S,
     HaltCheck,
@@ -26,7 +27,6 @@ from holdfast.runtime.groups.communicator import (
     Pending,
     make_halt_check,
 )
-from holdfast.runtime.groups.graveyard import GroupReaper
 from holdfast.runtime.groups.rendezvous import Board, BoardStore
 from holdfast.runtime.groups.transports.torch_group import GroupCommunicator
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, HaltedError, Operation, Pending
-from holdfast.runtime.groups.graveyard import GroupReaper
 
 
 class GroupCommunicator(Communicator, ABC):

@@ -25,8 +25,8 @@ from holdfast.runtime.moe.experts.stack import ExpertStack
 from holdfast.runtime.moe.gates.balancing import BalancingBias
 from holdfast.runtime.moe.gates.gate import check_expert_numbers
 from holdfast.runtime.moe.hosts import LayerPlacement, count_layer_replicas
-from holdfast.runtime.moe.kernels.choose import kernels_for
 from holdfast.runtime.moe.kernels.interface import DispatchInputs, TokenKernels
+from holdfast.runtime.moe.kernels.kernel_choice import kernels_for
 from holdfast.runtime.moe.layer import capacity
 from holdfast.runtime.moe.layer import token_exchange as exchange
 from holdfast.runtime.moe.layer.rounds import StepState

@@ -1,0 +1,47 @@
+"""Why no unit can be formed of what the scripts on a node ask for, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.protocol.layouts.layout import WHOLE, Layout
+from holdfast.protocol.layouts.layout_list import Layouts, describe_layouts
+
+CALLED_TWICE = "holdfast.init() was called twice: a process is in one unit, of one layout"
+
+
+def misfit(layout: Layout, workers: int) -> str:
+    """Say why a node with so many workers cannot be divided into units; "" where it can."""
+    places = layout.places
+    if workers % places == 0:
+        return ""
+    takes = f"{layout} takes {places} workers per node"
+    less = f", or a layout of {workers}" if workers > 1 else ""
+    return (
+        f"{takes}, or a multiple of that, and this job has {workers}: give --workers-per-node "
+        f"{-(-workers // places) * places}{less}"
+    )
+
+
+def difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
+    """Say whose layout on the node is another than this worker's; "" where all have asked for the same."""
+    other = next((known for known in sorted(others) if others[known] != layout), None)
+    if other is None:
+        return ""
+    return (
+        f"worker {index} of this node asks for {_said(layout)}, worker {other} for {_said(others[other])}: "
+        "all must call holdfast.init() with the same layout"
+    )
+
+
+def other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> str:
+    """Say that two workers of a node list other layouts."""
+    mine, theirs = (describe_layouts(listed) or "one layout" for listed in (layouts, others))
+    return (
+        f"worker {index} of this node lists {mine}, worker {other} {theirs}: "
+        "all must call holdfast.init() with the same layouts"
+    )
+
+
+def _said(layout: Layout) -> str:
+    return "no layout" if layout == WHOLE else str(layout)

@@ -1,0 +1,115 @@
+"""Asks what nodes held and moved around a change of the members, and puts what comes into one event.
+
+TrainMover's Figure 19: who leaves, who joins, and one that stays. Nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.coordination.membership import Node
+from holdfast.coordination.transaction import Transaction
+from holdfast.protocol.events import MemorySampled
+from holdfast.protocol.messages.memory import MemoryOfNode
+from holdfast.protocol.messages.progress import MemoryTaken, TakeMemory
+from holdfast.protocol.names import node_of
+from holdfast.protocol.plan import GenerationPlan
+
+#: they are asked so long after the change, which then is over: a planned one has two generations; and what they held so
+#: long before it is to be told as well
+AFTER_S, BEFORE_S = 2.0, 3.0
+#: an agent has its samples at hand
+ANSWER_S = 1.0
+#: of so many nodes an event tells, one of them a stayer
+MAX_NODES = 4
+
+
+@dataclass(slots=True)
+class _Question:
+    number: int
+    at: float
+    since_generation: int
+    #: those that were asked, by name
+    roles: dict[str, str]
+    answers: dict[str, MemoryTaken] = field(default_factory=dict[str, MemoryTaken])
+
+
+class Memories:
+    """Of one job. What it remembers is no more than a coordinator may forget."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        #: the newest generation seen, and its nodes
+        self._generation = 0
+        self._nodes: tuple[str, ...] = ()
+        #: the change that is to be asked for: since when, and what was in force before it
+        self._changed_at = 0.0
+        self._before: tuple[int, tuple[str, ...]] | None = None
+        self._number = 0
+        self._question: _Question | None = None
+
+    def tick(self) -> None:
+        """See whether the members have changed; ask once that is over, and tell once all have had time to answer."""
+        now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
+        if question is not None and now - question.at > ANSWER_S:
+            self._tell(question)
+        if plan is None:
+            return
+        self._follow(plan)
+        over = now - self._changed_at > AFTER_S and not self._transaction.record.replacements_among(self._nodes)
+        if self._before is not None and self._question is None and over:
+            self._ask(*self._before)
+
+    def told(self, node: Node, answer: MemoryTaken) -> None:
+        """A node has answered."""
+        question = self._question
+        if question is None or answer.number != question.number or node.name not in question.roles:
+            return
+        question.answers[node.name] = answer
+        if question.answers.keys() == question.roles.keys():
+            self._tell(question)
+
+    def _follow(self, plan: GenerationPlan) -> None:
+        if plan.generation == self._generation:
+            return
+        nodes = tuple(dict.fromkeys(map(node_of, plan.workers)))
+        if self._generation and self._before is None and set(nodes) != set(self._nodes):
+            self._changed_at, self._before = self._transaction.now, (self._generation, self._nodes)
+        self._generation, self._nodes = plan.generation, nodes
+
+    def _ask(self, generation: int, before: tuple[str, ...]) -> None:
+        transaction, self._before = self._transaction, None
+        here = transaction.members.nodes
+        roles = {
+            **{name: "leaver" for name in before if name not in self._nodes},
+            **{name: "joiner" for name in self._nodes if name not in before},
+        }
+        asked = dict([(name, role) for name, role in roles.items() if name in here][: MAX_NODES - 1])
+        stayer = next((name for name in self._nodes if name in before and name in here), "")
+        if stayer:
+            asked[stayer] = "stayer"
+        if not asked:
+            return
+        self._number += 1
+        self._question = _Question(self._number, transaction.now, generation, asked)
+        seconds = transaction.now - self._changed_at + BEFORE_S
+        transaction.broadcast(
+            (here[name].connection for name in asked), TakeMemory(number=self._number, seconds=seconds)
+        )
+
+    def _tell(self, question: _Question) -> None:
+        self._question = None
+        told = [
+            (name, role, question.answers[name].samples)
+            for name, role in question.roles.items()
+            if name in question.answers
+        ]
+        nodes = tuple(
+            MemoryOfNode(node=name, role=role, peak=max(one.memory for one in samples), samples=samples)
+            for name, role, samples in told
+            if samples
+        )
+        if nodes:
+            self._transaction.emit_at(
+                question.at, MemorySampled, since_generation=question.since_generation, nodes=nodes
+            )

@@ -1,0 +1,155 @@
+"""Tests of hang verdicts: a worker is hung if it computes or does not answer while others wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from holdfast.coordination.hang_detection.judge import Finding, Standstill, describe_hang, find_hung
+from holdfast.protocol.messages.progress import Activity, ThreadActivity
+
+NODES = ("a", "b", "c", "d")
+WORKERS = tuple(f"{node}/0/0" for node in NODES)
+
+
+def stand(node: str, activity: Activity = Activity.COMPUTE, for_s: float = 1.0, limit_s: float = 0.5) -> ThreadActivity:
+    """Return the activity of a late worker of a node."""
+    return ThreadActivity(worker=f"{node}/0/0", generation=1, step=5, activity=activity, for_s=for_s, limit_s=limit_s)
+
+
+def waiting(node: str, looked_s: float = 0.01) -> ThreadActivity:
+    return msgspec.structs.replace(stand(node, Activity.REDUCING, looked_s, 0.3), waits=True)
+
+
+def case(*stands: ThreadActivity, silent: tuple[str, ...] = (), overdue: bool = True) -> Standstill:
+    return Standstill(members=WORKERS, stands={stand.worker: stand for stand in stands}, silent=silent, overdue=overdue)
+
+
+def test_who_computes_while_the_others_wait_is_named_though_no_step_is_overdue_yet() -> None:
+    late = stand("a")
+    assert find_hung(case(late, *map(waiting, "bcd"), overdue=False)) == Finding(hung=(late,))
+
+
+def test_who_computes_within_its_limit_is_not() -> None:
+    assert find_hung(case(stand("a", for_s=0.4), *map(waiting, "bcd"))) == Finding()
+
+
+def test_who_computes_and_nobody_knows_for_how_long_it_may_is_not() -> None:
+    assert find_hung(case(stand("a", limit_s=0.0), *map(waiting, "bcd"))) == Finding()
+
+
+def test_who_has_come_last_is_given_time_to_take_part() -> None:
+    early = [msgspec.structs.replace(waiting(node), waits_s=1.0) for node in "abc"]
+    for waits_s, network in ((0.4, False), (0.5, True)):
+        last = msgspec.structs.replace(waiting("d"), waits_s=waits_s)
+        assert find_hung(replace(case(*early, last), together_s=0.5)) == Finding(network=network)
+
+
+def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_others_is_named() -> None:
+    def first(took_s: float, lasts_s: float, activity: Activity = Activity.COMPUTE) -> Finding:
+        """Return the finding if all other workers took `took_s` and then waited until `lasts_s`."""
+        late = stand("a", activity, for_s=lasts_s, limit_s=0.0)
+        others = (msgspec.structs.replace(waiting(node), waits_s=lasts_s - took_s) for node in "bcd")
+        return find_hung(case(late, *others, overdue=False))
+
+    assert [stand.worker for stand in first(1.0, 30.5).hung] == ["a/0/0"]
+    assert first(1.0, 29.5) == Finding()
+    assert first(20.0, 59.0) == Finding()
+    assert first(20.0, 61.0).hung
+    assert first(1.0, 90.0, Activity.PAUSED) == Finding()
+    assert first(1.0, 29.5, Activity.ENDING) == Finding(), "a traceback and the exit take time"
+    assert first(1.0, 30.5, Activity.ENDING).hung
+
+
+def test_of_the_others_who_took_longest_counts_where_nobody_knows_how_long_it_takes() -> None:
+    late = stand("a", for_s=60.0, limit_s=0.0)
+    early, other = (msgspec.structs.replace(waiting(node), waits_s=59.0) for node in "bc")
+    newest = msgspec.structs.replace(waiting("d"), waits_s=20.0)
+    assert find_hung(case(late, early, other, newest)) == Finding()
+    assert find_hung(case(late, early, other)).hung == (late,)
+
+
+def test_nobody_is_late_where_nobody_waits() -> None:
+    assert find_hung(case(*map(stand, "abcd"))) == Finding()
+
+
+def test_where_more_are_busy_than_wait_it_is_what_they_do() -> None:
+    assert find_hung(case(*map(stand, "abc"), waiting("d"))) == Finding()
+    both = (stand("a"), stand("b"))
+    assert find_hung(case(*both, waiting("c"), waiting("d"))).hung == both
+
+
+def test_of_two_one_may_hold_the_other_up() -> None:
+    late = stand("a")
+    two = replace(case(late, waiting("b")), members=WORKERS[:2])
+    assert find_hung(two) == Finding(hung=(late,))
+
+
+def test_where_all_wait_it_is_the_network_once_it_takes_too_long() -> None:
+    assert find_hung(case(*map(waiting, "abcd"))) == Finding(network=True)
+    assert find_hung(case(*map(waiting, "abcd"), overdue=False)) == Finding()
+
+
+def test_it_is_not_the_network_where_one_says_nothing_of_itself() -> None:
+    assert find_hung(case(*map(waiting, "abc"))) == Finding()
+
+
+def test_who_waits_and_does_not_look_does_not_run() -> None:
+    asleep = waiting("a", looked_s=0.6)
+    assert find_hung(case(asleep, *map(waiting, "bcd"))) == Finding(hung=(asleep,))
+    assert find_hung(case(asleep, *map(waiting, "bcd"), overdue=False)) == Finding()
+
+
+def test_a_stopped_process_is_named_wherever_it_stands() -> None:
+    stopped = msgspec.structs.replace(stand("a", for_s=0.1), stopped=True)
+    long_enough = replace(case(stopped, *map(waiting, "bcd"), overdue=False), waits_for_stopped=True)
+    assert find_hung(long_enough) == Finding(hung=(stopped,))
+    assert find_hung(case(stopped, *map(waiting, "bcd"), overdue=False)) == Finding()
+
+
+def test_a_node_that_does_not_answer_is_named_once_it_takes_too_long() -> None:
+    assert find_hung(case(*map(waiting, "abc"), silent=("d",))) == Finding(silent=("d",))
+    assert find_hung(case(*map(waiting, "abc"), silent=("d",), overdue=False)) == Finding()
+
+
+def test_where_more_are_silent_than_wait_it_may_be_the_coordinator_that_hears_nothing() -> None:
+    assert find_hung(case(waiting("a"), silent=("b", "c", "d"))) == Finding()
+
+
+def test_a_node_that_is_silent_is_not_named_where_nobody_waits() -> None:
+    assert find_hung(case(*(stand(node, for_s=0.1) for node in "abc"), silent=("d",))) == Finding()
+
+
+def test_members_that_have_reported_wait() -> None:
+    late = stand("a", Activity.APPLYING)
+    told = replace(case(late), idle=WORKERS[1:])
+    assert find_hung(told) == Finding(hung=(late,))
+    assert find_hung(replace(told, idle=WORKERS)) == Finding()
+
+
+def test_who_does_not_come_in_where_others_are_is_named() -> None:
+    away = stand("a", Activity.ENTERING, limit_s=0.0)
+    assert find_hung(case(away, *map(waiting, "bcd"))).hung == ()
+    assert find_hung(replace(case(away, *map(waiting, "bcd")), outside=WORKERS[:1])) == Finding(hung=(away,))
+    all_away = case(*(stand(node, Activity.ENTERING) for node in NODES))
+    assert find_hung(replace(all_away, outside=WORKERS)) == Finding()
+
+
+def test_a_receiver_is_not_blamed_for_what_has_not_come() -> None:
+    receives = stand("a", Activity.RECEIVING)
+    assert find_hung(replace(case(receives, *map(waiting, "bcd")), outside=WORKERS[:1])).hung == ()
+
+
+def test_people_are_told_where_it_stands() -> None:
+    late = msgspec.structs.replace(stand("a"), micro_batch=3)
+    assert describe_hang(late) == (
+        "it has been at 'compute' of step 5, micro-batch 3 for 1.00 s, limit 0.50 s, while others wait for it; "
+        "if samples may take this long to load, load them ahead with `num_workers`; other slow code belongs between "
+        "steps, in `with job.pause(...)`"
+    )
+    assert "`with job.pause(...)`" in describe_hang(stand("a", Activity.SCRIPT))
+    assert "job.pause" not in describe_hang(stand("a", Activity.APPLYING))
+    assert "is stopped" in describe_hang(msgspec.structs.replace(late, stopped=True))
+    assert "has not polled" in describe_hang(waiting("a"))
+    assert "have come in" in describe_hang(stand("a", Activity.ENTERING))

@@ -1,0 +1,432 @@
+"""Tests of draining nodes: no state is lost, no failure is counted, and they stay away."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from machinery import Job, applied, attach, commit, hello, reduced, w, written
+
+from holdfast.coordination.experts.blobs import encode_experts, find_lost_experts
+from holdfast.coordination.inputs import Drain, Undrain
+from holdfast.coordination.instructions import Instruction
+from holdfast.coordination.nodes.draining import RETRY_STEPS
+from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
+from holdfast.protocol import events as ev
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.plan import DecisionKind
+
+
+def reported(job: Job, *nodes: str, at: int = 1) -> None:
+    for node in nodes:
+        job.report(node, at)
+
+
+def entered(job: Job, *nodes: str, generation: int, at: int = 1) -> None:
+    for node in nodes:
+        job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
+
+
+def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
+    """Make these nodes enter a generation and apply its first step; keep all instructions for checks."""
+    entered(job, *nodes, generation=generation, at=step - 1)
+    said: list[Instruction] = []
+    for node in nodes:
+        job.step(step, node, generation=generation)
+        said += job.last
+    job.last = said
+
+
+def leaves() -> Job:
+    """Return a job of n0 to n2 in which n1 has left after step 1 and no node has continued yet."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    return job
+
+
+def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() -> None:
+    """Found under load: a stopped worker closes its group, and others not yet stopped see failed peers."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="Connection closed by peer"))
+    reported(job, "n0", "n1", "n2")
+    assert job.said(ev.GenerationStarted)[-1].reason == "drain"
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_what_takes_too_long_is_one_all_the_same() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="timed out", timed_out=True))
+    reported(job, "n0", "n1", "n2")
+    assert [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_went_on() -> None:
+    job = leaves()
+    job.lose("n0")
+    stops = job.orders(msg.Stop)
+    assert stops.keys() == {w("n1"), w("n2")}, "it is also asked for its report"
+    assert stops[w("n1")].generation == 2
+    job.lose("n2")
+    reported(job, "n1")
+    begun = job.said(ev.GenerationStarted)[-1]
+    assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
+    assert not [event for event in job.events if isinstance(event, ev.NodeLeft) and event.node == "n1"]
+    assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
+
+
+def test_whoever_has_left_and_is_lost_at_once_disturbs_nobody() -> None:
+    job = leaves()
+    job.lose("n1")
+    assert job.machine.context.interruption.stop is None
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "drained")
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    gone_on(job, 2, "n0", "n2")
+    assert job.said(ev.StepCommitted)[-1].step == 2
+
+
+def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> None:
+    job = leaves()
+    job.boot(takeover=True)
+    for node in ("n0", "n2"):
+        job.connect(hello(node, kept=(attach(w(node)), msg.Begun(worker=w(node), generation=2))))
+    report = msg.Report(worker=w("n1"), term=1, generation=1, applied=1, step=2, phase=msg.Phase.COMPUTE)
+    job.connect(hello("n1", kept=(attach(w("n1")), msg.Begun(worker=w("n1"), generation=1), report)))
+    assert not job.sent(msg.Refused)
+    reported(job, "n0", "n2")
+    reported(job, "n1")
+    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    gone_on(job, 2, "n0", "n2", generation=3)
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+    assert [one.node for one in job.machine.record.drained] == ["n1"]
+
+
+def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
+    """Found when servers were killed during moves: departed nodes that did not return were taken for lost."""
+    job = leaves()
+    job.boot(takeover=True)
+    for node in ("n0", "n2"):
+        stands = (attach(w(node)), msg.Entered(worker=w(node), generation=2, applied=1))
+        job.connect(hello(node, kept=stands))
+    for step in (2, 3):
+        job.step(step, "n0", "n2", generation=2)
+    assert [(event.node, event.reason) for event in job.events if isinstance(event, ev.NodeLeft)] == [("n1", "drained")]
+    assert not job.machine.context.disconnected.promised
+    for _ in range(40):
+        for node in ("n0", "n2"):
+            job.tell(node, msg.Heartbeat())
+        job.tick(0.25)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert len([event for event in job.events if isinstance(event, ev.NodeLeft)]) == 1
+
+
+def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
+    """n1 was stopped before it applied step 2, the last step of the others: no node waits for n1."""
+    job = Job().start()
+    job.step(1)
+    job.feed(Drain(("n1",)))
+    job.lose("n2")
+    v = reduced(1.0)
+    job.report("n0", 2, passed=msg.Passed(step=2, commit=v["reduced"]))
+    job.report("n1", 1)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0",), DecisionKind.REDO)
+    entered(job, "n0", generation=2, at=2)
+    assert job.machine.record.position.step == 1, "no step beyond the retained node is announced"
+    job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
+    assert job.said(ev.JobFinished)
+
+
+def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
+    """No later step proves that the other nodes have it; they finish only once it is committed and saved."""
+    job = Job().start(saves=True)
+    job.step(1)
+    job.feed(Drain(("n1",)))
+    job.lose("n2")
+    job.report("n0", 2, passed=msg.Passed(step=2, commit=reduced(1.0)["reduced"]))
+    job.report("n1", 1)
+    entered(job, "n0", generation=2, at=2)
+    assert job.machine.record.position.step == 1
+    job.say(written("n0", 2, "x", generation=2))
+    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+
+
+def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
+    job.step(1)
+    assert job.machine.context.interruption.stop is not None
+    reported(job, "n0", "n1", "n2")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
+    assert not job.said(ev.NodeLeft), "it is retained until the others have continued without it"
+    gone_on(job, 2, "n0", "n2")
+    (left,) = job.said(ev.NodeLeft)
+    assert (left.node, left.reason) == ("n1", "drained")
+    (end,) = job.sent(msg.EndNode)
+    assert (end.exit_code, end.alone) == (EXIT_DONE, True)
+    (recovered,) = job.said(ev.Recovered)
+    assert (recovered.action, recovered.detect_s) == ("shrink", 0.0)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+    assert job.machine.record.leaving == ()
+
+
+def test_whoever_has_left_comes_back_only_when_it_may_whoever_coordinates() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    gone_on(job, 2, "n0", "n2")
+    job.boot(takeover=True)
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    (refused,) = job.sent(msg.Refused)
+    assert (refused.exit_code, refused.retry) == (EXIT_DONE, False)
+    assert "`holdfast undrain n1`" in refused.why
+    job.feed(Undrain("n1"))
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    assert job.sent(msg.Welcome)
+
+
+def test_a_node_that_is_asked_twice_leaves_once_and_one_that_has_left_is_asked_in_vain() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.feed(Drain(("n1",)))
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+    with pytest.raises(RefusedError, match="n1 is still about to leave"):
+        job.feed(Undrain("n1"))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    job.feed(Drain(("n1",)))
+    gone_on(job, 2, "n0", "n2")
+    assert job.machine.record.leaving == ()
+    job.feed(Drain(("n1",)))
+    assert job.machine.record.leaving == ()
+
+
+def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+    job = Job().start()
+    with pytest.raises(BadInputError, match="'n1' is named twice"):
+        job.feed(Drain(("n1", "n1")))
+    with pytest.raises(BadInputError, match="no node is named"):
+        job.feed(Drain(()))
+    with pytest.raises(UnreachableError, match="no node 'n9': the nodes are n0, n1, n2"):
+        job.feed(Drain(("n9",)))
+    with pytest.raises(RefusedError, match=r"no node would be left; add some first \(holdfast scale \+1\)"):
+        job.feed(Drain(("n0", "n1", "n2")))
+    job.feed(Drain(("n0", "n1")))
+    with pytest.raises(RefusedError, match="no node would be left"):
+        job.feed(Drain(("n2",)))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    assert job.said(ev.GenerationStarted)[0].members == ("n2",)
+
+
+def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> None:
+    """Only n1 has applied a step that the others cannot reach: it sends them the state, and leaves later."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", None)
+    job.report("n1", 1)
+    job.report("n2", None)
+    assert not job.said(ev.NodeLeft)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.members == ("n0", "n1", "n2")
+    entered(job, "n0", "n1", "n2", generation=2)
+    for step in range(2, 2 + RETRY_STEPS):
+        assert job.machine.context.interruption.stop is None
+        job.step(step, generation=2)
+    reported(job, "n0", "n1", "n2", at=1 + RETRY_STEPS)
+    gone_on(job, 2 + RETRY_STEPS, "n0", "n2", generation=3)
+    assert job.said(ev.NodeLeft)[0].node == "n1"
+
+
+def test_a_failure_beside_it_is_a_failure_and_the_node_leaves_with_it() -> None:
+    job = Job(nodes=4).start()
+    job.feed(Drain(("n1",)))
+    job.lose("n3")
+    reported(job, "n0", "n1", "n2", at=0)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.reason, begun.members) == ("failure", ("n0", "n2"))
+    assert [event.reason for event in job.events if isinstance(event, ev.NodeLeft)] == ["failed", "drained"]
+
+
+def test_a_node_that_is_lost_before_it_has_left_stays_away_as_well() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.lose("n1")
+    reported(job, "n0", "n2", at=0)
+    job.tick(0.1)
+    assert [one.node for one in job.machine.record.drained] == ["n1"]
+    job.connect(hello("n1", kept=(attach(w("n1", "b")),)))
+    assert job.sent(msg.Refused)[0].exit_code == EXIT_DONE
+
+
+def test_a_node_that_waits_leaves_at_once() -> None:
+    job = Job(nodes=2).boot()
+    job.connect(hello("n0"))
+    job.say(attach(w("n0")))
+    job.connect(hello("n1"))
+    job.say(attach(w("n1")))
+    assert job.machine.record.plan is not None
+    job.connect(hello("n2"))
+    job.feed(Drain(("n2",)))
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n2"]
+    assert [message.why for message in job.sent(msg.EndNode)] == ["node n2 is drained"]
+
+
+def test_a_coordinator_that_takes_over_goes_on_with_it() -> None:
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.boot(takeover=True)
+    for node in ("n0", "n1", "n2"):
+        stands = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0))
+        job.connect(hello(node, kept=stands))
+    job.step(1)
+    reported(job, "n0", "n1", "n2")
+    gone_on(job, 2, "n0", "n2")
+    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+
+
+SHAPE = msg.ExpertShape(layers=1, experts=4, slots=4)
+
+
+def with_experts(slots: int, nodes: int = 3) -> Job:
+    shape = msgspec.structs.replace(SHAPE, slots=slots)
+    job = Job(nodes=nodes).boot()
+    for index in range(nodes):
+        job.connect(hello(f"n{index}"))
+        job.say(attach(w(f"n{index}"), experts=shape))
+    entered(job, *(f"n{index}" for index in range(nodes)), generation=1, at=0)
+    return job
+
+
+def test_experts_that_would_not_fit_the_others_keep_a_node_here() -> None:
+    job = with_experts(slots=2, nodes=2)
+    with pytest.raises(RefusedError, match="4 experts per layer do not fit the 2 slots"):
+        job.feed(Drain(("n1",)))
+
+
+def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> None:
+    job = with_experts(slots=4, nodes=2)
+    with pytest.raises(RefusedError, match=r"fewer than 2 nodes .*; add nodes first .* \+1"):
+        job.feed(Drain(("n1",)))
+    job = with_experts(slots=4, nodes=3)
+    job.feed(Drain(("n1",)))
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+
+
+def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> None:
+    """The drain was once refused; before that, `holdfast drain` waited forever."""
+    job = with_experts(slots=2, nodes=3)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.expert_plan is not None
+    assert plan.expert_plan.given == 1, "six slots for four experts"
+    held = dict(zip(("n0", "n1", "n2"), plan.expert_plan.placement, strict=True))
+    alone = [name for name in held if find_lost_experts(SHAPE, [blob for other, blob in held.items() if other != name])]
+    job.feed(Drain((alone[0],)))
+    job.step(1)
+    assert job.machine.context.interruption.stop is None, "it does not leave before others have its experts"
+    pending = job.machine.record.pending
+    assert pending is not None
+    assert pending.expert_plan is not None
+    rows = dict(zip(("n0", "n1", "n2"), pending.expert_plan.placement, strict=True))
+    assert rows[alone[0]] == held[alone[0]], "the draining node sends them"
+    assert not find_lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
+    for node in held:
+        job.say(msg.Prepared(worker=w(node), generation=2))
+    swap = commit(1.0, msg.Flag.SWAP)
+    for node in held:
+        job.say(applied(w(node), 1, 2, swap))
+    entered(job, *held, generation=2, at=2)
+    job.step(3, generation=2)
+    assert job.machine.context.interruption.stop is not None
+    for node, blob in rows.items():
+        job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
+    assert alone[0] not in job.said(ev.GenerationStarted)[0].members
+
+
+def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_it() -> None:
+    """Only n2 finishes step 3, without n1. Step 2 was announced anyway, and was lost with n2."""
+    job = Job().start()
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, **reduced(2.0))
+    reported(job, "n1", "n2")
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n0")
+    reported(job, "n1")
+    second, third = (msg.Passed(step=step, commit=commit(float(step))) for step in (2, 3))
+    job.report("n2", 2, passed=second, **reduced(3.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n2",), DecisionKind.FORWARD)
+    job.say(applied(w("n2"), 3, 3, third.commit))
+    entered(job, "n2", generation=3, at=3)
+    told = [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
+    assert told == [1], "no step beyond the retained node is announced"
+    job.lose("n2")
+    reported(job, "n1")
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
+
+
+def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
+    """n1 had reduced step 2 before it left, and the others repeated it. With both results, replicas would diverge."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (
+        msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])
+    )
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    job.report("n0", 1, state=half)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    job.report("n2", 1, state=all_of_them)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "n1 leaves, and is retained"
+    entered(job, "n0", "n2", generation=2)
+    job.lose("n2")
+    anew, third = commit(2.5), msg.Passed(step=3, commit=commit(3.0))
+    job.say(applied(w("n0"), 2, 2, anew))
+    job.report("n0", 2, state=half, result=half, passed=third, reduced=third.commit)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
+    (begun,) = job.said(ev.GenerationStarted)
+    decision = job.machine.record.decision
+    assert decision is not None
+    assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
+    assert sorted(begun.members) == ["n0", "n1"], "its state is needed"
+
+
+def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
+    """Only n0 continued to step 3, and the experts are lost with n2: the job returns to step 2, which n1 finishes."""
+    job = with_experts(slots=4, nodes=3)
+    all_of_them, half = (
+        msg.Holding(dense=True, experts=encode_experts(np.array([row]))) for row in ([1] * 4, [2, 2, 0, 0])
+    )
+    job.feed(Drain(("n1",)))
+    job.step(1)
+    ready = {"reduced": commit(2.0)}
+    job.report("n0", 1, state=half, result=half, **ready)
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    job.report("n2", 1, state=all_of_them, result=all_of_them, **ready)
+    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    job.lose("n2")
+    job.report("n0", 3, state=half, passed=msg.Passed(step=3, commit=commit(3.0)))
+    job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (sorted(begun.members), begun.decision) == (["n0", "n1"], DecisionKind.FORWARD)
+    job.say(applied(w("n1"), 3, 2, commit(2.0)))
+    entered(job, "n1", generation=3, at=2)
+    assert not job.said(ev.StepCommitted), "n0 has no state at all"
+    entered(job, "n0", generation=3, at=2)
+    assert [event.step for event in job.said(ev.StepCommitted)] == [2]

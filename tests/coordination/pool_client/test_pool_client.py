@@ -1,0 +1,431 @@
+"""Tests of a pool's job: nodes join by grants and are returned, and the job follows the pool's requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from machinery import Job, attach, calls, hello, kept, w, written
+
+from holdfast.coordination.inputs import PoolSaid, Tick
+from holdfast.coordination.instructions import EndJob, Persist, TellPool
+from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import JobSpec
+from holdfast.protocol.messages import any_side as msg
+from holdfast.protocol.pool.grants import Held
+from holdfast.protocol.pool.sharing import JobShares, JobState, NodeUnfit, PoolWish
+from holdfast.protocol.record import Quarantined
+
+
+class Pooled(Job):
+    """Drives the coordinator of a job in a pool."""
+
+    version = 0
+
+    def grants(
+        self, leaving: tuple[int, ...] = (), wish: Any = "run", term: int = 1, stranded: bool = False, **grants: int
+    ) -> None:
+        self.version += 1
+        shares = JobShares(
+            term=term,
+            version=self.version,
+            submission=1,
+            grants=grants,
+            leaving=frozenset(leaving),
+            wish=wish,
+            stranded=stranded,
+        )
+        self.feed(PoolSaid(shares))
+
+    def come(self, node: str, grant: int, session: str = "") -> None:
+        self.connect(msgspec.structs.replace(hello(node, session=session), grant=grant))
+
+    def join(self, node: str, grant: int, *, saves: bool = False) -> None:
+        self.come(node, grant)
+        self.say(msgspec.structs.replace(attach(w(node)), saves=saves))
+
+    def train(self, *nodes: str, saves: bool = False) -> Pooled:
+        """Grant these nodes as 1, 2, ..., and make the job train."""
+        self.boot()
+        numbers = {node: number for number, node in enumerate(nodes, 1)}
+        self.grants(**numbers)
+        for node, number in numbers.items():
+            self.join(node, number, saves=saves)
+        for node in nodes:
+            self.say(msg.Entered(worker=w(node), generation=1, applied=0))
+        return self
+
+    @property
+    def told(self) -> list[JobState]:
+        """Return the states last sent to the pool."""
+        return [one.stands for one in self.last if isinstance(one, TellPool)]
+
+    @property
+    def held(self) -> Held:
+        held = self.machine.record.held
+        assert held is not None
+        return held
+
+
+def pooled(nodes: int = 2, **spec: Any) -> Pooled:
+    return Pooled(nodes=nodes, submission=1, spec=JobSpec(**spec))
+
+
+def test_outside_of_pools_nobody_brings_a_grant_and_nobody_is_told() -> None:
+    job = Job(nodes=1).start()
+    assert job.machine.record.held is None
+    assert not any(isinstance(one, TellPool) for one in job.last)
+
+
+def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
+    job = pooled()
+    job.boot()
+    job.grants(n0=1, n1=2)
+    kinds = [type(one) for one in job.last]
+    assert kinds.index(Persist) < kinds.index(TellPool)
+    assert job.told[-1].held == {1, 2}
+    assert job.records[-1].held == job.held
+
+
+def test_where_nothing_changes_a_tick_costs_the_same_however_many_grants_are_held() -> None:
+    def cost(nodes: int) -> int:
+        job = pooled(nodes=nodes, min_nodes=nodes).train(*(f"n{number}" for number in range(nodes)))
+        job.tick(0.01)
+        return calls(lambda: job.machine.handle(Tick(), job.now))
+
+    assert cost(32) <= cost(4) + 5
+
+
+def test_what_has_changed_is_told_and_nothing_twice() -> None:
+    job = pooled(nodes=3).train("n0", "n1")
+    job.tick(0.01)
+    assert job.tick(0.01) == []
+    job.machine.context.pool_client.refuse_node("n7", "old")
+    job.tick(0.01)
+    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
+    job.machine.transaction.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
+    job.tick(0.01)
+    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old"), "n8": NodeUnfit(why="broken")}]
+    job.tick(0.01)
+    assert not job.told
+
+
+def test_only_who_comes_by_a_grant_that_is_held_is_let_in() -> None:
+    job = pooled()
+    job.boot()
+    job.grants(n0=7)
+    for node, grant in (("n0", 6), ("n1", 7), ("n0", 0)):
+        job.come(node, grant)
+        assert job.kinds == ["close"], (node, grant)
+    job.come("n0", 7)
+    assert job.sent(msg.Welcome)
+    assert job.held.grants["n0"].came
+
+
+def test_who_is_lost_is_given_back_with_the_decision_that_does_without_it_and_not_before() -> None:
+    job = pooled().train("n0", "n1")
+    job.step(1, "n0", "n1")
+    job.lose("n1")
+    assert job.held.numbers == {1, 2}, "it is not yet decided from which state the others continue"
+    job.report("n0", 1)
+    assert job.held.numbers == {1}
+    assert job.told[-1].held == {1}
+    record = next(one.record for one in job.last if isinstance(one, Persist))
+    assert record.held == job.held
+    assert record.plan is not None
+    assert record.plan.workers == (w("n0"),)
+
+
+def test_who_does_not_come_in_time_is_given_back() -> None:
+    job = pooled().train("n0")
+    job.grants(n0=1, n1=2)
+    job.tell("n0", msg.Heartbeat())
+    for _ in range(30):
+        job.tick(1.9)
+        job.tell("n0", msg.Heartbeat())
+    assert job.held.numbers == {1, 2}
+    for _ in range(3):
+        job.tick(1.9)
+        job.tell("n0", msg.Heartbeat())
+    assert job.held.numbers == {1}
+
+
+def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_once_it_is_owed_nothing() -> None:
+    job = pooled().train("n0", "n1")
+    job.step(1, "n0", "n1")
+    job.grants(leaving=(2,), n0=1, n1=2)
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+    job.step(2, "n0", "n1")
+    job.report("n0", 2)
+    job.report("n1", 2)
+    assert job.held.numbers == {1, 2}, "its state may still be needed"
+    job.say(msg.Entered(worker=w("n0"), generation=2, applied=2))
+    job.grants(leaving=(2,), n0=1, n1=2)
+    ended: list[msg.EndNode] = []
+    for step in (3, 4):
+        job.step(step, "n0", generation=2)
+        ended += job.sent(msg.EndNode)
+    assert job.held.numbers == {1}
+    assert len(ended) == 1
+    assert [one.node for one in job.machine.record.drained] == ["n1"], "it is asked to leave once"
+    assert job.machine.record.wanted == 1
+    # The same node is accepted with a new grant.
+    job.grants(n0=1, n1=5)
+    job.come("n1", 5, session="00000abc")
+    assert job.sent(msg.Welcome)
+
+
+def test_a_node_that_never_came_is_given_back_as_soon_as_it_is_wanted() -> None:
+    job = pooled().train("n0")
+    job.grants(n0=1, n1=2)
+    job.grants(leaving=(2,), n0=1, n1=2)
+    assert job.held.numbers == {1}
+
+
+def test_a_node_that_says_that_nothing_of_the_job_runs_there_is_lost() -> None:
+    job = pooled().train("n0", "n1")
+    job.grants(n0=1)
+    assert "n1" not in job.machine.members.nodes
+    assert job.said(ev.FailureDetected)
+    job.report("n0", None)
+    assert job.held.numbers == {1}
+
+
+def saved_and_suspended() -> Pooled:
+    job = pooled(1).train("n0", saves=True)
+    job.step(1, "n0")
+    job.grants(wish="suspend", n0=1)
+    assert job.held.numbers == {1}
+    job.report("n0", 1)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.last
+    generation = plan.generation
+    job.say(msg.Entered(worker=w("n0"), generation=generation, applied=1))
+    job.say(written("n0", 1, "c", generation=generation))
+    job.say(kept("n0", 1, "c", generation=generation))
+    job.say(msg.Finished(worker=w("n0"), generation=generation, step=1))
+    return job
+
+
+def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end() -> None:
+    job = saved_and_suspended()
+    assert any(isinstance(one, EndJob) for one in job.last)
+    assert job.told[-1].standing == "suspended"
+    assert job.told[-1].held == frozenset()
+    assert job.machine.record.outcome == ""
+
+
+def test_a_job_that_is_to_end_at_once_is_not_saved_although_that_is_under_way() -> None:
+    job = pooled(1).train("n0", saves=True)
+    job.step(1, "n0")
+    job.grants(wish="stop", n0=1)
+    assert job.told[-1].standing == "going"
+    job.grants(wish="stop_now", n0=1)
+    assert any(isinstance(one, EndJob) for one in job.last)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].held == frozenset()
+    other = pooled(1).train("n0", saves=True)
+    other.step(1, "n0")
+    other.grants(wish="stop_now", n0=1)
+    assert other.told[-1].standing == "stopped"
+
+
+def suspended() -> Pooled:
+    job = pooled(1).train("n0")
+    job.step(1, "n0")
+    job.grants(wish="suspend", n0=1)
+    assert job.told[-1].standing == "suspended", "a job without checkpoints has nothing to save"
+    return job
+
+
+def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
+    job = suspended()
+    job.boot()
+    job.come("n0", 1)
+    assert job.kinds == ["close"]
+    job.grants(n0=2)
+    assert job.held.standing == "going"
+    job.come("n0", 2, session="00000abc")
+    assert job.sent(msg.Welcome)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "its coordinator dies before"])
+def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, again: bool) -> None:
+    """The user was warned and repeated the request with --force; the job once failed when it was resumed."""
+    job = suspended()
+    job.boot()
+    job.grants(n1=2)
+    if again:
+        job.boot()
+    job.join("n1", 2)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert (begun.members, begun.decision) == (("n1",), "start")
+    (back,) = job.said(ev.RolledBack)
+    assert back.to_step == 0
+    assert "no checkpoint is kept yet: the job begins anew" in back.why
+    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
+    job.step(1, "n1", generation=begun.generation)
+    job.step(2, "n1", generation=begun.generation)
+    job.lose("n1")
+    assert job.machine.record.outcome == "failed", "a loss still fails the job"
+
+
+def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
+    """They have left, but the job once waited three seconds for them and then reported them lost."""
+    job = saved_and_suspended()
+    job.boot()
+    job.grants(n1=2)
+    job.join("n1", 2, saves=True)
+    (begun,) = job.said(ev.GenerationStarted)
+    assert begun.members == ("n1",)
+    assert job.machine.record.decision is not None
+    assert job.machine.record.decision.applied == 1
+    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=1))
+    for _ in range(8):
+        job.tell("n1", msg.Heartbeat())
+        job.tick(1.0)
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
+
+
+def test_a_suspended_job_that_is_granted_a_node_before_it_hears_that_it_is_to_stop_again_gives_it_back() -> None:
+    job = suspended()
+    job.boot()
+    job.grants(wish="suspend", n0=2)
+    assert job.told[-1].held == frozenset()
+    assert job.told[-1].standing == "suspended"
+
+
+@pytest.mark.parametrize("wish", ["stop", "stop_now"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_job_that_is_suspended_when_it_hears_that_it_is_to_end_has_ended(wish: PoolWish, again: bool) -> None:
+    job = suspended()
+    if again:
+        job.boot()
+    job.grants(wish=wish)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].heard == job.held.heard
+
+
+def test_a_job_that_has_ended_says_so_whatever_it_is_told_and_takes_nothing() -> None:
+    job = pooled(1).train("n0")
+    job.grants(wish="stop", n0=1)
+    assert job.told[-1].standing == "stopped"
+    job.boot()
+    job.grants(n0=1, n1=9)
+    assert job.told[-1].standing == "stopped"
+    assert job.told[-1].held == frozenset()
+
+
+def test_a_job_that_fails_says_why() -> None:
+    job = pooled(1).train("n0")
+    job.tell("n0", msg.WorkerDown(worker=w("n0"), kind="exit", exit_code=2, detail="no such option --lrr"))
+    assert job.told[-1].standing == "failed"
+    assert "--lrr" in job.told[-1].why
+
+
+def test_another_coordinator_waits_for_its_members_and_gives_the_others_their_time_again() -> None:
+    job = pooled().train("n0", "n1")
+    job.step(1, "n0", "n1")
+    job.grants(n0=1, n1=2, n2=3)
+    job.come("n2", 3)
+    assert job.held.grants["n2"].came
+    job.boot(takeover=True)
+    assert job.held.numbers == {1, 2, 3}
+    assert not job.held.grants["n2"].came
+    assert job.held.grants["n0"].came
+    job.tick(4.0)
+    assert job.held.numbers >= {3}
+
+
+def test_a_node_that_is_out_is_given_back_and_the_pool_hears_that_it_is_of_no_use() -> None:
+    job = pooled().train("n0")
+    job.grants(n0=1, n1=2)
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2, unfit="its disk is full"))
+    assert job.held.numbers == {1}
+    assert job.told[-1].refuses == {"n1": NodeUnfit(grant=2, why="its disk is full")}
+    assert not job.machine.record.quarantined, "the pool may grant the node again after it has changed"
+    job.grants(n0=1, n1=3)
+    job.come("n1", 3, session="00000abc")
+    assert job.sent(msg.Welcome)
+    assert not job.told[-1].refuses
+
+
+NO_SCRIPT = "there is no script /a/train.py on it that can be read"
+
+
+def unfit(job: Pooled, node: str, grant: int) -> None:
+    job.connect(msgspec.structs.replace(hello(node), grant=grant, unfit=NO_SCRIPT))
+
+
+def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_none() -> None:
+    job = pooled(1)
+    job.boot()
+    job.grants(n0=1)
+    unfit(job, "n0", 1)
+    assert job.told[-1].standing == "going"
+    assert job.told[-1].held == frozenset()
+    job.grants(n1=2)
+    unfit(job, "n1", 2)
+    job.grants()
+    assert job.told[-1].standing == "going"
+    old = JobShares(term=1, version=1, submission=1, stranded=True)
+    job.feed(PoolSaid(old))
+    assert job.told[-1].standing == "going", "the refusal concerned the earlier node"
+    job.grants(stranded=True)
+    assert job.told[-1].standing == "failed"
+    why = job.told[-1].why
+    assert why == f"too few usable nodes in the pool (needs 1): n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
+
+
+def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_some_are_here() -> None:
+    job = pooled(2)
+    job.boot()
+    job.grants(n0=1, n1=2)
+    job.come("n0", 1)
+    unfit(job, "n1", 2)
+    job.grants(n0=1, stranded=True)
+    assert job.told[-1].standing == "failed"
+    assert "(needs 2): n1: there is no script" in job.told[-1].why
+
+
+def test_a_job_that_trains_does_not_fail_by_nodes_that_would_not_do() -> None:
+    job = pooled(1).train("n0")
+    job.grants(n0=1, n1=2)
+    unfit(job, "n1", 2)
+    job.grants(n0=1, stranded=True)
+    assert job.told[-1].standing == "going"
+    assert job.held.numbers == {1}
+
+
+def test_a_node_with_another_script_is_told_of_with_its_grant_and_why() -> None:
+    job = pooled(2)
+    job.boot()
+    job.grants(n0=1, n1=2)
+    job.come("n0", 1)
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2, digest="another"))
+    assert job.told[-1].refuses["n1"].grant == 2
+    assert "script or arguments of node n1 differ" in job.told[-1].refuses["n1"].why
+
+
+def test_a_node_with_another_model_is_told_of_with_its_grant_and_why_and_no_failure_of_the_job() -> None:
+    job = pooled(1).train("n0")
+    job.grants(n0=1, n1=2)
+    job.connect(msgspec.structs.replace(hello("n1"), grant=2))
+    job.say(attach(w("n1"), model="large"))
+    assert job.told[-1].refuses["n1"].grant == 2
+    assert "model is large, the job's is small" in job.told[-1].refuses["n1"].why
+    assert job.held.numbers == {1}
+    assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
+
+
+@pytest.mark.parametrize("leaving", [(1,), (1, 2)])
+def test_a_job_keeps_its_last_node_until_it_is_to_end(leaving: tuple[int, ...]) -> None:
+    job = pooled(1).train("n0")
+    job.grants(leaving=leaving, n0=1)
+    assert not job.machine.record.leaving
+    for _ in range(5):
+        job.tick(1.5)
+        job.tell("n0", msg.Heartbeat())
+    assert job.held.numbers == {1}
