@@ -15,11 +15,11 @@ import time
 from itertools import islice
 
 from holdfast.errors import RefusedError
-from holdfast.planner.fleet.pool.comparison import live, undisturbed
+from holdfast.planner.fleet.pool.comparison import best_waf_without_failures, simulate_pool
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
-from holdfast.planner.fleet.pool.gpt_tasks import mixed
+from holdfast.planner.fleet.pool.gpt_tasks import make_mixed_jobs
 from holdfast.planner.fleet.pool.machine_shares import MachineShares
-from holdfast.planner.fleet.pool.outages import TRACE_A, FleetTrace, drawn, scaled
+from holdfast.planner.fleet.pool.outages import TRACE_A, FleetTrace, draw_trace, scale_drawing
 from holdfast.planner.fleet.pool.systems import OWN, SYSTEMS
 from holdfast.planner.fleet.pool.tasks import FleetTask
 
@@ -33,10 +33,10 @@ def time_machine(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tup
     spent_s = 0.0
     for outage in islice((one for one in trace.outages if one.what != "fault"), changes):
         begun = time.process_time()
-        (machine.back if outage.what == "back" else machine.lose)(outage.node, outage.at)
+        (machine.add_node if outage.what == "back" else machine.remove_node)(outage.node, outage.at)
         spent_s += time.process_time() - begun
-        (alone.back if outage.what == "back" else alone.lose)(outage.node, outage.at)
-        differ = [node for node in trace.nodes if machine.owner(node) != alone.owner(node)]
+        (alone.add_node if outage.what == "back" else alone.remove_node)(outage.node, outage.at)
+        differ = [node for node in trace.nodes if machine.owner_of(node) != alone.owner_of(node)]
         assert not differ, f"the machine gives {differ[0]} to another job than its policy does"
     return begin_s, spent_s / changes
 
@@ -44,7 +44,7 @@ def time_machine(tasks: list[FleetTask], trace: FleetTrace, changes: int) -> tup
 def time_eight_weeks(tasks: list[FleetTask], trace: FleetTrace, *, machine: bool) -> tuple[float, float]:
     """Return the seconds that eight weeks take, and the total that they achieve."""
     begun = time.process_time()
-    lived = live(SYSTEMS["waf"], tasks, trace, machine=machine)
+    lived = simulate_pool(SYSTEMS["waf"], tasks, trace, machine=machine)
     return time.process_time() - begun, lived.total
 
 
@@ -61,9 +61,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     for nodes in options.nodes:
-        tasks, trace = mixed(options.jobs, nodes), drawn(scaled(TRACE_A, nodes), nodes, 0)
+        tasks, trace = make_mixed_jobs(options.jobs, nodes), draw_trace(scale_drawing(TRACE_A, nodes), nodes, 0)
         spent_s, total = time_eight_weeks(tasks, trace, machine=False)
-        share = total / (undisturbed(tasks, nodes) * trace.seconds)
+        share = total / (best_waf_without_failures(tasks, nodes) * trace.seconds)
         changes = trace.count("lost") + trace.count("back")
         print(f"{nodes} nodes, {options.jobs} jobs, 8 weeks, {trace.count('lost')} + {trace.count('fault')} failures:")
         print(f"  the policy alone: {spent_s:.1f} s; {spent_s / changes * 1e3:.1f} ms for each of {changes} changes")

@@ -19,7 +19,7 @@ from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
 from holdfast.planner.fleet.pool.shares import HitShares, NodeShares
 from holdfast.planner.fleet.pool.systems import FixedTimes, LostTime, System
 from holdfast.planner.fleet.pool.tasks import FleetTask
-from holdfast.planner.fleet.pool.trace_run import Lived, Months
+from holdfast.planner.fleet.pool.trace_run import PoolResult, PoolSimulation
 from holdfast.planning.waf.pace import StepTimes
 
 #: A node that is not granted to a job within this many seconds after its return was not needed.
@@ -152,7 +152,7 @@ def measure_durations(run: RealRun) -> Durations:
     )
 
 
-def predict(run: RealRun, policy: str = "", measured: Durations | None = None) -> Lived:
+def predict(run: RealRun, policy: str = "", measured: Durations | None = None) -> PoolResult:
     """Return the simulator's prediction for a run's trace.
 
     Args:
@@ -162,7 +162,7 @@ def predict(run: RealRun, policy: str = "", measured: Durations | None = None) -
     name = policy or run.policy
     system = System(name=name, shares="hit" if name == "hit-only" else "pool", policy=name, times=found.times)
     tasks = [_task(job, len(run.nodes)) for job in run.jobs]
-    return Months(system, _trace(run, found.back), _shares(run, system, tasks), tasks).run()
+    return PoolSimulation(system, _trace(run, found.back), _shares(run, system, tasks), tasks).run()
 
 
 def _shares(run: RealRun, system: System, tasks: Sequence[FleetTask]) -> NodeShares:

@@ -21,10 +21,10 @@ from evaluation import COLOURS, NODES, PAPERS_RATIOS, make_parser, run_unicron_f
 from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
-from holdfast.planner.fleet.pool.comparison import live, undisturbed
-from holdfast.planner.fleet.pool.gpt_tasks import table_3
-from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, TRACE_B, Drawing, drawn
-from holdfast.planner.fleet.pool.systems import SYSTEMS, HoldfastTimes, System, assumed, at_efficiency
+from holdfast.planner.fleet.pool.comparison import best_waf_without_failures, simulate_pool
+from holdfast.planner.fleet.pool.gpt_tasks import make_table_3_jobs
+from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, TRACE_B, TraceDrawing, draw_trace
+from holdfast.planner.fleet.pool.systems import SYSTEMS, HoldfastTimes, System, list_assumptions, with_efficiency
 from holdfast.planning.arrays import FloatArray
 
 CASE = 5
@@ -51,16 +51,16 @@ class Totals:
         return self.share["waf"] / (efficiency * self.share[name])
 
 
-def simulate_totals(drawing: Drawing, seeds: int, systems: Sequence[System]) -> Totals:
+def simulate_totals(drawing: TraceDrawing, seeds: int, systems: Sequence[System]) -> Totals:
     """Run all systems through the same traces."""
-    tasks = table_3(CASE, NODES)
-    most = undisturbed(tasks, NODES) * drawing.seconds
+    tasks = make_table_3_jobs(CASE, NODES)
+    most = best_waf_without_failures(tasks, NODES) * drawing.seconds
     share = {system.name: np.zeros(seeds) for system in systems}
     short = {system.name: np.zeros(seeds) for system in systems}
     for seed in range(seeds):
-        trace = drawn(drawing, NODES, seed)
+        trace = draw_trace(drawing, NODES, seed)
         for system in systems:
-            lived = live(system, tasks, trace, machine=False)
+            lived = simulate_pool(system, tasks, trace, machine=False)
             share[system.name][seed] = lived.total / most
             short[system.name][seed] = sum(lived.short_s.values()) / (len(tasks) * drawing.seconds)
     return Totals(share, short)
@@ -94,11 +94,11 @@ def print_background_changes(seeds: int, found: Mapping[str, Totals]) -> None:
         print(f"{name}: if a planned change cost {join_s} s, our total would be multiplied by {after / before:.4f}")
 
 
-def draw_lines(axes: Any, title: str, drawing: Drawing, systems: Sequence[System]) -> None:
+def draw_lines(axes: Any, title: str, drawing: TraceDrawing, systems: Sequence[System]) -> None:
     """Draw WAF over time on the first trace."""
-    tasks, trace = table_3(CASE, NODES), drawn(drawing, NODES, 0)
+    tasks, trace = make_table_3_jobs(CASE, NODES), draw_trace(drawing, NODES, 0)
     for system in systems:
-        steps = live(system, tasks, trace, machine=False).steps
+        steps = simulate_pool(system, tasks, trace, machine=False).steps
         at = [time / DAY_S for time, _ in steps] + [trace.seconds / DAY_S]
         rates = [rate / 1e15 for _, rate in steps]
         axes.step(at, [*rates, rates[-1]], where="post", color=COLOURS[system.name], linewidth=0.9, label=system.name)
@@ -148,7 +148,7 @@ def make(options: argparse.Namespace) -> None:
     print_background_changes(options.seeds, found)
     below = {name: _count_below_hit_only(totals) for name, totals in found.items()}
     print("traces on which hit-only starves no job, and on how many of them ours is below it:", below)
-    real = [at_efficiency(system, efficiencies.get(system.name, 1.0)) for system in systems]
+    real = [with_efficiency(system, efficiencies.get(system.name, 1.0)) for system in systems]
     figure, panels = make_sheet(3, 2, width=6.0, height=3.9)
     papers = [system for system in real if system.name in ("waf", *PAPERS_RATIOS["trace a"])]
     draw_lines(panels[0], "trace a", TRACE_A, papers)
@@ -161,7 +161,7 @@ def make(options: argparse.Namespace) -> None:
         draw_ratios(panels[place], title, found[name], efficiencies, PAPERS_RATIOS[name.split(",")[0]])
     figure.suptitle("Unicron, Figure 11: six jobs (Table 3, case 5) on 16 nodes of 8 GPUs, simulated", fontsize=12)
     said = [
-        *assumed(systems),
+        *list_assumptions(systems),
         "traces are drawn from their printed counts; repairs: 1 to 7 days in trace a; trace b's are not printed",
         "trace b without a suffix: as many nodes return as are lost",
         "jobs: FLOP/s by a model of ours (gpt_tasks.py); T_necessary: what memory needs",

@@ -20,14 +20,14 @@ from figure_11 import COMPARED, FITTED, fit_efficiencies, simulate_totals
 from lazarus.drawing import make_sheet, save
 from lazarus.setting import at_least
 
-from holdfast.planner.fleet.pool.comparison import live
-from holdfast.planner.fleet.pool.gpt_tasks import MODELS, gpt_task, steps_s
-from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, Drawing, drawn
-from holdfast.planner.fleet.pool.systems import SYSTEMS, assumed
+from holdfast.planner.fleet.pool.comparison import simulate_pool
+from holdfast.planner.fleet.pool.gpt_tasks import MODELS, estimate_steps_s, make_gpt_job
+from holdfast.planner.fleet.pool.outages import DAY_S, TRACE_A, TraceDrawing, draw_trace
+from holdfast.planner.fleet.pool.systems import SYSTEMS, list_assumptions
 
 NODES, DOWN = 8, 0.02
 _REPAIR_S = DOWN * NODES * 7 * DAY_S / 10
-WEEK = Drawing(name="7 days", seconds=7 * DAY_S, lost=10, faults=0, repair_s=(0.5 * _REPAIR_S, 1.5 * _REPAIR_S))
+WEEK = TraceDrawing(name="7 days", seconds=7 * DAY_S, lost=10, faults=0, repair_s=(0.5 * _REPAIR_S, 1.5 * _REPAIR_S))
 SHOWN = ("waf", "megatron-spare", "megatron", "bamboo", "oobleck", "varuna")
 #: The paper's statement on every system it measured: three times the theoretical reduction, or more.
 PAPERS_LEAST = 3 * DOWN
@@ -35,13 +35,13 @@ PAPERS_LEAST = 3 * DOWN
 
 def reductions(seeds: int) -> dict[str, list[float]]:
     """Return by system the share of its undisturbed FLOP that failures take, for each trace."""
-    tasks = [gpt_task("7B", MODELS["7B"], 1.0, NODES)]
+    tasks = [make_gpt_job("7B", MODELS["7B"], 1.0, NODES)]
     undisturbed = tasks[0].waf(NODES) * WEEK.seconds
     found: dict[str, list[float]] = {name: [] for name in SHOWN}
     for seed in range(seeds):
-        trace = drawn(WEEK, NODES, seed)
+        trace = draw_trace(WEEK, NODES, seed)
         for name in SHOWN:
-            found[name].append(1.0 - live(SYSTEMS[name], tasks, trace, machine=False).total / undisturbed)
+            found[name].append(1.0 - simulate_pool(SYSTEMS[name], tasks, trace, machine=False).total / undisturbed)
     return found
 
 
@@ -51,7 +51,7 @@ def make(options: argparse.Namespace) -> None:
     found = reductions(seeds)
     efficiencies = fit_efficiencies(simulate_totals(TRACE_A, min(seeds, 50), [SYSTEMS[name] for name in COMPARED]))
     model = MODELS["7B"]
-    samples_s = model.batch / steps_s(model, NODES)[-1]
+    samples_s = model.batch / estimate_steps_s(model, NODES)[-1]
     figure, panels = make_sheet(2, width=7.0, height=3.8)
     print("Figure 3: GPT-3 7B on 64 GPUs\n  system            samples/s   lost, %     5 %    95 %")
     for place, name in enumerate(SHOWN):
@@ -81,7 +81,7 @@ def make(options: argparse.Namespace) -> None:
         axes.set_xticks(range(len(SHOWN)), SHOWN, fontsize=7)
     figure.suptitle("Unicron, Figure 3: GPT-3 7B on 64 GPUs, 10 nodes lost in 7 days, simulated", fontsize=12)
     said = [
-        *assumed([SYSTEMS[name] for name in SHOWN]),
+        *list_assumptions([SYSTEMS[name] for name in SHOWN]),
         f"repairs: {_REPAIR_S / 3600:.1f} h on average, so that 2 % of the hardware is missing (not printed)",
         f"3a: a model of ours (gpt_tasks.py); {', '.join(FITTED)}: times the efficiency fitted in Figure 11",
     ]

@@ -21,9 +21,9 @@ import numpy as np
 from evaluation import COLOURS, GPUS, NODES, make_parser, run_unicron_figure, write_assumptions
 from lazarus.drawing import draw_bars, make_sheet, save
 
-from holdfast.planner.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, steps_on_gpus
+from holdfast.planner.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, estimate_steps_on_gpus_s
 from holdfast.planner.fleet.pool.outages import MARKS
-from holdfast.planner.fleet.pool.systems import SYSTEMS, assumed
+from holdfast.planner.fleet.pool.systems import SYSTEMS, list_assumptions
 from holdfast.planning.waf.plan import best, price
 from holdfast.planning.waf.task import Task
 
@@ -32,7 +32,7 @@ SYSTEMS_9 = ("waf", "bamboo", "oobleck", "varuna", "megatron-spare")
 
 def gpu_task(name: str, model: GptModel, weight: float) -> Task:
     """Return a job in units of GPUs; it keeps the smallest number that can hold it (T_necessary)."""
-    seconds = steps_on_gpus(model, GPUS)
+    seconds = estimate_steps_on_gpus_s(model, GPUS)
     rates = [0.0, *(0.0 if step == inf else model.flop * model.batch / step for step in seconds)]
     least = next(held for held, rate in enumerate(rates) if rate)
     return Task(name=name, throughput=np.array(rates), weight=weight, least=least, floor=least)
@@ -70,7 +70,7 @@ def draw_transitions(axes: Any) -> None:
     marks, held = (0.5,) * MARKS, range(2, NODES + 1)
     print("Figure 9: seconds from the detection of a lost node to training again, GPT-3 7B, 16 to 128 GPUs")
     for place, name in enumerate(SYSTEMS_9):
-        seconds = [SYSTEMS[name].times.lost(nodes, marks).resume_s for nodes in held]
+        seconds = [SYSTEMS[name].times.loss_cost(nodes, marks).resume_s for nodes in held]
         # Bamboo and Oobleck are assumed to be equal. The wider line remains visible beneath the other.
         style = {"linewidth": 1.4 + 4.0 * (name == "bamboo"), "markersize": 3, "color": COLOURS[name]}
         axes.plot([8 * nodes for nodes in held], seconds, marker="o", label=name, zorder=place + 2, **style)
@@ -86,7 +86,7 @@ def draw_throughput(axes: Any) -> None:
     """Draw Figure 10a: samples per second of the 7B model by GPUs."""
     model = MODELS["7B"]
     gpus = range(8, GPUS + 1, 8)
-    steps = steps_on_gpus(model, GPUS)
+    steps = estimate_steps_on_gpus_s(model, GPUS)
     axes.plot(gpus, [model.batch / steps[held - 1] for held in gpus], marker="o", markersize=3, color=COLOURS["waf"])
     axes.set_title("10a: GPT-3 7B, as modelled (no numbers in the paper's text)", fontsize=10)
     axes.set_xlabel("GPUs")
@@ -99,7 +99,7 @@ def draw_shares(axes: Any) -> None:
     print("Figure 10b: share of the peak FLOP/s on 64 GPUs, as modelled")
     gpus = range(8, GPUS + 1, 8)
     for model in MODELS.values():
-        steps = steps_on_gpus(model, GPUS)
+        steps = estimate_steps_on_gpus_s(model, GPUS)
         shares = [model.flop * model.batch / steps[held - 1] / (held * PEAK) for held in gpus]
         axes.plot(gpus, [share or None for share in shares], marker="o", markersize=3, label=model.name)
         print(f"  {model.name:6}{shares[gpus.index(64)]:8.3f}")
@@ -138,7 +138,7 @@ def make(options: argparse.Namespace) -> None:
     draw_cases(panels[3])
     figure.suptitle("Unicron, Figures 9 and 10 (and 4): the paper's text has none of their numbers", fontsize=12)
     said = [
-        *assumed([SYSTEMS[name] for name in SYSTEMS_9]),
+        *list_assumptions([SYSTEMS[name] for name in SYSTEMS_9]),
         "9: ours: a failure in the middle of a step of 10 s; Megatron with a hot spare, as in the paper",
         "4, 10: FLOP/s by a model of ours (gpt_tasks.py states every number), the same for Megatron and holdfast",
         "10c: our plan keeps T_necessary, the fewest GPUs with enough memory; a baseline's job below that counts 0",

@@ -19,9 +19,9 @@ from evaluation import NODES, make_parser, run_unicron_figure, write_assumptions
 from lazarus.drawing import make_sheet, save
 
 from holdfast.errors import BadInputError
-from holdfast.planner.fleet.pool.comparison import shares_of, undisturbed
-from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3, table_3
-from holdfast.planner.fleet.pool.outages import names_of
+from holdfast.planner.fleet.pool.comparison import best_waf_without_failures, make_node_shares
+from holdfast.planner.fleet.pool.gpt_tasks import TABLE_3, make_table_3_jobs
+from holdfast.planner.fleet.pool.outages import make_node_names
 from holdfast.planner.fleet.pool.systems import SYSTEMS
 
 #: Table 2: the case, Unicron's method, the time with it and without, and the name in `benchmarks/detect.py`.
@@ -56,15 +56,15 @@ def plan_rows() -> list[list[str]]:
     """Return a row for each case of Table 3: jobs, nodes, and each policy's WAF as a share of the best."""
     rows: list[list[str]] = []
     for case, (sizes, weights) in TABLE_3.items():
-        tasks = table_3(case, NODES)
-        most = undisturbed(tasks, NODES)
+        tasks = make_table_3_jobs(case, NODES)
+        most = best_waf_without_failures(tasks, NODES)
         jobs = ", ".join(f"{size} x {weight}" for size, weight in zip(sizes, weights, strict=True))
         shares: list[str] = []
         held = ""
         for policy in POLICIES:
-            given = shares_of(SYSTEMS[policy], tasks, names_of(NODES), machine=True)
-            shares.append(f"{sum(task.waf(given.size(task.name)) for task in tasks) / most:.4f}")
-            held = held or " ".join(str(given.size(task.name)) for task in tasks)
+            given = make_node_shares(SYSTEMS[policy], tasks, make_node_names(NODES), machine=True)
+            shares.append(f"{sum(task.waf(given.size_of(task.name)) for task in tasks) / most:.4f}")
+            held = held or " ".join(str(given.size_of(task.name)) for task in tasks)
         rows.append([str(case), jobs, held, f"{most / 1e15:.2f}", *shares])
     return rows
 

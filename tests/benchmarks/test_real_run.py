@@ -22,7 +22,7 @@ from holdfast.planner.fleet.pool.divided_shares import DividedShares
 from holdfast.planner.fleet.pool.outages import FleetTrace, Outage
 from holdfast.planner.fleet.pool.systems import SYSTEMS, FixedTimes, LostTime
 from holdfast.planner.fleet.pool.tasks import FleetTask
-from holdfast.planner.fleet.pool.trace_run import Months
+from holdfast.planner.fleet.pool.trace_run import PoolSimulation
 
 RUNS = msgspec.json.decode(Path(__file__).with_name("real_runs.json").read_bytes(), type=list[RealRun])
 
@@ -84,7 +84,7 @@ def test_until_a_node_that_is_given_to_a_job_trains_the_job_goes_on_without_it()
     outages = (Outage(at=10.0, node="c", what="lost"), Outage(at=20.0, node="c", what="back"))
     trace = FleetTrace(name="made", nodes=names, outages=outages, seconds=40.0)
     shares = DividedShares("waf", [task], names, times.change_s, first=dict.fromkeys(names, "only"))
-    lived = Months(system, trace, shares, [task]).run()
+    lived = PoolSimulation(system, trace, shares, [task]).run()
     assert lived.steps == ((0.0, 1.0), (10.0, 0.0), (12.0, 0.5), (23.0, 0.0), (23.5, 1.0))
     assert lived.total == pytest.approx(10.0 + 11.0 * 0.5 + 16.5)
 

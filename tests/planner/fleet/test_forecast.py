@@ -11,7 +11,7 @@ from scipy import stats
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.errors import BadInputError
-from holdfast.planner.fleet.case import FleetCase, checked
+from holdfast.planner.fleet.case import FleetCase, check_case
 from holdfast.planner.fleet.forecast import Forecasts, forecast
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 from holdfast.planning.checkpointing import FailureClock, wasted_fraction
@@ -33,7 +33,7 @@ def case_of(**given: Any) -> FleetCase:
     tree = {**{key: value for key, value in given.items() if not isinstance(value, dict)}}
     for section in ("job", "checkpoint", "recovery", "restart"):
         tree[section] = FREE.get(section, {}) | given.get(section, {})
-    return checked(msgspec.convert(tree, FleetCase))
+    return check_case(msgspec.convert(tree, FleetCase))
 
 
 def simulated(case: FleetCase, *, hours: float, replications: int = 20, seed: int = 1) -> Forecasts:
@@ -107,7 +107,7 @@ def test_copies_on_several_racks_survive_a_rack() -> None:
 
 
 def test_all_time_is_accounted_for() -> None:
-    case = checked(FleetCase(nodes=256, mtbf_hours=200.0, standbys=2, min_nodes=100))
+    case = check_case(FleetCase(nodes=256, mtbf_hours=200.0, standbys=2, min_nodes=100))
     for one in (found := simulated(case, hours=300.0, replications=4)).live, found.restarts:
         stopped = sum(share.mean for what, share in one.lost.items() if what != "fewer")
         assert stopped + one.ettr.mean == pytest.approx(1.0, abs=1e-9)

@@ -234,7 +234,10 @@ GOOD: dict[str, Any] = {"weight": loads_of(2, 8), "num_replicas": 16, "num_group
         ),
         ({"old_indices": np.full((2, 16), 0.5)}, "old_indices holds float64: give whole numbers"),
         ({"old_indices": np.full((2, 16), np.inf)}, "old_indices holds inf: this number is too large"),
-        ({"old_indices": np.full((2, 16), 2**64 - 1, np.uint64)}, "old_indices holds 18446744073709551615: no number"),
+        (
+            {"old_indices": np.full((2, 16), 2**64 - 1, np.uint64)},
+            "old_indices holds 18446744073709551615: this number",
+        ),
         ({"weight": np.full((2, 8), 1e308)}, "weight of layer 0, expert 0 is 1e+308: more than 1e+100"),
         ({"num_replicas": 16.0}, "num_replicas is 16.0: give a whole number"),
         ({"num_groups": None}, "num_groups is None: give a whole number"),

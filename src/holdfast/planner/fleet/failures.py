@@ -41,7 +41,7 @@ class Course:
     changes: tuple[Change, ...]
 
 
-def fleet_of(case: FleetCase) -> Fleet:
+def make_fleet(case: FleetCase) -> Fleet:
     """Return the nodes and standbys of a case as blocks of one tray each. The last rack may not be full."""
     racks = math.ceil(case.all_nodes / case.rack_nodes)
     blocks = racks * case.rack_nodes
@@ -51,53 +51,55 @@ def fleet_of(case: FleetCase) -> Fleet:
         trays=1,
         spare_trays=0,
         blocks_per_rack=case.rack_nodes,
-        tray_failure_gaps=_shaped(case.failure_shape, case.mtbf_hours / blocks),
+        tray_failure_gaps=_make_distribution(case.failure_shape, case.mtbf_hours / blocks),
         timeline=None,
         mtbf_rack_hours=case.mtbf_rack_hours or math.inf,
-        repairs=_shaped(case.repair_shape, case.mttr_hours),
+        repairs=_make_distribution(case.repair_shape, case.mttr_hours),
         repair_chain=RepairChain.TOGETHER,
     )
 
 
-def courses(case: FleetCase, settings: SimulationSettings) -> Iterator[Course]:
+def simulate_courses(case: FleetCase, settings: SimulationSettings) -> Iterator[Course]:
     """Yield one course for each replication.
 
     Raises:
         BadInputError: there are too many failures to simulate.
     """
-    fleet = fleet_of(case)
+    fleet = make_fleet(case)
     warmup = warmup_of(fleet, settings)
     for rng, size in in_turns(fleet, settings, warmup):
         history = simulate_fleet(fleet, rng, size, warmup + settings.hours)
         order = np.argsort(history.outage_replication, kind="stable")
         ends = np.searchsorted(history.outage_replication[order], np.arange(1, size + 1))
         for one in np.split(order, ends[:-1]):
-            yield _course(case, history, one[history.outage_block[one] < case.all_nodes], warmup, settings.hours)
+            yield _make_course(case, history, one[history.outage_block[one] < case.all_nodes], warmup, settings.hours)
 
 
-def _shaped(shape: float, mean: float) -> Distribution:
+def _make_distribution(shape: float, mean: float) -> Distribution:
     return Exponential(mean) if shape == 1.0 else Scaled(shape=Weibull(shape=shape, scale=1.0), mean=mean)
 
 
-def _course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: float, hours: float) -> Course:
+def _make_course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: float, hours: float) -> Course:
     """Make a course from some outages. It starts at the end of the warm-up."""
     block, mark = history.outage_block[index], history.outage_mark[index]
-    start, end = (as_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
+    start, end = (hours_to_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
     seconds = hours * SECONDS_PER_HOUR
     changes = [
-        *_changes(block, start, mark, seconds, fails=True),
-        *_changes(block, end, mark, seconds, fails=False),
+        *_find_changes(block, start, mark, seconds, fails=True),
+        *_find_changes(block, end, mark, seconds, fails=False),
     ]
     changes.sort(key=lambda change: (change.time, not change.fails))
     return Course(seconds=seconds, away=frozenset(block[(start < 0) & (end > 0)].tolist()), changes=tuple(changes))
 
 
-def as_seconds(hours: FloatArray) -> FloatArray:
+def hours_to_seconds(hours: FloatArray) -> FloatArray:
     """Convert hours to seconds."""
     return hours * SECONDS_PER_HOUR
 
 
-def _changes(block: IntArray, time: FloatArray, mark: FloatArray, until: float, *, fails: bool) -> Iterator[Change]:
+def _find_changes(
+    block: IntArray, time: FloatArray, mark: FloatArray, until: float, *, fails: bool
+) -> Iterator[Change]:
     """Yield the changes from second 0 on. Nodes of one rack that fail or return at the same moment are one change."""
     inside = np.nonzero((time >= 0) & (time < until))[0]
     inside = inside[np.argsort(time[inside], kind="stable")]

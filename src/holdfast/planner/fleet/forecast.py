@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planner.fleet.case import FleetCase
-from holdfast.planner.fleet.failures import courses
+from holdfast.planner.fleet.failures import simulate_courses
 from holdfast.planner.fleet.live_job import LiveJob
 from holdfast.planner.fleet.recovery import PARTS
 from holdfast.planner.fleet.restarted_job import RestartedJob
@@ -65,12 +65,12 @@ def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
     live_s, restarts_s = case.checkpoint.period_s or HOURLY_S, restarts_period_s(case)
     live, restarts, seconds = list[Account](), list[Account](), settings.hours * SECONDS_PER_HOUR
     chances = np.random.SeedSequence([settings.seed, 1]).spawn(settings.replications)
-    for course, chance in zip(courses(case, settings), chances, strict=True):
+    for course, chance in zip(simulate_courses(case, settings), chances, strict=True):
         live.append(LiveJob(case, course, live_s, np.random.default_rng(chance)).run())
         restarts.append(RestartedJob(case, course, restarts_s).run())
     return Forecasts(
-        live=_summed_up(live, seconds, PARTS),
-        restarts=_summed_up(restarts, seconds, ("restart", "rollback")),
+        live=_summarize(live, seconds, PARTS),
+        restarts=_summarize(restarts, seconds, ("restart", "rollback")),
         live_period_s=live_s,
         restarts_period_s=restarts_s,
     )
@@ -92,7 +92,7 @@ def restarts_period_s(case: FleetCase) -> float:
     )
 
 
-def _summed_up(accounts: Sequence[Account], seconds: float, parts: Sequence[str]) -> Forecast:
+def _summarize(accounts: Sequence[Account], seconds: float, parts: Sequence[str]) -> Forecast:
     def mean(value: Callable[[Account], float]) -> Estimate:
         return estimate(np.array([value(account) for account in accounts]))
 
@@ -102,13 +102,13 @@ def _summed_up(accounts: Sequence[Account], seconds: float, parts: Sequence[str]
         ettr=mean(lambda account: account.trained / seconds),
         goodput=mean(lambda account: account.useful / seconds),
         lost={what: mean(lambda account, what=what: account.lost[what] / seconds) for what in losses},
-        per_failure={part: _per_failure(accounts, part) for part in parts},
+        per_failure={part: _mean_per_failure(accounts, part) for part in parts},
         failures=mean(lambda account: account.failures / days),
         rollbacks=mean(lambda account: account.rollbacks / days),
     )
 
 
-def _per_failure(accounts: Sequence[Account], part: str) -> Estimate:
+def _mean_per_failure(accounts: Sequence[Account], part: str) -> Estimate:
     """Return a mean over all failures: the ratio of two means. Its error follows from linearising the ratio."""
     lost = np.array([account.lost[part] for account in accounts])
     failures = np.array([account.failures for account in accounts], dtype=np.float64)

@@ -13,12 +13,12 @@ import numpy as np
 
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import Change, Course
-from holdfast.planner.fleet.membership import Nodes
-from holdfast.planner.fleet.recovery import PARTS, Moment, computed_s, recovery_parts
+from holdfast.planner.fleet.membership import FleetNodes
+from holdfast.planner.fleet.recovery import PARTS, FailureMoment, computed_s, recovery_parts
 from holdfast.planner.fleet.time_account import Account
 
 #: stops that must still be completed if another failure interrupts them
-_OWED = ("redo", "rollback")
+_MUST_COMPLETE = ("redo", "rollback")
 
 
 class LiveJob:
@@ -29,7 +29,7 @@ class LiveJob:
         self._case = case
         self._course = course
         self._rng = rng
-        self._nodes = Nodes(case, course.away)
+        self._nodes = FleetNodes(case, course.away)
         self._now = 0.0
         #: stops of training in order: the cause and the end; cause "" if the workers still compute
         self._stops: deque[tuple[str, float]] = deque()
@@ -42,7 +42,7 @@ class LiveJob:
         """Simulate the course, and return the account."""
         for change in self._course.changes:
             self._advance(change.time)
-            self._fail(change) if change.fails else self._return(change)
+            self._on_failure(change) if change.fails else self._on_return(change)
         self._advance(self._course.seconds)
         return self.account
 
@@ -50,21 +50,21 @@ class LiveJob:
 
     def _advance(self, until: float) -> None:
         """Advance the time to `until`, and account for it."""
-        while self._now < until and self._nodes.enough and self._stops:
+        while self._now < until and self._nodes.has_enough and self._stops:
             what, end = self._stops[0]
-            self._spend(what, min(end, until) - self._now)
+            self._account_for(what, min(end, until) - self._now)
             self._now = min(end, until)
             if end <= until:
                 self._stops.popleft()
         if self._now < until:
-            if self._nodes.enough:
+            if self._nodes.has_enough:
                 self._missing.clear()
-                self._spend("", until - self._now)
+                self._account_for("", until - self._now)
             else:
                 self.account.lost["wait"] += until - self._now
             self._now = until
 
-    def _spend(self, what: str, seconds: float) -> None:
+    def _account_for(self, what: str, seconds: float) -> None:
         if what:
             self.account.lost[what] += seconds
         else:
@@ -73,34 +73,34 @@ class LiveJob:
 
     # ---- what happens ----
 
-    def _fail(self, change: Change) -> None:
-        nodes, before, ran = self._nodes, self._nodes.members, self._nodes.enough
-        hits = nodes.hit(change, before)
+    def _on_failure(self, change: Change) -> None:
+        nodes, before, ran = self._nodes, self._nodes.members, self._nodes.has_enough
+        hits = nodes.remove_failed(change, before)
         if not hits:
             return
         self.account.failures += ran
-        self._missing.update(self._part_of(node) for node in change.nodes[:hits])
-        owed, computing = self._owed(), not self._stops
-        if self._state_is_lost(before - hits) and "rollback" not in owed:
-            owed["rollback"] = self._going_back_s()
+        self._missing.update(self._state_part(node) for node in change.nodes[:hits])
+        owed, computing = self._uncompleted_stops(), not self._stops
+        if self._is_state_lost(before - hits) and "rollback" not in owed:
+            owed["rollback"] = self._rollback_s()
             self.account.rollbacks += 1
         self._stops.clear()
-        if nodes.enough:
-            moment = Moment.drawn(self._case, self._rng, computing=computing)
-            self._recover(moment, before, before - hits, owed)
+        if nodes.has_enough:
+            moment = FailureMoment.draw(self._case, self._rng, computing=computing)
+            self._start_recovery(moment, before, before - hits, owed)
         else:
-            self._stop(self._now, owed)
+            self._add_stops(self._now, owed)
 
-    def _return(self, change: Change) -> None:
-        waited, more = not self._nodes.enough, self._nodes.back(change)
-        if self._nodes.enough and waited:
-            owed = self._owed()
+    def _on_return(self, change: Change) -> None:
+        waited, more = not self._nodes.has_enough, self._nodes.add_returned(change)
+        if self._nodes.has_enough and waited:
+            owed = self._uncompleted_stops()
             self._stops.clear()
-            self._recover(None, self._nodes.members, self._nodes.members, owed)
-        elif self._nodes.enough and more:
-            self._join()
+            self._start_recovery(None, self._nodes.members, self._nodes.members, owed)
+        elif self._nodes.has_enough and more:
+            self._add_join()
 
-    def _recover(self, moment: Moment | None, before: int, left: int, owed: dict[str, float]) -> None:
+    def _start_recovery(self, moment: FailureMoment | None, before: int, left: int, owed: dict[str, float]) -> None:
         """Start a recovery after a failure, or after waiting for nodes.
 
         Standbys join at its end, as returning nodes do.
@@ -109,11 +109,11 @@ class LiveJob:
         if at > self._now:
             self._stops.append(("", at))
         parts = recovery_parts(self._case, moment, before, max(left, 1))
-        self._stop(at, owed | {part: getattr(parts, part) + owed.get(part, 0.0) for part in PARTS})
+        self._add_stops(at, owed | {part: getattr(parts, part) + owed.get(part, 0.0) for part in PARTS})
         if self._nodes.members > left:
-            self._join()
+            self._add_join()
 
-    def _join(self) -> None:
+    def _add_join(self) -> None:
         """Add returning nodes. Nodes that return while others wait to join share their stop."""
         at = self._stops[-1][1] if self._stops else self._now
         if not self._stops or self._stops[-1][0] != "join":
@@ -121,27 +121,27 @@ class LiveJob:
 
     # ---- inside ----
 
-    def _owed(self) -> dict[str, float]:
+    def _uncompleted_stops(self) -> dict[str, float]:
         """Return the rest of the stops under way that must be completed, in seconds."""
         begins = [self._now, *(end for _, end in self._stops)]
-        return {what: end - at for at, (what, end) in zip(begins, self._stops, strict=False) if what in _OWED}
+        return {what: end - at for at, (what, end) in zip(begins, self._stops, strict=False) if what in _MUST_COMPLETE}
 
-    def _stop(self, at: float, durations: dict[str, float]) -> None:
+    def _add_stops(self, at: float, durations: dict[str, float]) -> None:
         """Stop for the parts of a recovery, one after the other, then for the rollback."""
         for what in (*PARTS, "rollback"):
             if durations.get(what, 0.0) > 0:
                 at += durations[what]
                 self._stops.append((what, at))
 
-    def _part_of(self, node: int) -> int:
+    def _state_part(self, node: int) -> int:
         copies = self._case.job.copies
         return node % max(1, self._case.nodes // copies) if copies else 0
 
-    def _state_is_lost(self, left: int) -> bool:
+    def _is_state_lost(self, left: int) -> bool:
         copies = self._case.job.copies
         return left <= 0 or (copies > 0 and max(self._missing.values(), default=0) >= copies)
 
-    def _going_back_s(self) -> float:
+    def _rollback_s(self) -> float:
         """Return the seconds of a rollback: load the checkpoint, and repeat the training that came after it."""
         since = self.account.trained % self._period_s
         return self._case.checkpoint.load_s + since

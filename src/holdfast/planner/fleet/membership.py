@@ -6,7 +6,7 @@ from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import Change
 
 
-class Nodes:
+class FleetNodes:
     """The nodes that are up. At most `case.nodes` of them train, the others are standbys."""
 
     def __init__(self, case: FleetCase, away: frozenset[int]) -> None:
@@ -19,7 +19,7 @@ class Nodes:
         return min(self._up, self._case.nodes)
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether there are enough nodes for the job to continue."""
         return self.members >= self._case.min_nodes
 
@@ -28,7 +28,7 @@ class Nodes:
         """Speed relative to the full job's."""
         return self._case.job.step_s / self._case.step_on(self.members) if self.members else 0.0
 
-    def hit(self, change: Change, training: int) -> int:
+    def remove_failed(self, change: Change, training: int) -> int:
         """Remove failed nodes, and return how many of them were training.
 
         All nodes that are up are equally likely to train.
@@ -38,7 +38,7 @@ class Nodes:
         together, left = len(change.nodes) * share, int(len(change.nodes) * share)
         return left + (change.mark < together - left)
 
-    def back(self, change: Change) -> int:
+    def add_returned(self, change: Change) -> int:
         """Add returned nodes, and return by how much the number of training nodes grew."""
         before = self.members
         self._up += len(change.nodes)

@@ -54,7 +54,7 @@ PARTS = tuple(part.name for part in fields(RecoveryParts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class FailureMoment:
     """The moment at which a failure strikes."""
 
     #: whether only the lease shows the failure
@@ -67,7 +67,7 @@ class Moment:
     phase: float | None
 
     @classmethod
-    def drawn(cls, case: FleetCase, rng: np.random.Generator, *, computing: bool) -> Moment:
+    def draw(cls, case: FleetCase, rng: np.random.Generator, *, computing: bool) -> FailureMoment:
         """Draw a random moment."""
         silent, word_age, look, phase = rng.random(4)
         return cls(
@@ -78,7 +78,7 @@ class Moment:
         )
 
 
-def detection_s(case: FleetCase, moment: Moment, nodes: int) -> float:
+def detection_s(case: FleetCase, moment: FailureMoment, nodes: int) -> float:
     """Return the seconds until the coordinator of this many nodes notices the failure."""
     times = case.recovery
     if not moment.silent:
@@ -87,7 +87,7 @@ def detection_s(case: FleetCase, moment: Moment, nodes: int) -> float:
     return times.lease_s - moment.word_age * config.beat_s(nodes) + moment.look * times.tick_s
 
 
-def computed_s(case: FleetCase, moment: Moment, before: int) -> float:
+def computed_s(case: FleetCase, moment: FailureMoment, before: int) -> float:
     """Return the seconds of useful work that the remaining nodes of `before` still do after a failure."""
     if moment.phase is None:
         return 0.0
@@ -103,7 +103,7 @@ def regroup_s(times: RecoveryCase, workers: int) -> float:
     return times.gloo_s + workers * times.gloo_per_worker_s
 
 
-def recovery_parts(case: FleetCase, moment: Moment | None, before: int, after: int) -> RecoveryParts:
+def recovery_parts(case: FleetCase, moment: FailureMoment | None, before: int, after: int) -> RecoveryParts:
     """Return the seconds that each part stops a job that goes from `before` nodes to `after`.
 
     Args:

@@ -10,7 +10,7 @@ from math import floor
 
 from holdfast.planner.fleet.case import FleetCase
 from holdfast.planner.fleet.failures import Change, Course
-from holdfast.planner.fleet.membership import Nodes
+from holdfast.planner.fleet.membership import FleetNodes
 from holdfast.planner.fleet.time_account import Account
 
 
@@ -21,7 +21,7 @@ class RestartedJob:
         self.account = Account()
         self._case = case
         self._course = course
-        self._nodes = Nodes(case, course.away)
+        self._nodes = FleetNodes(case, course.away)
         self._period_s = period_s
         self._save_s = case.checkpoint.save_s
         self._restart_s = case.restart.restart_s
@@ -37,7 +37,7 @@ class RestartedJob:
         """Simulate the course, and return the account."""
         for change in self._course.changes:
             self._advance(change.time)
-            self._fail(change) if change.fails else self._nodes.back(change)
+            self._on_failure(change) if change.fails else self._nodes.add_returned(change)
         self._advance(self._course.seconds)
         self.account.train(min(self._since, self._period_s), self._speed)
         self.account.lost["save"] += max(0.0, self._since - self._period_s)
@@ -46,7 +46,7 @@ class RestartedJob:
     def _advance(self, until: float) -> None:
         """Advance the time to `until`, and account for it."""
         while self._now < until:
-            if not self._nodes.enough:
+            if not self._nodes.has_enough:
                 self.account.lost["wait"] += until - self._now
                 self._now, self._ready_at = until, until + self._restart_s
             elif self._now < self._ready_at:
@@ -61,7 +61,7 @@ class RestartedJob:
     def _train(self, until: float) -> None:
         """Train through full periods, or until the checkpoint after which returned nodes join."""
         whole, left = self._period_s + self._save_s, until - self._now
-        most = 1.0 if self._joining_pays() else floor((self._since + left) / whole)
+        most = 1.0 if self._is_join_worthwhile() else floor((self._since + left) / whole)
         time = most * whole - self._since
         if most < 1 or time > left:
             self._since += left
@@ -71,17 +71,17 @@ class RestartedJob:
         self.account.lost["save"] += most * self._save_s
         self._now += time
         self._since = 0.0
-        if self._joining_pays():
+        if self._is_join_worthwhile():
             self._why, self._ready_at = "join", self._now + self._restart_s
 
-    def _joining_pays(self) -> bool:
+    def _is_join_worthwhile(self) -> bool:
         more = self._nodes.members - self._members
         return more > 0 and more / self._nodes.members / (self._case.failures_per_hour / 3600.0) > self._restart_s
 
-    def _fail(self, change: Change) -> None:
-        runs = self._nodes.enough
+    def _on_failure(self, change: Change) -> None:
+        runs = self._nodes.has_enough
         restarting = self._now < self._ready_at
-        if not self._nodes.hit(change, self._nodes.members if restarting else self._members) or not runs:
+        if not self._nodes.remove_failed(change, self._nodes.members if restarting else self._members) or not runs:
             return
         self.account.failures += 1
         self.account.rollbacks += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from holdfast.planner.fleet.case import FleetCase
-from holdfast.planner.fleet.recovery import PARTS, Moment, RecoveryParts, detection_s, recovery_parts
+from holdfast.planner.fleet.recovery import PARTS, FailureMoment, RecoveryParts, detection_s, recovery_parts
 
 SIZES = (4, 16, 64, 256, 1024, 4096, 16384)
 #: Keys of a case, or groups of keys, without effect on the duration of a normal recovery.
@@ -39,33 +39,36 @@ class ScaleRow:
     parts: RecoveryParts
 
 
-def scale_rows(case: FleetCase, sizes: tuple[int, ...] = SIZES) -> list[ScaleRow]:
+def make_scale_rows(case: FleetCase, sizes: tuple[int, ...] = SIZES) -> list[ScaleRow]:
     """Return the parts for jobs of several sizes. All other values are the case's."""
-    return [_row(structs.replace(case, nodes=nodes)) for nodes in sizes]
+    return [_make_row(structs.replace(case, nodes=nodes)) for nodes in sizes]
 
 
 def mean_parts(case: FleetCase) -> RecoveryParts:
     """Return the mean parts of the full job's recovery from the failure of one node."""
     weighed = [
         (share / _MOMENTS, recovery_parts(case, moment, case.nodes, max(1, case.nodes - 1)))
-        for share, silent in _kinds(case)
-        for moment in _moments(silent=silent)
+        for share, silent in _failure_kinds(case)
+        for moment in _spread_moments(silent=silent)
     ]
     return RecoveryParts(**{part: sum(weight * getattr(each, part) for weight, each in weighed) for part in PARTS})
 
 
-def _row(case: FleetCase) -> ScaleRow:
-    detected = sum(share * detection_s(case, _moments(silent=silent)[0], case.nodes) for share, silent in _kinds(case))
+def _make_row(case: FleetCase) -> ScaleRow:
+    detected = sum(
+        share * detection_s(case, _spread_moments(silent=silent)[0], case.nodes)
+        for share, silent in _failure_kinds(case)
+    )
     return ScaleRow(nodes=case.nodes, detected_s=detected, parts=mean_parts(case))
 
 
-def _kinds(case: FleetCase) -> tuple[tuple[float, bool], ...]:
+def _failure_kinds(case: FleetCase) -> tuple[tuple[float, bool], ...]:
     """Return the share of failures that only the lease shows, and the share of the others."""
     share = case.recovery.silent_share
     return ((share, True), (1.0 - share, False))
 
 
-def _moments(*, silent: bool) -> list[Moment]:
+def _spread_moments(*, silent: bool) -> list[FailureMoment]:
     """Return moments that are evenly spread over a step."""
     phases = ((place + 0.5) / _MOMENTS for place in range(_MOMENTS))
-    return [Moment(silent=silent, word_age=0.5, look=0.5, phase=phase) for phase in phases]
+    return [FailureMoment(silent=silent, word_age=0.5, look=0.5, phase=phase) for phase in phases]

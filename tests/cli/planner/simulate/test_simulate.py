@@ -12,9 +12,9 @@ from built_commands import BuiltCommands
 from holdfast.cli import app
 from holdfast.documents import Given, build_struct, keys_of
 from holdfast.errors import EXIT_BAD_INPUT
-from holdfast.planner.fleet.case import FleetCase, sources
+from holdfast.planner.fleet.case import FleetCase, default_sources
 from holdfast.planner.fleet.recovery import PARTS
-from holdfast.planner.fleet.scale import OF_NO_EFFECT, SIZES, scale_rows
+from holdfast.planner.fleet.scale import OF_NO_EFFECT, SIZES, make_scale_rows
 from places import EXAMPLES, ROOT
 
 COMMANDS = BuiltCommands(app)
@@ -65,12 +65,12 @@ def test_scale_shows_all_parts_at_all_sizes() -> None:
 
 
 def test_what_is_refused_beside_scale_would_change_nothing_there() -> None:
-    shown, changed = scale_rows(FleetCase()), 0
+    shown, changed = make_scale_rows(FleetCase()), 0
     for name, key in keys_of(FleetCase).items():
         if not {name, name.split(".")[0]} & {*OF_NO_EFFECT}:
             continue
         assert isinstance(key.default, float | int)
-        assert scale_rows(build_struct(FleetCase, {name: Given(2 * key.default + 1, name)})) == shown
+        assert make_scale_rows(build_struct(FleetCase, {name: Given(2 * key.default + 1, name)})) == shown
         changed += 1
     assert changed > len(OF_NO_EFFECT)
 
@@ -145,7 +145,7 @@ def test_the_page_lists_every_constant_with_its_default_and_its_source() -> None
         (row,) = [row for row in PAGE.splitlines() if row.startswith(f"| `{name}` |")]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         default = key.default if isinstance(key.default, str) else f"{key.default:,}".removesuffix(".0").lower()
-        assert cells == [f"`{name}`", default, key.description, sources()[name]], name
+        assert cells == [f"`{name}`", default, key.description, default_sources()[name]], name
 
 
 @pytest.mark.parametrize("groups", ["nccl", "gloo"])
@@ -157,7 +157,7 @@ def test_the_page_shows_the_table_by_size_as_it_is(groups: str) -> None:
 
 
 def test_every_constant_is_measured_by_a_command_or_stated() -> None:
-    for name, source in sources().items():
+    for name, source in default_sources().items():
         measured = source.startswith("measured: ")
         assert measured or re.match(r"stated|the coordinator's$|TrainMover, |Llama 3: |stepfun-ai/", source), name
         assert not measured or re.search(r"benchmarks/\w+\.py|the same", source), name

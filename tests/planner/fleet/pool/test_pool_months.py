@@ -10,20 +10,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.planner.fleet.pool.comparison import live, shares_of, undisturbed
+from holdfast.planner.fleet.pool.comparison import (
+    best_waf_without_failures,
+    make_node_shares,
+    simulate_pool,
+)
 from holdfast.planner.fleet.pool.divided_shares import DividedShares
-from holdfast.planner.fleet.pool.gpt_tasks import MODELS, TABLE_3, gpt_task, mixed, steps_s, table_3
+from holdfast.planner.fleet.pool.gpt_tasks import (
+    MODELS,
+    TABLE_3,
+    estimate_steps_s,
+    make_gpt_job,
+    make_mixed_jobs,
+    make_table_3_jobs,
+)
 from holdfast.planner.fleet.pool.machine_shares import MachineShares
 from holdfast.planner.fleet.pool.outages import (
     DAY_S,
     TRACE_A,
     TRACE_B,
-    Drawing,
     FleetTrace,
     Outage,
-    drawn,
-    names_of,
-    scaled,
+    TraceDrawing,
+    draw_trace,
+    make_node_names,
+    scale_drawing,
 )
 from holdfast.planner.fleet.pool.systems import (
     AGAIN_S,
@@ -33,15 +44,15 @@ from holdfast.planner.fleet.pool.systems import (
     RESUBMIT_S,
     SET_UP_S,
     SYSTEMS,
-    at_efficiency,
-    system_named,
+    find_system,
+    with_efficiency,
 )
 from holdfast.planner.fleet.pool.tasks import FleetTask
 
 NODES = 16
 #: All systems except `sized`. It gives each job its most or nothing, and the most of these jobs is the whole pool.
 ALL = [name for name in SYSTEMS if name != "sized"]
-SHORT = Drawing(name="short", seconds=3 * DAY_S, lost=12, faults=20, repair_s=(0.02 * DAY_S, 1.5 * DAY_S))
+SHORT = TraceDrawing(name="short", seconds=3 * DAY_S, lost=12, faults=20, repair_s=(0.02 * DAY_S, 1.5 * DAY_S))
 
 
 def linear(name: str, nodes: int, weight: float = 1.0, least: int = 1) -> FleetTask:
@@ -54,84 +65,84 @@ def linear(name: str, nodes: int, weight: float = 1.0, least: int = 1) -> FleetT
 def trace_of(*outages: tuple[float, str, str], nodes: int = 4, seconds: float = 10 * DAY_S) -> FleetTrace:
     """Return a trace of outages, each as (time, node, what)."""
     made = tuple(Outage(at=at, node=node, what=what) for at, node, what in outages)  # type: ignore[arg-type]
-    return FleetTrace(name="made", nodes=names_of(nodes), outages=made, seconds=seconds)
+    return FleetTrace(name="made", nodes=make_node_names(nodes), outages=made, seconds=seconds)
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("drawing", [TRACE_A, TRACE_B, SHORT], ids=lambda one: one.name)
-def test_nobody_achieves_more_than_if_nothing_failed(name: str, drawing: Drawing) -> None:
+def test_nobody_achieves_more_than_if_nothing_failed(name: str, drawing: TraceDrawing) -> None:
     for seed in range(4):
-        tasks, trace = table_3(seed % 5 + 1, NODES), drawn(drawing, NODES, seed)
-        lived = live(SYSTEMS[name], tasks, trace)
-        assert 0 < lived.total <= undisturbed(tasks, NODES) * trace.seconds * (1 + 1e-9)
+        tasks, trace = make_table_3_jobs(seed % 5 + 1, NODES), draw_trace(drawing, NODES, seed)
+        lived = simulate_pool(SYSTEMS[name], tasks, trace)
+        assert 0 < lived.total <= best_waf_without_failures(tasks, NODES) * trace.seconds * (1 + 1e-9)
 
 
 def test_without_failures_ours_achieves_all_that_there_is() -> None:
     for case in TABLE_3:
-        tasks, quiet = table_3(case, NODES), trace_of(nodes=NODES)
-        most = undisturbed(tasks, NODES) * quiet.seconds
-        assert live(SYSTEMS["waf"], tasks, quiet).total == pytest.approx(most)
-        assert live(SYSTEMS["megatron"], tasks, quiet).total == pytest.approx(most)
+        tasks, quiet = make_table_3_jobs(case, NODES), trace_of(nodes=NODES)
+        most = best_waf_without_failures(tasks, NODES) * quiet.seconds
+        assert simulate_pool(SYSTEMS["waf"], tasks, quiet).total == pytest.approx(most)
+        assert simulate_pool(SYSTEMS["megatron"], tasks, quiet).total == pytest.approx(most)
 
 
 @pytest.mark.soak
 def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starves_nobody() -> None:
     compared = 0
     for case in TABLE_3:
-        tasks = table_3(case, NODES)
+        tasks = make_table_3_jobs(case, NODES)
         for seed in range(24):
-            trace = drawn((TRACE_A, TRACE_B)[seed % 2], NODES, seed)
-            beside = live(SYSTEMS["hit-only"], tasks, trace)
+            trace = draw_trace((TRACE_A, TRACE_B)[seed % 2], NODES, seed)
+            beside = simulate_pool(SYSTEMS["hit-only"], tasks, trace)
             if not any(beside.short_s.values()):
                 compared += 1
-                assert live(SYSTEMS["waf"], tasks, trace).total >= beside.total, (case, seed)
+                assert simulate_pool(SYSTEMS["waf"], tasks, trace).total >= beside.total, (case, seed)
     assert compared >= 10
 
 
 def test_ours_leaves_nobody_without_its_least_while_that_suffices() -> None:
     for seed in range(6):
-        lived = live(SYSTEMS["waf"], table_3(5, NODES), drawn(TRACE_A, NODES, seed))
+        lived = simulate_pool(SYSTEMS["waf"], make_table_3_jobs(5, NODES), draw_trace(TRACE_A, NODES, seed))
         # A job that is hit lacks its least until the failure is detected. Then it is the first to get a node.
         assert sum(lived.short_s.values()) < 60.0
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
-    tasks = table_3(4, NODES)
-    first, second = (live(SYSTEMS[name], tasks, drawn(SHORT, NODES, 7)) for _ in range(2))
+    tasks = make_table_3_jobs(4, NODES)
+    first, second = (simulate_pool(SYSTEMS[name], tasks, draw_trace(SHORT, NODES, 7)) for _ in range(2))
     assert first == second
-    assert live(SYSTEMS[name], tasks, drawn(SHORT, NODES, 8)) != first
+    assert simulate_pool(SYSTEMS[name], tasks, draw_trace(SHORT, NODES, 8)) != first
 
 
 @pytest.mark.parametrize("policy", ["waf", "equal", "weighted", "priority"])
 def test_the_policy_alone_gives_every_node_to_whom_the_machine_gives_it(policy: str) -> None:
     for seed in range(15):
         nodes = (16, 12, 9)[seed % 3]
-        tasks = table_3(seed % 5 + 1, nodes)
-        trace = drawn((TRACE_A, TRACE_B, SHORT)[seed % 3], nodes, seed)
+        tasks = make_table_3_jobs(seed % 5 + 1, nodes)
+        trace = draw_trace((TRACE_A, TRACE_B, SHORT)[seed % 3], nodes, seed)
         machine = MachineShares(policy, tasks, trace.nodes, OWN.change_s)
         alone = DividedShares(policy, tasks, trace.nodes, OWN.change_s)
         for outage in trace.outages:
-            assert [machine.owner(node) for node in trace.nodes] == [alone.owner(node) for node in trace.nodes]
+            assert [machine.owner_of(node) for node in trace.nodes] == [alone.owner_of(node) for node in trace.nodes]
             if outage.what == "back":
-                assert machine.back(outage.node, outage.at) == alone.back(outage.node, outage.at)
+                assert machine.add_node(outage.node, outage.at) == alone.add_node(outage.node, outage.at)
             elif outage.what == "lost":
-                assert machine.lose(outage.node, outage.at) == alone.lose(outage.node, outage.at)
+                assert machine.remove_node(outage.node, outage.at) == alone.remove_node(outage.node, outage.at)
 
 
 @pytest.mark.soak
 @given(st.integers(0, 10**6), st.integers(8, 24), st.integers(1, 5))
 @settings(max_examples=20, deadline=None)
 def test_both_ways_to_share_come_to_the_same_total(seed: int, nodes: int, case: int) -> None:
-    tasks, trace = table_3(case, nodes), drawn(scaled(SHORT, nodes), nodes, seed)
-    totals = [live(SYSTEMS["waf"], tasks, trace, machine=machine).total for machine in (True, False)]
+    tasks, trace = make_table_3_jobs(case, nodes), draw_trace(scale_drawing(SHORT, nodes), nodes, seed)
+    totals = [simulate_pool(SYSTEMS["waf"], tasks, trace, machine=machine).total for machine in (True, False)]
     assert totals[0] == totals[1]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_trace_that_ends_while_a_job_is_stopped_ends_there(name: str) -> None:
     tasks, end = [linear("only", 4)], DAY_S + 1.0
-    lived = live(SYSTEMS[name], tasks, trace_of((DAY_S, "n0001", "fault"), seconds=end))
+    lived = simulate_pool(SYSTEMS[name], tasks, trace_of((DAY_S, "n0001", "fault"), seconds=end))
     assert lived.total == pytest.approx(4 * DAY_S)
     assert lived.stopped_s["only"] + lived.short_s["only"] == pytest.approx(1.0)
     assert all(at <= end for at, _ in lived.steps)
@@ -141,40 +152,40 @@ def test_what_megatron_loses_is_what_figure_2_says() -> None:
     tasks = [linear("only", 4)]
     again_s = RESUBMIT_S + SET_UP_S + AGAIN_S
     assert HANG_S + again_s == 68 * 60.0
-    fault = live(SYSTEMS["megatron"], tasks, trace_of((DAY_S, "n0001", "fault")))
+    fault = simulate_pool(SYSTEMS["megatron"], tasks, trace_of((DAY_S, "n0001", "fault")))
     assert fault.total == pytest.approx(4 * (10 * DAY_S - 68 * 60.0))
     lost = trace_of((DAY_S, "n0001", "lost"), (3 * DAY_S, "n0001", "back"))
-    assert live(SYSTEMS["megatron"], tasks, lost).total == pytest.approx(4 * (8 * DAY_S - again_s))
-    spare = live(SYSTEMS["megatron-spare"], tasks, lost)
+    assert simulate_pool(SYSTEMS["megatron"], tasks, lost).total == pytest.approx(4 * (8 * DAY_S - again_s))
+    spare = simulate_pool(SYSTEMS["megatron-spare"], tasks, lost)
     assert spare.total == pytest.approx(4 * (10 * DAY_S - NODE_SEEN_S - again_s))
 
 
 def test_only_the_job_that_is_hit_changes_and_what_is_back_is_its() -> None:
     tasks = [linear("a", 4), linear("b", 4, weight=1.5)]
-    shares = shares_of(SYSTEMS["bamboo"], tasks, names_of(4), machine=True)
-    assert (shares.size("a"), shares.size("b")) == (1, 3)
-    hit = next(node for node in names_of(4) if shares.owner(node) == "a")
-    other = next(node for node in names_of(4) if shares.owner(node) == "b")
-    assert shares.lose(hit, 1.0) == {"a"}
-    assert shares.lose(other, 2.0) == {"b"}
-    assert (shares.size("a"), shares.size("b")) == (0, 2)
-    assert shares.back(other, 3.0) == {"a"}
-    assert shares.owner(other) == "a"
-    assert shares.back(hit, 4.0) == {"b"}
+    shares = make_node_shares(SYSTEMS["bamboo"], tasks, make_node_names(4), machine=True)
+    assert (shares.size_of("a"), shares.size_of("b")) == (1, 3)
+    hit = next(node for node in make_node_names(4) if shares.owner_of(node) == "a")
+    other = next(node for node in make_node_names(4) if shares.owner_of(node) == "b")
+    assert shares.remove_node(hit, 1.0) == {"a"}
+    assert shares.remove_node(other, 2.0) == {"b"}
+    assert (shares.size_of("a"), shares.size_of("b")) == (0, 2)
+    assert shares.add_node(other, 3.0) == {"a"}
+    assert shares.owner_of(other) == "a"
+    assert shares.add_node(hit, 4.0) == {"b"}
 
 
 def test_a_loss_is_seen_only_after_its_time_and_then_costs_what_it_costs() -> None:
-    tasks, system = [linear("only", 4)], at_efficiency(system_named("varuna"), 0.5)
+    tasks, system = [linear("only", 4)], with_efficiency(find_system("varuna"), 0.5)
     lost = trace_of((DAY_S, "n0002", "lost"))
     stopped_s = NODE_SEEN_S + SET_UP_S + AGAIN_S
-    lived = live(system, tasks, lost)
+    lived = simulate_pool(system, tasks, lost)
     assert lived.total == pytest.approx(0.5 * (4 * DAY_S + 3 * (9 * DAY_S - stopped_s)))
     assert lived.stopped_s["only"] == pytest.approx(stopped_s)
     assert lived.steps == ((0.0, 2.0), (DAY_S, 0.0), (DAY_S + stopped_s, 1.5))
 
 
 def test_a_job_without_its_least_is_short_of_nodes() -> None:
-    lived = live(SYSTEMS["hit-only"], [linear("wide", 4, least=4)], trace_of((2 * DAY_S, "n0003", "lost")))
+    lived = simulate_pool(SYSTEMS["hit-only"], [linear("wide", 4, least=4)], trace_of((2 * DAY_S, "n0003", "lost")))
     assert lived.short_s["wide"] == pytest.approx(8 * DAY_S, abs=10.0)
     assert lived.total == pytest.approx(4 * 2 * DAY_S)
 
@@ -182,7 +193,7 @@ def test_a_job_without_its_least_is_short_of_nodes() -> None:
 def test_traces_have_the_counts_of_the_paper() -> None:
     for drawing in (TRACE_A, TRACE_B):
         for seed in range(5):
-            trace = drawn(drawing, NODES, seed)
+            trace = draw_trace(drawing, NODES, seed)
             assert (trace.count("lost"), trace.count("fault")) == (drawing.lost, drawing.faults)
             times = [outage.at for outage in trace.outages]
             assert times == sorted(times)
@@ -198,7 +209,7 @@ def test_repairs_are_drawn_between_their_bounds() -> None:
     found: list[float] = []
     for seed in range(40):
         lost: dict[str, float] = {}
-        for outage in drawn(TRACE_A, NODES, seed).outages:
+        for outage in draw_trace(TRACE_A, NODES, seed).outages:
             if outage.what == "lost":
                 lost[outage.node] = outage.at
             elif outage.what == "back":
@@ -210,11 +221,11 @@ def test_repairs_are_drawn_between_their_bounds() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_models_steps_follow_its_memory(name: str) -> None:
-    step_s = np.array(steps_s(MODELS[name], 64))
+    step_s = np.array(estimate_steps_s(MODELS[name], 64))
     runs = np.isfinite(step_s)
     least = int(runs.argmax())
     assert runs[least:].all()
-    task = gpt_task("job", MODELS[name], 1.0, 64)
+    task = make_gpt_job("job", MODELS[name], 1.0, 64)
     assert task.least == least + 1
     shares = np.array(task.achieves[1:]) / (np.arange(1, 65) * 8 * 312e12)
     assert 0.3 < shares[least] < shares.max() < 0.62 or shares[least] == shares.max() < 0.62
@@ -228,17 +239,17 @@ def test_bad_jobs_are_refused() -> None:
     with pytest.raises(BadInputError, match="with 1 nodes is missing"):
         FleetTask(name="a", step_s=(0.0, 0.6), flop=1.0)
     with pytest.raises(BadInputError, match="4 nodes are too few: together the 6 jobs need 6"):
-        live(SYSTEMS["waf"], table_3(5, 4), drawn(SHORT, 4, 0))
+        simulate_pool(SYSTEMS["waf"], make_table_3_jobs(5, 4), draw_trace(SHORT, 4, 0))
     with pytest.raises(BadInputError, match="two jobs have the name 'a'"):
-        live(SYSTEMS["waf"], [linear("a", 4), linear("a", 4)], trace_of())
+        simulate_pool(SYSTEMS["waf"], [linear("a", 4), linear("a", 4)], trace_of())
     with pytest.raises(BadInputError, match="--policy best: it must be one of equal"):
-        system_named("best")
+        find_system("best")
 
 
 def test_a_thousand_nodes_are_shared_out_in_a_fraction_of_a_second() -> None:
-    shares = DividedShares("waf", mixed(32, 1024), names_of(1024), OWN.change_s)
+    shares = DividedShares("waf", make_mixed_jobs(32, 1024), make_node_names(1024), OWN.change_s)
     begun = time.process_time()
-    for node in names_of(20):
-        shares.lose(node, 3600.0)
+    for node in make_node_names(20):
+        shares.remove_node(node, 3600.0)
     # 8 weeks at trace a's rates have about 1,250 failures, for which five minutes are allowed.
     assert (time.process_time() - begun) / 20 < 0.24

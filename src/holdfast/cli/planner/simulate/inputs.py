@@ -9,7 +9,7 @@ from holdfast.cli.planner.spares.toml import HardwareFile, node_of, read_hardwar
 from holdfast.cli.spec_options import parse_settings
 from holdfast.documents import Given, build_struct
 from holdfast.errors import BadInputError
-from holdfast.planner.fleet.case import FleetCase, checked
+from holdfast.planner.fleet.case import FleetCase, check_case
 from holdfast.planner.fleet.scale import OF_NO_EFFECT, SIZES
 
 #: the options that set keys, by key
@@ -40,7 +40,7 @@ def read_case(
     said |= {key: Given(value, OPTIONS[key], text=True) for key, value in options.items()}
     if scale:
         _refuse_what_has_no_effect(said, drawing or {})
-    return checked(build_struct(FleetCase, (_given_hardware(path) if path is not None else {}) | said))
+    return check_case(build_struct(FleetCase, (_given_hardware(path) if path is not None else {}) | said))
 
 
 def _refuse_what_has_no_effect(said: Mapping[str, Given], drawing: Mapping[str, float | None]) -> None:

@@ -14,12 +14,20 @@ from holdfast.cli.spec_options import job_spec
 from holdfast.documents import open_given, read_toml
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.case import FleetCase
-from holdfast.planner.fleet.pool.comparison import MACHINE_NODES, live, undisturbed
-from holdfast.planner.fleet.pool.gpt_tasks import table_3
-from holdfast.planner.fleet.pool.outages import MOST_S, TRACE_A, TRACE_B, FleetTrace, drawn, recorded, scaled
-from holdfast.planner.fleet.pool.systems import HoldfastTimes, System, assumed, system_named
+from holdfast.planner.fleet.pool.comparison import MACHINE_NODES, best_waf_without_failures, simulate_pool
+from holdfast.planner.fleet.pool.gpt_tasks import make_table_3_jobs
+from holdfast.planner.fleet.pool.outages import (
+    MOST_S,
+    TRACE_A,
+    TRACE_B,
+    FleetTrace,
+    draw_trace,
+    make_trace,
+    scale_drawing,
+)
+from holdfast.planner.fleet.pool.systems import HoldfastTimes, System, find_system, list_assumptions
 from holdfast.planner.fleet.pool.tasks import FleetTask
-from holdfast.planner.fleet.pool.trace_run import Lived
+from holdfast.planner.fleet.pool.trace_run import PoolResult
 from holdfast.planning.availability import parse_trace
 from holdfast.planning.waf.pace import StepTimes
 from holdfast.protocol.job_spec import JobSpec
@@ -57,7 +65,7 @@ def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) 
         if hours is not None:
             raise BadInputError(f"--hours is {hours:g}: {name} has its own length; leave one of them out")
         count = PAPERS_NODES if nodes is None else nodes
-        return drawn(scaled(DRAWN[name], count, PAPERS_NODES), count, seed)
+        return draw_trace(scale_drawing(DRAWN[name], count, PAPERS_NODES), count, seed)
     if hours is not None and not 0 < hours <= _MOST_HOURS:
         raise BadInputError(f"--hours is {hours:g}: give when the trace ends, above 0 and {_MOST_HOURS:,} at most")
     try:
@@ -71,7 +79,7 @@ def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) 
     end = None if hours is None else 3600.0 * hours
     try:
         events = parse_trace(text, faults=True)
-        return recorded(name, events, nodes=_MOST_NODES if nodes is None else nodes, end=end, seed=seed)
+        return make_trace(name, events, nodes=_MOST_NODES if nodes is None else nodes, end=end, seed=seed)
     except BadInputError as error:
         raise BadInputError(f"{name}: {error}") from None
 
@@ -83,7 +91,7 @@ def read_tasks(files: Sequence[Path], nodes: int) -> list[FleetTask]:
         BadInputError: a file lacks what is needed to compute the achieved FLOP, or there are too few nodes.
     """
     if not files:
-        return table_3(5, nodes)
+        return make_table_3_jobs(5, nodes)
     return [_task(path) for path in files]
 
 
@@ -127,7 +135,7 @@ def read_systems(names: str | None, case: FleetCase) -> list[System]:
     if len(set(asked)) < len(asked):
         raise BadInputError(f"--policy is {names}: name each once")
     own = HoldfastTimes(case=case)
-    found = [system_named(name) for name in asked]
+    found = [find_system(name) for name in asked]
     return [replace(system, times=own) if isinstance(system.times, HoldfastTimes) else system for system in found]
 
 
@@ -137,8 +145,8 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     Raises:
         BadInputError: there are too few nodes for the jobs.
     """
-    lived = {system.name: live(system, tasks, trace) for system in systems}
-    most = undisturbed(tasks, trace.most_nodes) * trace.seconds
+    lived = {system.name: simulate_pool(system, tasks, trace) for system in systems}
+    most = best_waf_without_failures(tasks, trace.most_nodes) * trace.seconds
     if as_json:
         print_json(_document(tasks, trace, systems, lived, most))
         return
@@ -147,7 +155,7 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     say(table(_HEADERS, [_row(name, one, most, lived[systems[0].name]) for name, one in lived.items()]))
     say("\nAccumulated WAF: weighted FLOP of all jobs; its share: of the FLOP of all nodes without failures.")
     say("What is assumed:")
-    for line in assumed(systems):
+    for line in list_assumptions(systems):
         say(f"  {line}")
     if len(trace.nodes) > MACHINE_NODES:
         say(f"  with more than {MACHINE_NODES:,} nodes the pool's policies are asked without its machine")
@@ -156,7 +164,7 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
 _HEADERS = ["policy", "accumulated WAF", "share", "of the first's", "stopped", "too few nodes", "hits"]
 
 
-def _row(name: str, lived: Lived, most: float, first: Lived) -> list[str]:
+def _row(name: str, lived: PoolResult, most: float, first: PoolResult) -> list[str]:
     beside = f"{lived.total / first.total:.4f}" if first.total else "-"
     stopped, short = (duration(sum(times.values()) / 3600) for times in (lived.stopped_s, lived.short_s))
     return [name, f"{lived.total:.4g}", percent(lived.total / most, 2), beside, stopped, short, f"{lived.hits:,}"]
@@ -166,7 +174,7 @@ def _document(
     tasks: Sequence[FleetTask],
     trace: FleetTrace,
     systems: Sequence[System],
-    lived: Mapping[str, Lived],
+    lived: Mapping[str, PoolResult],
     most: float,
 ) -> dict[str, Any]:
     return {

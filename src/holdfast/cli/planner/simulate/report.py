@@ -9,10 +9,10 @@ import msgspec
 
 from holdfast.cli.output import print_json, say
 from holdfast.cli.planner.spares.report import duration, estimate_json, percent, table
-from holdfast.planner.fleet.case import FleetCase, sources
+from holdfast.planner.fleet.case import FleetCase, default_sources
 from holdfast.planner.fleet.forecast import Forecast, Forecasts, forecast
 from holdfast.planner.fleet.recovery import PARTS
-from holdfast.planner.fleet.scale import ScaleRow, scale_rows
+from holdfast.planner.fleet.scale import ScaleRow, make_scale_rows
 from holdfast.planner.fleet.time_account import OTHER_LOSSES
 from holdfast.planner.reliability.monte_carlo.estimate import Estimate, SimulationSettings
 
@@ -45,7 +45,7 @@ def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: boo
 
 def show_scale(case: FleetCase, *, as_json: bool) -> None:
     """Print how long a recovery takes in jobs of several sizes."""
-    rows = scale_rows(case)
+    rows = make_scale_rows(case)
     if as_json:
         print_json({"rows": [_row_json(row) for row in rows], **_model(case)})
         return
@@ -157,4 +157,4 @@ def _row_json(row: ScaleRow) -> dict[str, Any]:
 
 def _model(case: FleetCase) -> dict[str, Any]:
     """Return every number of the model, and where the defaults come from."""
-    return {"model": msgspec.to_builtins(case), "sources": sources()}
+    return {"model": msgspec.to_builtins(case), "sources": default_sources()}

@@ -11,8 +11,8 @@ from holdfast.planner.fleet.pool.machine_shares import MachineShares
 from holdfast.planner.fleet.pool.outages import FleetTrace
 from holdfast.planner.fleet.pool.shares import HitShares, NodeShares
 from holdfast.planner.fleet.pool.systems import OWN, System
-from holdfast.planner.fleet.pool.tasks import FleetTask, check_room
-from holdfast.planner.fleet.pool.trace_run import Lived, Months
+from holdfast.planner.fleet.pool.tasks import FleetTask, check_capacity
+from holdfast.planner.fleet.pool.trace_run import PoolResult, PoolSimulation
 from holdfast.planning.waf.plan import best
 from holdfast.planning.waf.task import Task
 
@@ -20,7 +20,9 @@ from holdfast.planning.waf.task import Task
 MACHINE_NODES = 1024
 
 
-def live(system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machine: bool | None = None) -> Lived:
+def simulate_pool(
+    system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machine: bool | None = None
+) -> PoolResult:
     """Simulate jobs on a trace under one system.
 
     Args:
@@ -30,23 +32,23 @@ def live(system: System, tasks: Sequence[FleetTask], trace: FleetTrace, *, machi
     Raises:
         BadInputError: there are too few nodes for the jobs.
     """
-    check_room(tasks, len(trace.nodes))
+    check_capacity(tasks, len(trace.nodes))
     by_machine = len(trace.nodes) <= MACHINE_NODES if machine is None else machine
-    return Months(system, trace, shares_of(system, tasks, trace.nodes, machine=by_machine), tasks).run()
+    return PoolSimulation(system, trace, make_node_shares(system, tasks, trace.nodes, machine=by_machine), tasks).run()
 
 
-def shares_of(system: System, tasks: Sequence[FleetTask], nodes: Sequence[str], *, machine: bool) -> NodeShares:
+def make_node_shares(system: System, tasks: Sequence[FleetTask], nodes: Sequence[str], *, machine: bool) -> NodeShares:
     """Return the initial allocation of nodes. Systems that do not plan start with the plan of `waf` (section 7.5)."""
     made = MachineShares if machine else DividedShares
     if system.shares == "pool":
         return made(system.policy, tasks, nodes, system.times.change_s)
     planned = made("waf", tasks, nodes, OWN.change_s)
-    first = {node: job for node in nodes if (job := planned.owner(node)) is not None}
+    first = {node: job for node in nodes if (job := planned.owner_of(node)) is not None}
     idle = [node for node in nodes if node not in first]
     return HitShares(tasks, first, [*idle, *(f"spare-{number}" for number in range(1, system.spares + 1))])
 
 
-def undisturbed(tasks: Sequence[FleetTask], nodes: int) -> float:
+def best_waf_without_failures(tasks: Sequence[FleetTask], nodes: int) -> float:
     """Return the most weighted achieved FLOP/s that any division of this many nodes reaches without failures."""
     planned = [
         Task(

@@ -58,41 +58,41 @@ class DividedShares:
             self._mine[job].add(node)
             self._shares[job] += 1
         if not self._begun:
-            self._plan(0.0)
+            self._apply_plan(0.0)
         self._begun = True
 
-    def owner(self, node: str) -> str | None:
+    def owner_of(self, node: str) -> str | None:
         """Return the job that trains on a node, or None."""
         return self._owner.get(node)
 
-    def size(self, job: str) -> int:
+    def size_of(self, job: str) -> int:
         """Return how many nodes a job trains on."""
         return len(self._mine[job])
 
-    def lose(self, node: str, now: float) -> frozenset[str]:
+    def remove_node(self, node: str, now: float) -> frozenset[str]:
         """Remove a node that is seen to be lost. Return the jobs with other nodes than before."""
         self._free.discard(node)
         job = self._owner.pop(node, None)
         if job is None:
-            return self._plan(now)
+            return self._apply_plan(now)
         self._mine[job].discard(node)
         self._failures += 1
-        return self._plan(now) | {job}
+        return self._apply_plan(now) | {job}
 
-    def back(self, node: str, now: float) -> frozenset[str]:
+    def add_node(self, node: str, now: float) -> frozenset[str]:
         """Add a node that is up, perhaps again. Return the jobs with other nodes than before."""
         self._nodes.setdefault(node, PoolNode(name=node, session=""))
         self._free.add(node)
-        return self._plan(now)
+        return self._apply_plan(now)
 
     # ---- inside ----
 
-    def _plan(self, now: float) -> frozenset[str]:
+    def _apply_plan(self, now: float) -> frozenset[str]:
         """Apply the policy's division. Return the jobs with other nodes than before."""
         total = len(self._free) + len(self._owner)
         seen_s = (BEGIN + now - BEGIN) * len(self._nodes)  # Round as the machine's clock does.
         rate = observed_rate(self._failures, seen_s, known_rate=KNOWN_RATE, known_s=1 / KNOWN_RATE)
-        bids = tuple(self._bid(order, task, total, rate) for order, task in enumerate(self._jobs.values(), 1))
+        bids = tuple(self._make_bid(order, task, total, rate) for order, task in enumerate(self._jobs.values(), 1))
         division = divide(self._policy, Demand(nodes=total, bids=bids, now=now, failure_rate=rate))
         self._shares = {name: division.nodes[name] for name in self._jobs}
         before = {name: set(mine) for name, mine in self._mine.items()}
@@ -101,16 +101,16 @@ class DividedShares:
             for name, mine in self._mine.items()
             if len(mine) > self._shares[name]
         }
-        self._grant()
+        self._grant_nodes()
         for name, nodes in leaving.items():
             for node in nodes:
                 self._mine[name].discard(node)
                 del self._owner[node]
             self._free.update(nodes)
-            self._grant()
+            self._grant_nodes()
         return frozenset(name for name, mine in self._mine.items() if mine != before[name])
 
-    def _grant(self) -> None:
+    def _grant_nodes(self) -> None:
         """Give free nodes to jobs below their share.
 
         Jobs below their minimum come first, then the others, each in the order of submission.
@@ -123,7 +123,7 @@ class DividedShares:
                 mine.add(node)
                 self._owner[node] = name
 
-    def _bid(self, order: int, task: FleetTask, total: int, rate: float) -> Bid:
+    def _make_bid(self, order: int, task: FleetTask, total: int, rate: float) -> Bid:
         has = len(self._mine[task.name])
         change_s = self._change_s(has) if self._begun else GUESSED_CHANGE_S
         lost_s = RESTART_S + SAVED_S / 2

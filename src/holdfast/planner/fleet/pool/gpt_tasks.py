@@ -75,54 +75,55 @@ TABLE_3: dict[int, tuple[tuple[str, ...], tuple[float, ...]]] = {
 }
 
 
-def table_3(case: int, nodes: int) -> list[FleetTask]:
+def make_table_3_jobs(case: int, nodes: int) -> list[FleetTask]:
     """Return the six jobs of a case of Table 3, with step times for up to `nodes` nodes."""
     sizes, weights = TABLE_3[case]
     names = (f"{size}-{place}" for place, size in enumerate(sizes, 1))
     return [
-        gpt_task(name, MODELS[size], weight, nodes) for name, size, weight in zip(names, sizes, weights, strict=True)
+        make_gpt_job(name, MODELS[size], weight, nodes)
+        for name, size, weight in zip(names, sizes, weights, strict=True)
     ]
 
 
-def mixed(jobs: int, nodes: int) -> list[FleetTask]:
+def make_mixed_jobs(jobs: int, nodes: int) -> list[FleetTask]:
     """Return this many jobs: copies of the six of Table 3's case 5, under other names."""
     sizes, weights = TABLE_3[5]
-    return [gpt_task(f"j{at:03d}", MODELS[sizes[at % 6]], weights[at % 6], nodes) for at in range(jobs)]
+    return [make_gpt_job(f"j{at:03d}", MODELS[sizes[at % 6]], weights[at % 6], nodes) for at in range(jobs)]
 
 
-def gpt_task(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask:
+def make_gpt_job(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask:
     """Return a job that trains a model. Its least number of nodes is the smallest that the model fits on."""
-    step_s = tuple(0.0 if seconds == inf else seconds for seconds in steps_s(model, nodes))
+    step_s = tuple(0.0 if seconds == inf else seconds for seconds in estimate_steps_s(model, nodes))
     least = next((held for held, seconds in enumerate(step_s, 1) if seconds), 1)
     return FleetTask(name=name, step_s=step_s, flop=model.flop * model.batch, weight=weight, least=least)
 
 
-def steps_s(model: GptModel, nodes: int) -> Sequence[float]:
+def estimate_steps_s(model: GptModel, nodes: int) -> Sequence[float]:
     """Return the seconds of a step with 1..nodes nodes, or inf if the model does not fit."""
-    return steps_on_gpus(model, GPUS * nodes)[GPUS - 1 :: GPUS]
+    return estimate_steps_on_gpus_s(model, GPUS * nodes)[GPUS - 1 :: GPUS]
 
 
 @cache
-def steps_on_gpus(model: GptModel, gpus: int) -> Sequence[float]:
+def estimate_steps_on_gpus_s(model: GptModel, gpus: int) -> Sequence[float]:
     """Return the seconds of a step with 1..gpus GPUs, or inf if the model does not fit."""
-    return tuple(min(_ways(model, held), default=inf) for held in range(1, gpus + 1))
+    return tuple(min(_step_times_s(model, held), default=inf) for held in range(1, gpus + 1))
 
 
-def _ways(model: GptModel, gpus: int) -> Iterator[float]:
+def _step_times_s(model: GptModel, gpus: int) -> Iterator[float]:
     stages = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
     for tensor, share in TENSOR.items():
         for pipeline in stages:
             replicas = min(gpus // (tensor * pipeline), model.batch)
-            if replicas and _bytes(model, tensor, pipeline) <= ROOM:
-                yield _step_s(model, tensor * pipeline, pipeline, replicas, share)
+            if replicas and _bytes_per_gpu(model, tensor, pipeline) <= ROOM:
+                yield _estimate_step_s(model, tensor * pipeline, pipeline, replicas, share)
 
 
-def _bytes(model: GptModel, tensor: int, pipeline: int) -> float:
+def _bytes_per_gpu(model: GptModel, tensor: int, pipeline: int) -> float:
     activations = 34.0 * SEQUENCE * model.width * model.layers / tensor
     return 18.0 * model.parameters / (tensor * pipeline) + activations
 
 
-def _step_s(model: GptModel, cut: int, pipeline: int, replicas: int, share: float) -> float:
+def _estimate_step_s(model: GptModel, cut: int, pipeline: int, replicas: int, share: float) -> float:
     micro_s = model.flop / (cut * PEAK * BUSY * share)
     rounds = -(-model.batch // replicas)
     summed_s = 2 * 4 * model.parameters / cut / NETWORK_BYTES_S * (replicas - 1) / replicas

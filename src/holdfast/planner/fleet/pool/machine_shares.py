@@ -65,22 +65,22 @@ class MachineShares:
         self._connections = count(1)
         self._changed: set[str] = set()
         self._now = BEGIN
-        self._carry_out(self.pool.start(self._now, "", 1))
+        self._execute(self.pool.start(self._now, "", 1))
         for task in tasks:
-            self._feed(SubmitJob(task.spec))
+            self._handle_input(SubmitJob(task.spec))
         for node in nodes:
-            self._come(node)
+            self._connect_node(node)
 
-    def owner(self, node: str) -> str | None:
+    def owner_of(self, node: str) -> str | None:
         """Return the job that trains on a node, or None."""
         return next((job for job, held in self._held.items() if node in held.grants), None)
 
-    def size(self, job: str) -> int:
+    def size_of(self, job: str) -> int:
         """Return how many nodes a job trains on."""
         held = self._held.get(job)
         return len(held.grants) if held is not None else 0
 
-    def lose(self, node: str, now: float) -> frozenset[str]:
+    def remove_node(self, node: str, now: float) -> frozenset[str]:
         """Disconnect a node's agent, and let its job give the node back.
 
         Return the jobs with other nodes than before.
@@ -88,60 +88,60 @@ class MachineShares:
         self._now, self._changed = BEGIN + now, set()
         connection = self._numbers.pop(node)
         del self._names[connection], self._fences[node]
-        self._feed(NodeDisconnected(connection))
-        if (job := self.owner(node)) is not None:
-            self._write(job, give_back(self._held[job], [node]))
-            self._run()
+        self._handle_input(NodeDisconnected(connection))
+        if (job := self.owner_of(node)) is not None:
+            self._update_held(job, give_back(self._held[job], [node]))
+            self._handle_inputs()
         return frozenset(self._changed)
 
-    def back(self, node: str, now: float) -> frozenset[str]:
+    def add_node(self, node: str, now: float) -> frozenset[str]:
         """Connect a node's agent as a new process. Return the jobs with other nodes than before."""
         self._now, self._changed = BEGIN + now, set()
-        self._come(node)
+        self._connect_node(node)
         return frozenset(self._changed)
 
     # ---- inside ----
 
-    def _come(self, node: str) -> None:
+    def _connect_node(self, node: str) -> None:
         number = next(self._connections)
         self._numbers[node], self._names[number] = number, node
         fence = self._fences[node] = Fence()
-        self._feed(NodeMessage(number, PoolHello(node=node, session=f"{number:x}", stands=fence.state)))
+        self._handle_input(NodeMessage(number, PoolHello(node=node, session=f"{number:x}", stands=fence.state)))
 
-    def _feed(self, event: PoolInput) -> None:
+    def _handle_input(self, event: PoolInput) -> None:
         self._inputs.append(event)
-        self._run()
+        self._handle_inputs()
 
-    def _run(self) -> None:
+    def _handle_inputs(self) -> None:
         while self._inputs:
-            self._carry_out(self.pool.handle(self._inputs.popleft(), self._now))
+            self._execute(self.pool.handle(self._inputs.popleft(), self._now))
 
-    def _carry_out(self, instructions: Sequence[PoolInstruction]) -> None:
+    def _execute(self, instructions: Sequence[PoolInstruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case StartCoordinator(job):
-                    self._begin(job)
+                    self._start_job(job)
                 case SendToJob(name, shares):
-                    self._told(name, shares)
+                    self._deliver_shares(name, shares)
                 case SendToNode(connection, message) if isinstance(message, NodeGrant):
                     node = self._names.get(connection)
                     if node is not None:
-                        self._do(node, self._fences[node].on_grant(message))
+                        self._execute_fence(node, self._fences[node].on_grant(message))
                 case _:
                     pass
 
-    def _begin(self, job: PooledJob) -> None:
+    def _start_job(self, job: PooledJob) -> None:
         self._held.setdefault(job.name, Held(submission=job.submission))
         self._inputs.append(JobConnected(job.name))
 
-    def _told(self, job: str, shares: JobShares) -> None:
+    def _deliver_shares(self, job: str, shares: JobShares) -> None:
         """Deliver a job's share: new nodes join at once, and nodes that must leave are given back at once."""
         held = apply_shares(self._held[job], shares, self._now)
         for node, grant in held.grants.items():
             held = mark_connected(held, node, grant.number) or held
-        self._write(job, give_back(held, held.to_leave))
+        self._update_held(job, give_back(held, held.to_leave))
 
-    def _write(self, job: str, held: Held) -> None:
+    def _update_held(self, job: str, held: Held) -> None:
         before, self._held[job] = self._held[job], held
         if held == before:
             return
@@ -150,10 +150,10 @@ class MachineShares:
         change_s = self._change_s(len(held.grants))
         self._inputs.append(JobMessage(job, describe_state(held, members=held.grants, move_s=change_s)))
 
-    def _do(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
+    def _execute_fence(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
         """Execute the fence's instructions at once: the node's processes start and end without delay."""
         for one in instructions:
             if isinstance(one, ReapGrant):
-                self._do(node, self._fences[node].on_reaped(one.grant))
+                self._execute_fence(node, self._fences[node].on_reaped(one.grant))
             elif isinstance(one, ReportState):
                 self._inputs.append(NodeMessage(self._numbers[node], one.state))

@@ -20,7 +20,7 @@ from holdfast.planning.availability import NodeEvent
 DAY_S = 86400.0
 #: longest trace: a century
 MOST_S = 36525 * DAY_S
-Happening = Literal["lost", "back", "fault"]
+OutageKind = Literal["lost", "back", "fault"]
 #: random numbers for each failure, uniform in 0..1; all simulated systems use the same ones
 MARKS = 4
 
@@ -32,7 +32,7 @@ class Outage:
     #: seconds from the start of the trace
     at: float
     node: str
-    what: Happening
+    what: OutageKind
     #: random numbers, uniform in 0..1, for the costs of a failure
     marks: tuple[float, ...] = (0.5,) * MARKS
 
@@ -60,13 +60,13 @@ class FleetTrace:
             most = max(most, len(there))
         return most
 
-    def count(self, what: Happening) -> int:
+    def count(self, what: OutageKind) -> int:
         """Return how many outages are of this kind."""
         return sum(outage.what == what for outage in self.outages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class TraceDrawing:
     """Parameters of a random trace."""
 
     name: str
@@ -79,29 +79,29 @@ class Drawing:
     repair_s: tuple[float, float]
 
 
-TRACE_A = Drawing(name="trace a", seconds=56 * DAY_S, lost=10, faults=33, repair_s=(DAY_S, 7 * DAY_S))
+TRACE_A = TraceDrawing(name="trace a", seconds=56 * DAY_S, lost=10, faults=33, repair_s=(DAY_S, 7 * DAY_S))
 #: The repair times of trace b are not printed. ASSUMED: a node returns after 0.5 to 1.5 times the mean time between
 #: losses, so that as many nodes return as are lost ("a stable resource pool").
 _GAP_S = 7 * DAY_S / 26
-TRACE_B = Drawing(name="trace b", seconds=7 * DAY_S, lost=26, faults=80, repair_s=(0.5 * _GAP_S, 1.5 * _GAP_S))
+TRACE_B = TraceDrawing(name="trace b", seconds=7 * DAY_S, lost=26, faults=80, repair_s=(0.5 * _GAP_S, 1.5 * _GAP_S))
 
 
-def scaled(drawing: Drawing, nodes: int, of: int = 16) -> Drawing:
+def scale_drawing(drawing: TraceDrawing, nodes: int, of: int = 16) -> TraceDrawing:
     """Return the parameters for another number of nodes, each of which fails as often as before."""
     return replace(drawing, lost=drawing.lost * nodes // of, faults=drawing.faults * nodes // of)
 
 
-def names_of(nodes: int) -> tuple[str, ...]:
+def make_node_names(nodes: int) -> tuple[str, ...]:
     """Return the names of this many nodes."""
     return tuple(f"n{number:04d}" for number in range(1, nodes + 1))
 
 
-def drawn(drawing: Drawing, nodes: int, seed: int) -> FleetTrace:
+def draw_trace(drawing: TraceDrawing, nodes: int, seed: int) -> FleetTrace:
     """Draw a trace. A failure at a time without any node is left out."""
     rng = np.random.default_rng([seed, drawing.lost, drawing.faults])
     times = rng.uniform(0.0, drawing.seconds, drawing.lost + drawing.faults)
     loses = np.arange(times.size) < drawing.lost
-    names = names_of(nodes)
+    names = make_node_names(nodes)
     back: dict[str, float] = {}
     outages: list[Outage] = []
     for at in np.argsort(times, kind="stable"):
@@ -120,7 +120,7 @@ def drawn(drawing: Drawing, nodes: int, seed: int) -> FleetTrace:
     return FleetTrace(name=drawing.name, nodes=names, outages=tuple(outages), seconds=drawing.seconds)
 
 
-def recorded(
+def make_trace(
     name: str, events: Sequence[NodeEvent], *, nodes: int, end: float | None = None, seed: int = 0
 ) -> FleetTrace:
     """Return a trace from rows `add`, `remove`, and `fault` (a process fails, the node stays up).
@@ -152,12 +152,12 @@ def recorded(
         raise BadInputError(f"line {events[0].line}: no node is there at 0 s: begin with rows of 0,add,NODE")
     rng = np.random.default_rng([seed, len(events)])
     outages = tuple(
-        Outage(at=event.seconds, node=event.node, what=_happening(event), marks=tuple(rng.random(MARKS).tolist()))
+        Outage(at=event.seconds, node=event.node, what=_kind_of(event), marks=tuple(rng.random(MARKS).tolist()))
         for event in events
         if 0 < event.seconds < seconds
     )
     return FleetTrace(name=name, nodes=there, outages=outages, seconds=seconds)
 
 
-def _happening(event: NodeEvent) -> Happening:
+def _kind_of(event: NodeEvent) -> OutageKind:
     return "fault" if event.fault else "back" if event.add else "lost"

@@ -11,19 +11,19 @@ from holdfast.planner.fleet.pool.tasks import FleetTask
 class NodeShares(Protocol):
     """The owner of each node. Each change returns the jobs with other nodes than before."""
 
-    def owner(self, node: str) -> str | None:
+    def owner_of(self, node: str) -> str | None:
         """Return the job that has a node, or None."""
         ...
 
-    def size(self, job: str) -> int:
+    def size_of(self, job: str) -> int:
         """Return how many nodes a job trains on, or could train on."""
         ...
 
-    def lose(self, node: str, now: float) -> frozenset[str]:
+    def remove_node(self, node: str, now: float) -> frozenset[str]:
         """Remove a node that is seen to be lost."""
         ...
 
-    def back(self, node: str, now: float) -> frozenset[str]:
+    def add_node(self, node: str, now: float) -> frozenset[str]:
         """Add a node that is up, perhaps again."""
         ...
 
@@ -49,15 +49,15 @@ class HitShares:
         self._spares = list(spares)
         self._lacking: list[str] = []
 
-    def owner(self, node: str) -> str | None:
+    def owner_of(self, node: str) -> str | None:
         """Return the job that has a node, or None."""
         return self._owner.get(node)
 
-    def size(self, job: str) -> int:
+    def size_of(self, job: str) -> int:
         """Return how many nodes a job has."""
         return self._sizes[job]
 
-    def lose(self, node: str, now: float) -> frozenset[str]:
+    def remove_node(self, node: str, now: float) -> frozenset[str]:
         """Remove a lost node. A spare replaces it, or else its job lacks a node."""
         if node in self._spares:
             self._spares.remove(node)
@@ -66,20 +66,20 @@ class HitShares:
             return frozenset()
         self._sizes[job] -= 1
         if self._spares:
-            self._give(self._spares.pop(0), job)
+            self._assign(self._spares.pop(0), job)
         else:
             self._lacking.append(job)
         return frozenset((job,))
 
-    def back(self, node: str, now: float) -> frozenset[str]:
+    def add_node(self, node: str, now: float) -> frozenset[str]:
         """Give a returning node to the job that has lacked one for longest."""
         if not self._lacking:
             self._spares.append(node)
             return frozenset()
         job = self._lacking.pop(0)
-        self._give(node, job)
+        self._assign(node, job)
         return frozenset((job,))
 
-    def _give(self, node: str, job: str) -> None:
+    def _assign(self, node: str, job: str) -> None:
         self._owner[node] = job
         self._sizes[job] += 1

@@ -16,7 +16,7 @@ from msgspec import structs
 from holdfast.coordination.pool.share.policies import POLICIES
 from holdfast.errors import BadInputError
 from holdfast.planner.fleet.case import FleetCase
-from holdfast.planner.fleet.recovery import Moment, detection_s, recovery_parts
+from holdfast.planner.fleet.recovery import FailureMoment, detection_s, recovery_parts
 
 MINUTE_S = 60.0
 #: Figure 2, a transient fault under Megatron: the job hangs until the timeout of 30 min, is resubmitted (9) and set up
@@ -46,11 +46,11 @@ class SystemTimes(Protocol):
         """Seconds until a job trains on a node that it was given. Until then it continues without the node."""
         ...
 
-    def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def loss_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of losing one of the job's nodes, after which it continues without the node."""
         ...
 
-    def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def fault_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of a failed process on a node that stays up."""
         ...
 
@@ -68,11 +68,11 @@ class FixedTimes:
     changed_s: float
     arrives_s: float = 0.0
 
-    def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def loss_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of a lost node."""
         return self.loss
 
-    def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def fault_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of a failed process."""
         return self.process
 
@@ -97,18 +97,18 @@ class HoldfastTimes:
     changed_s: float | None = None
     arrives_s: float = 0.0
 
-    def lost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def loss_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of one recovery."""
-        before, moment = max(nodes, 1), self._moment(marks, self.case.recovery.silent_share)
-        case = self._sized(before)
+        before, moment = max(nodes, 1), self._make_moment(marks, self.case.recovery.silent_share)
+        case = self._case_for(before)
         seen_s = detection_s(case, moment, before)
         parts = recovery_parts(case, moment, before, max(before - 1, 1))
         return LostTime(seen_s, max(0.0, parts.total - seen_s))
 
-    def fault(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
+    def fault_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
         """Return the cost of a process that starts again, including the repeated part of the interrupted step."""
-        held, moment = max(nodes, 1), self._moment(marks, 0.0)
-        case = self._sized(held)
+        held, moment = max(nodes, 1), self._make_moment(marks, 0.0)
+        case = self._case_for(held)
         parts = recovery_parts(case, moment, held, held)
         again_s = marks[3] * case.job.step_s
         return LostTime(self.case.recovery.reset_s, self.warm_s + parts.total + again_s)
@@ -116,14 +116,16 @@ class HoldfastTimes:
     def change_s(self, nodes: int) -> float:
         """Return the seconds of a planned change: `changed_s`, or a recovery without a failure."""
         held = max(nodes, 1)
-        return recovery_parts(self._sized(held), None, held, held).total if self.changed_s is None else self.changed_s
+        return (
+            recovery_parts(self._case_for(held), None, held, held).total if self.changed_s is None else self.changed_s
+        )
 
-    def _sized(self, nodes: int) -> FleetCase:
+    def _case_for(self, nodes: int) -> FleetCase:
         return structs.replace(self.case, nodes=nodes, min_nodes=1)
 
     @staticmethod
-    def _moment(marks: tuple[float, ...], silent_share: float) -> Moment:
-        return Moment(silent=marks[0] < silent_share, word_age=marks[1], look=marks[2], phase=marks[3])
+    def _make_moment(marks: tuple[float, ...], silent_share: float) -> FailureMoment:
+        return FailureMoment(silent=marks[0] < silent_share, word_age=marks[1], look=marks[2], phase=marks[3])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +156,7 @@ _OWN_ASSUMES = (
 _RULE = "section 7.5: the plan of waf at first; then only the job that is hit changes; a node that is back is its"
 
 
-def _megatron(name: str, spares: int, more: str) -> System:
+def _megatron_system(name: str, spares: int, more: str) -> System:
     resume_s = RESUBMIT_S + SET_UP_S + AGAIN_S
     return System(
         name=name,
@@ -168,7 +170,7 @@ def _megatron(name: str, spares: int, more: str) -> System:
     )
 
 
-def _elastic(name: str, seen_s: float, resume_s: float, assumed: str) -> System:
+def _elastic_system(name: str, seen_s: float, resume_s: float, assumed: str) -> System:
     stop = LostTime(seen_s, resume_s)
     return System(
         name=name,
@@ -178,23 +180,23 @@ def _elastic(name: str, seen_s: float, resume_s: float, assumed: str) -> System:
     )
 
 
-def _shared(policy: str) -> System:
+def _pool_system(policy: str) -> System:
     return System(name=policy, shares="pool", policy=policy, times=OWN, assumes=_OWN_ASSUMES)
 
 
 #: all systems by name: the pool's policies with our own times, and other systems
 SYSTEMS: dict[str, System] = {
-    **{policy: _shared(policy) for policy in POLICIES},
+    **{policy: _pool_system(policy) for policy in POLICIES},
     "hit-only": System(name="hit-only", shares="hit", times=OWN, assumes=(*_OWN_ASSUMES, _RULE)),
-    "megatron": _megatron("megatron", 0, "no spare: the job waits until its node is repaired"),
-    "megatron-spare": _megatron("megatron-spare", 1, "one node more than the others have waits as a hot spare"),
-    "bamboo": _elastic(
+    "megatron": _megatron_system("megatron", 0, "no spare: the job waits until its node is repaired"),
+    "megatron-spare": _megatron_system("megatron-spare", 1, "one node more than the others have waits as a hot spare"),
+    "bamboo": _elastic_system(
         "bamboo", NODE_SEEN_S, 2 * MINUTE_S, "ASSUMED: goes on 2 min after 5.7 s, nothing is computed again"
     ),
-    "oobleck": _elastic(
+    "oobleck": _elastic_system(
         "oobleck", NODE_SEEN_S, 2 * MINUTE_S, "ASSUMED: goes on 2 min after 5.7 s, nothing is computed again"
     ),
-    "varuna": _elastic(
+    "varuna": _elastic_system(
         "varuna",
         NODE_SEEN_S,
         SET_UP_S + AGAIN_S,
@@ -203,7 +205,7 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def system_named(name: str) -> System:
+def find_system(name: str) -> System:
     """Return the system with this name.
 
     Raises:
@@ -214,12 +216,12 @@ def system_named(name: str) -> System:
     return SYSTEMS[name]
 
 
-def assumed(systems: Sequence[System]) -> list[str]:
+def list_assumptions(systems: Sequence[System]) -> list[str]:
     """Return the assumptions about some systems, each once, with the systems to which it applies."""
-    said = dict.fromkeys(text for system in systems for text in system.assumes)
-    return [f"{', '.join(system.name for system in systems if text in system.assumes)}: {text}" for text in said]
+    texts = dict.fromkeys(text for system in systems for text in system.assumes)
+    return [f"{', '.join(system.name for system in systems if text in system.assumes)}: {text}" for text in texts]
 
 
-def at_efficiency(system: System, efficiency: float) -> System:
+def with_efficiency(system: System, efficiency: float) -> System:
     """Return the system with another efficiency relative to Megatron's FLOP/s."""
     return replace(system, efficiency=efficiency)

@@ -79,7 +79,7 @@ class FleetTask:
         )
 
 
-def check_room(tasks: Sequence[FleetTask], nodes: int) -> None:
+def check_capacity(tasks: Sequence[FleetTask], nodes: int) -> None:
     """Check that a pool has enough nodes for the jobs.
 
     Raises:

@@ -13,7 +13,7 @@ from holdfast.planner.fleet.timeline import FIRST, URGENT, Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lived:
+class PoolResult:
     """The result of one run."""
 
     #: weighted FLOP, by job
@@ -34,7 +34,7 @@ class Lived:
 
 
 @dataclass(slots=True)
-class LivingTask:
+class SimulatedJob:
     """The state of one job during a run."""
 
     task: FleetTask
@@ -57,7 +57,7 @@ class LivingTask:
 
 
 @dataclass(slots=True)
-class Months:
+class PoolSimulation:
     """One run of one system."""
 
     system: System
@@ -65,26 +65,26 @@ class Months:
     shares: NodeShares
     tasks: Sequence[FleetTask]
     _timeline: Timeline = field(default_factory=Timeline)
-    _jobs: dict[str, LivingTask] = field(default_factory=dict[str, LivingTask])
+    _jobs: dict[str, SimulatedJob] = field(default_factory=dict[str, SimulatedJob])
     _steps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     #: lost nodes that the system has not noticed yet
     _unseen: set[str] = field(default_factory=set[str])
     _hits: int = 0
 
-    def run(self) -> Lived:
+    def run(self) -> PoolResult:
         """Simulate the trace, and return the result."""
         timeline, end = self._timeline, self.trace.seconds
         for task in self.tasks:
-            size = self.shares.size(task.name)
-            self._jobs[task.name] = LivingTask(task, size, size)
-        self._reckon(self._jobs)
+            size = self.shares.size_of(task.name)
+            self._jobs[task.name] = SimulatedJob(task, size, size)
+        self._update_throughput(self._jobs)
         for outage in self.trace.outages:
-            timeline.at(outage.at, self._strike, outage, priority=URGENT)
+            timeline.at(outage.at, self._on_outage, outage, priority=URGENT)
         # Later events are ignored: a job that is stopped beyond the end achieves nothing until then.
-        timeline.at(end, self._reckon, self._jobs, priority=FIRST)
+        timeline.at(end, self._update_throughput, self._jobs, priority=FIRST)
         while timeline.now < end and timeline.step():
             pass
-        return Lived(
+        return PoolResult(
             achieved={name: job.achieved for name, job in self._jobs.items()},
             steps=tuple(self._steps),
             stopped_s={name: job.stopped_s for name, job in self._jobs.items()},
@@ -94,37 +94,37 @@ class Months:
 
     # ---- events ----
 
-    def _strike(self, outage: Outage) -> None:
+    def _on_outage(self, outage: Outage) -> None:
         if outage.what == "back":
-            self._see(outage.node)
-            self._apply(self.shares.back(outage.node, self._timeline.now))
+            self._on_loss_noticed(outage.node)
+            self._apply_allocation(self.shares.add_node(outage.node, self._timeline.now))
             return
-        owner = self.shares.owner(outage.node)
+        owner = self.shares.owner_of(outage.node)
         job = self._jobs[owner] if owner is not None else None
         if outage.what == "fault":
-            if job is not None and self._could_train(job):
+            if job is not None and self._can_train(job):
                 self._hits += 1
-                stop = self.system.times.fault(job.size, outage.marks)
-                self._stop(job, stop.seen_s + stop.resume_s)
+                stop = self.system.times.fault_cost(job.size, outage.marks)
+                self._stop_job(job, stop.seen_s + stop.resume_s)
             return
         seen_s = 0.0
         if job is not None:
             self._hits += 1
-            stop = self.system.times.lost(job.size, outage.marks)
+            stop = self.system.times.loss_cost(job.size, outage.marks)
             seen_s = stop.seen_s
-            self._stop(job, stop.seen_s + stop.resume_s)
+            self._stop_job(job, stop.seen_s + stop.resume_s)
         self._unseen.add(outage.node)
-        self._timeline.after(seen_s, self._see, outage.node)
+        self._timeline.after(seen_s, self._on_loss_noticed, outage.node)
 
-    def _see(self, node: str) -> None:
+    def _on_loss_noticed(self, node: str) -> None:
         """Notice the loss of a node: its job continues without it, and a plan may follow."""
         if node not in self._unseen:
             return
         self._unseen.discard(node)
-        owner = self.shares.owner(node)
-        self._apply(self.shares.lose(node, self._timeline.now), hit=owner)
+        owner = self.shares.owner_of(node)
+        self._apply_allocation(self.shares.remove_node(node, self._timeline.now), hit=owner)
 
-    def _apply(self, changed: Iterable[str], hit: str | None = None) -> None:
+    def _apply_allocation(self, changed: Iterable[str], hit: str | None = None) -> None:
         """Apply changed allocations.
 
         A job that loses nodes by a plan stops for a change at once. A job that gains nodes stops when they arrive.
@@ -134,46 +134,46 @@ class Months:
             job, struck = self._jobs[name], name == hit
             if struck:
                 job.size, job.coming = (job.size - 1, job.coming) if job.size else (0, max(0, job.coming - 1))
-            more = self.shares.size(name) - job.size - job.coming
+            more = self.shares.size_of(name) - job.size - job.coming
             if struck and self.system.shares != "pool":
                 job.size += more  # A spare replaces the node as part of the recovery.
             elif more < 0:
                 leave = min(job.size, -more)
                 job.size, job.coming = job.size - leave, job.coming + more + leave
-                self._change(job, also=struck)
+                self._stop_for_change(job, also=struck)
             elif more > 0:
                 job.coming += more
                 if self.system.times.arrives_s:
-                    self._timeline.after(self.system.times.arrives_s, self._arrive, name, more)
+                    self._timeline.after(self.system.times.arrives_s, self._add_arrived_nodes, name, more)
                 else:
-                    self._arrive(name, more, also=struck)
-        self._reckon(names)
+                    self._add_arrived_nodes(name, more, also=struck)
+        self._update_throughput(names)
 
-    def _arrive(self, name: str, nodes: int, *, also: bool = False) -> None:
+    def _add_arrived_nodes(self, name: str, nodes: int, *, also: bool = False) -> None:
         """Add nodes that a job was given to its training, as far as they are still on their way."""
         job = self._jobs[name]
         nodes = min(nodes, job.coming)
         if nodes:
             job.size, job.coming = job.size + nodes, job.coming - nodes
-            self._change(job, also=also)
+            self._stop_for_change(job, also=also)
 
-    def _change(self, job: LivingTask, *, also: bool) -> None:
+    def _stop_for_change(self, job: SimulatedJob, *, also: bool) -> None:
         """Stop a job for a planned change. With `also`, the change follows the stop under way."""
         if job.size:
             already_s = max(0.0, job.stopped_until - self._timeline.now) if also else 0.0
-            self._stop(job, already_s + self.system.times.change_s(job.size))
+            self._stop_job(job, already_s + self.system.times.change_s(job.size))
 
     # ---- throughput ----
 
-    def _stop(self, job: LivingTask, seconds: float) -> None:
+    def _stop_job(self, job: SimulatedJob, seconds: float) -> None:
         job.stopped_until = max(job.stopped_until, self._timeline.now + seconds)
-        self._reckon((job.task.name,))
-        self._timeline.at(job.stopped_until, self._reckon, (job.task.name,))
+        self._update_throughput((job.task.name,))
+        self._timeline.at(job.stopped_until, self._update_throughput, (job.task.name,))
 
-    def _could_train(self, job: LivingTask) -> bool:
+    def _can_train(self, job: SimulatedJob) -> bool:
         return job.task.waf(job.size) > 0 and (self.system.shares != "waits" or job.size >= job.full)
 
-    def _reckon(self, names: Collection[str]) -> None:
+    def _update_throughput(self, names: Collection[str]) -> None:
         """Account for the time that has passed, and set the jobs' current throughput."""
         now = self._timeline.now
         for name in names:
@@ -184,7 +184,7 @@ class Months:
                 job.short_s += passed
             elif not job.rate:
                 job.stopped_s += passed
-            job.since, job.enough = now, self._could_train(job)
+            job.since, job.enough = now, self._can_train(job)
             goes = job.enough and now >= job.stopped_until
             job.rate = self.system.efficiency * job.task.waf(job.size) if goes else 0.0
         rate = sum(job.rate for job in self._jobs.values())
