@@ -134,7 +134,7 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, rows: str, said: s
         (("--availability", "trace-a", "--hours", "9"), "trace-a has its own length"),
         (("--availability", "trace-a", "--scale"), "leave out --availability, or --scale"),
         (("--availability", "trace-a", "--nodes", "5000"), "5,000 nodes are too many"),
-        (("--availability", "trace-a", "--nodes", "4"), "4 nodes are too few: together the 6 jobs need 6"),
+        (("--availability", "trace-a", "--nodes", "4"), "4 nodes are too few: together the 6 jobs need at least 6"),
         (("--availability", "trace-a", "--seed", "-1"), "--seed is -1: it must be 0 or more"),
         (("--availability", "a.csv", "--hours", "nan"), "--hours is nan: give when the trace ends, above 0"),
         (("--availability", "a.csv", "--hours", "inf"), "--hours is inf: give when the trace ends, above 0"),

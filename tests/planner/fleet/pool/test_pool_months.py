@@ -238,7 +238,7 @@ def test_bad_jobs_are_refused() -> None:
         FleetTask(name="a", step_s=(1.0, 0.6), flop=1.0, most=3)
     with pytest.raises(BadInputError, match="with 1 nodes is missing"):
         FleetTask(name="a", step_s=(0.0, 0.6), flop=1.0)
-    with pytest.raises(BadInputError, match="4 nodes are too few: together the 6 jobs need 6"):
+    with pytest.raises(BadInputError, match="4 nodes are too few: together the 6 jobs need at least 6"):
         simulate_pool(SYSTEMS["waf"], make_table_3_jobs(5, 4), draw_trace(SHORT, 4, 0))
     with pytest.raises(BadInputError, match="two jobs have the name 'a'"):
         simulate_pool(SYSTEMS["waf"], [linear("a", 4), linear("a", 4)], trace_of())
