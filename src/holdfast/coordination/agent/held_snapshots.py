@@ -1,4 +1,4 @@
-"""The parts of snapshots that a node holds: its workers' own, and copies of other nodes'; of each the two newest."""
+"""The snapshot parts that a node holds: those of its own workers, and copies of other nodes' parts."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from holdfast.protocol.layouts.group_messages import JoinUnit, UnitWord
 from holdfast.protocol.messages.agent import MAX_HELD_PARTS, DropSnapshots, KeepSnapshots, NodeSnapshots
 from holdfast.protocol.state import SnapshotPart
 
-#: snapshots of which parts stay: while the newest is not complete everywhere, the one before still serves
+#: The number of newest snapshots whose parts are kept. Until the newest is complete on all nodes, the previous one is
+#: the last usable one.
 GENERATIONS = 2
 
 
 class HeldSnapshots:
-    """What one node holds. What this lets go of is for the shell to remove."""
+    """The snapshot parts of one node. The shell frees the memory of the parts that this class drops."""
 
     def __init__(self) -> None:
-        """Keep none: this node has no room for any, or nobody has asked for them."""
+        """Start without snapshots: the node has no room for any, or none were requested."""
         self._at: NodeSnapshots | None = None
         self._asked = False
-        #: in the order in which they came
+        #: in order of arrival
         self._own: list[SnapshotPart] = []
         self._copies: list[SnapshotPart] = []
 
     @property
     def told(self) -> NodeSnapshots | None:
-        """What the coordinator is told of them; None where none are kept."""
+        """The message that tells the coordinator which parts are held, or None if none are kept."""
         if self._at is None:
             return None
         parts = tuple(dict.fromkeys((*self._own, *self._copies)))
         return NodeSnapshots(host=self._at.host, port=self._at.port, parts=parts[:MAX_HELD_PARTS])
 
     def begin(self, found: NodeSnapshots | None) -> None:
-        """Hold what was found from before; None: keep none."""
+        """Start with the parts that were found in memory, or without snapshots if `found` is None."""
         self._at = found
         self._own = list(found.parts) if found is not None else []
 
     def needed_by(self, word: UnitWord) -> list[SnapshotWork]:
-        """A worker comes to be in a unit: where its job may change the layout there is to be room, asked for once."""
+        """Request memory for snapshot parts, once, if a worker joined a replica group and its job can change layouts."""
         if not (isinstance(word, JoinUnit) and word.layouts) or self._at is not None or self._asked:
             return []
         self._asked = True
         return [OpenMemory()]
 
     def taken(self, part: SnapshotPart) -> list[SnapshotWork]:
-        """A worker has written its part."""
+        """Add a part that a worker of this node has written."""
         return self._add(self._own, part)
 
     def fetched(self, part: SnapshotPart) -> list[SnapshotWork]:
-        """A copy has come."""
+        """Add a copy of another node's part."""
         return self._add(self._copies, part)
 
     def obey(self, order: KeepSnapshots | DropSnapshots) -> SnapshotWork:
-        """Keep, or let go of, what the coordinator says."""
+        """Fetch or drop parts, as the coordinator orders."""
         if isinstance(order, KeepSnapshots):
             here = {*self._own, *self._copies}
             return FetchParts(tuple(one for one in order.wanted if one.snapshot not in here))

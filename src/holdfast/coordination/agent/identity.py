@@ -1,4 +1,4 @@
-"""What an agent says of its node, who it is and that it is to end; and whom it obeys."""
+"""Messages of an agent about its own node, and the check that an order comes from the newest coordinator."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from holdfast.protocol.messages.orders import (
 from holdfast.protocol.messages.plans import BeginNode, PrepareNode
 from holdfast.protocol.names import PROTOCOL
 
-#: of `Leave`: whoever runs the machine has said so
+#: the reason in `Leave` if the machine's operator has ended the agent
 TOLD = "told"
 
 
-#: of an agent that has heard of no generation yet
+#: value for an agent that has heard of no generation yet
 NONE_HEARD = HeardGeneration()
 
 
@@ -65,12 +65,14 @@ class NodeIdentity:
         snapshots: NodeSnapshots | None = None,
         heard: HeardGeneration = NONE_HEARD,
     ) -> Hello:
-        """Return what begins a connection.
+        """Return the message that begins a connection.
 
         Args:
-            kept: what the coordinator must know of the workers. now: what the node's clock shows. unfit: why it should
-                 not train, "" where it may. snapshots: of which parts it holds. heard: the newest generation that a
-                 coordinator has announced to the workers.
+            kept: The messages that tell the coordinator about the workers.
+            now: The time of the node's clock.
+            unfit: Why the node should not train, or "".
+            snapshots: The snapshot parts that the node holds.
+            heard: The newest generation that a coordinator has announced to the workers.
         """
         return Hello(
             protocol=PROTOCOL,
@@ -99,9 +101,9 @@ class NodeIdentity:
 
 
 class Notice:
-    """An agent is told to end while its node may stay for a little: the others are to go on without it before.
+    """An agent's notice that it was told to end, which lets the others go on without its node before it is gone.
 
-    Times by the agent's clock.
+    The node may stay for a grace period. Times are by the agent's clock.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -110,31 +112,31 @@ class Notice:
 
     @property
     def given(self) -> bool:
-        """True once it was told to end."""
+        """Whether the agent was told to end."""
         return self._until is not None
 
     def give(self, now: float) -> list[AgentInstruction]:
-        """The agent is told to end."""
+        """Start the grace period and notify the coordinator."""
         self._until = now + self.grace_s
         return self.again(now)
 
     def again(self, now: float) -> list[AgentInstruction]:
-        """A coordinator is there: it has to know."""
+        """Notify a coordinator that has just connected."""
         if self._until is None:
             return []
         return [Say(EndNotice(grace_s=max(0.0, self._until - now)))]
 
     def over(self) -> list[AgentInstruction]:
-        """The agent may not stay any longer."""
+        """Return the message that the grace period is over and the node leaves."""
         return [Say(Leave(reason=TOLD, detail=f"told to end, it has stayed for its grace of {self.grace_s:g} s"))]
 
 
 def comes_from(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) -> bool:
-    """Tell whether an order comes from the newest coordinator known, that of this term."""
+    """Return whether an order comes from the newest known coordinator, that of this term."""
     match order:
         case BeginNode(plan=change) | PrepareNode(plan=change):
             return change.rest.term >= term
         case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | StandBy():
             return order.term >= term
         case _:
-            return True  # carries no term: the connection's Welcome vouches for it
+            return True  # These orders have no term. The connection's Welcome proves their origin.

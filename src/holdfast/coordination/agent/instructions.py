@@ -1,4 +1,4 @@
-"""What an agent's machine asks of its shell, in order."""
+"""The instructions of an agent's machine to its shell, which executes them in order."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from holdfast.protocol.state import SnapshotPart
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send to the coordinator on the connection that stands."""
+    """Send a message to the connected coordinator."""
 
     message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Send these as there is room for them, and before all that is said from now on."""
+    """Send these messages as the connection allows, before all messages that are sent from now on."""
 
     messages: Iterator[AgentMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hand an order, or the agent's own word of their unit, to these workers; one that is gone is no error."""
+    """Send an order, or an answer about their replica group, to these workers. Ignore workers that have ended."""
 
     workers: tuple[str, ...]
     order: Order | UnitAnswer
@@ -36,14 +36,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Fill the place of this worker with a new process; one that is there is killed, its end is of no interest."""
+    """Start a new process as this worker. Kill an older process of its local rank without reporting its end."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillHung:
-    """Kill this worker's process. Its end is to be told as a hang, with this reason."""
+    """Kill this worker's process; its end must be reported as a hang, with this reason."""
 
     worker: str
     why: str
@@ -51,21 +51,21 @@ class KillHung:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Find out what the coordinator asks for, of the workers or of an address, then call `seen` with the answer."""
+    """Find out what the coordinator asks about the workers or an address, then pass the answer to `send_seen`."""
 
     ask: Probe | TakeStacks | TakeMemory | ProbeAddress
 
 
 @dataclass(frozen=True, slots=True)
 class FetchParts:
-    """Bring these parts of other nodes' snapshots here, and no others any more; say `fetched` of each that has come."""
+    """Fetch these parts of other nodes' snapshots, and stop fetching others. Call `on_part_fetched` for each."""
 
     wanted: tuple[WantedPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetParts:
-    """Give back the memory of these parts of snapshots; `why`, for people: "" where newer ones take their place."""
+    """Free the memory of these snapshot parts. `why` is for people, or "" if newer parts replace them."""
 
     parts: tuple[SnapshotPart, ...]
     why: str = ""
@@ -73,26 +73,28 @@ class ForgetParts:
 
 @dataclass(frozen=True, slots=True)
 class AdmitReaders:
-    """Whoever knows this key may read the parts of snapshots that lie here."""
+    """Allow readers with this key to read the snapshot parts of this node."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMemory:
-    """Have room for parts of snapshots, and say `opened` with what lies there: a job may change its layout."""
+    """Open memory for snapshot parts and call `on_memory_opened` with the parts found there: a job may change its
+    layout.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stow:
-    """Have a checkpoint count, or remove some, where they lie; the answer is said by `worker_said`."""
+    """Seal a checkpoint, or remove some. The answer is passed to `on_worker_message`."""
 
     order: AcceptCheckpoint | PruneCheckpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Give the connection up and look for the coordinator again. `blame`: somebody did something wrong."""
+    """Close the connection and look for the coordinator again. `blame`: whether this counts as a failure."""
 
     why: str
     blame: bool = True
@@ -100,7 +102,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class EndAgent:
-    """End the workers that are left, then the agent. `alone`: nobody else says why."""
+    """End the remaining workers, then the agent. `alone`: whether only this agent can report why."""
 
     exit_code: int
     why: str = ""

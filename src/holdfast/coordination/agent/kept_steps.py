@@ -1,6 +1,6 @@
-"""The steps that a node's workers have applied and that may not be in the journal yet, each kept once for all of them.
+"""The steps that a node's workers have applied and that may not be in the journal yet, each kept once per node.
 
-A coordinator may be away for days: all but the newest steps lie as encoded pages, 50 bytes a step.
+A coordinator may be down for days, so all but the newest steps are stored as encoded pages, 50 bytes per step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, CompactCo
 from holdfast.protocol.messages.worker import Applied
 from holdfast.protocol.plan import Passed
 
-#: more than a million steps; of the oldest ones beyond it v is given up
+#: enough for more than a million steps; beyond that, the results of the oldest ones are dropped
 MAX_KEPT_BYTES = 64 << 20
 _decoder = msgspec.msgpack.Decoder(tuple[KeptStep, ...])
 _encoder = msgspec.msgpack.Encoder()
@@ -31,30 +31,30 @@ class _Page:
 
 
 class KeptSteps:
-    """v of each step after the committed ones, and what else a coordinator must know of it."""
+    """The result of each step after the committed ones, with its generation, time and state hash."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        #: steps up to this one were applied, but their v is not kept any more; 0: none
+        #: the results of steps up to this one were dropped, though they were applied; 0 if none
         self.given_up = 0
         self._max_bytes = max_bytes
         self._bytes = 0
         self._pages: deque[_Page] = deque()
         self._newest: dict[int, KeptStep] = {}
-        #: what contradicts a step that is kept: the coordinator judges
+        #: reports that contradict a kept step; the coordinator decides what they mean
         self._odd: deque[Applied] = deque(maxlen=16)
 
     @property
     def last(self) -> int:
-        """The newest step that is kept, 0 where there is none."""
+        """The newest kept step, or 0 if there is none."""
         return max(self._newest, default=self._pages[-1].last if self._pages else 0)
 
     def hash_of(self, step: int) -> str:
-        """Return the hash of the state that a step led to here, as far as it is known and not of the past."""
+        """Return the hash of the state after a step, or "" if it is unknown or already in a page."""
         known = self._newest.get(step)
         return known.state_hash if known is not None else ""
 
     def note_elsewhere(self, passed: Passed) -> None:
-        """Keep a step that has led to a state which came from another node."""
+        """Keep a step that came with a state received from another node."""
         past = self._pages and passed.step <= self._pages[-1].last
         known = self._newest.get(passed.step)
         if not past and (known is None or known.generation < passed.generation):
@@ -69,11 +69,12 @@ class KeptSteps:
             )
 
     def note(self, message: Applied, now: float) -> None:
-        """Keep a step that a worker tells it has applied; another worker may have told of it before."""
+        """Keep a step that a worker reports as applied. Another worker may have reported it before."""
         known = self._newest.get(message.step)
         if known is None:
             if self._pages and message.step <= self._pages[-1].last:
-                return  # (pages are of the past: no worker lags that far behind another)
+                # No worker lags so far behind another that its step is already in a page.
+                return
             self._keep(_kept(message, now))
             return
         new = _kept(message, now)
@@ -87,7 +88,7 @@ class KeptSteps:
             self._newest[message.step] = msgspec.structs.replace(known, time=now)
 
     def forget_up_to(self, step: int) -> None:
-        """Steps up to this one are in the journal."""
+        """Drop the steps up to this one: they are in the journal."""
         while self._pages and self._pages[0].last <= step:
             self._bytes -= len(self._pages.popleft().data)
         self._newest = {known: kept for known, kept in self._newest.items() if known > step}
@@ -96,7 +97,7 @@ class KeptSteps:
             self.given_up = 0
 
     def undo_after(self, step: int, generation: float = math.inf) -> None:
-        """What was done after `step` in a generation older than this one does not count."""
+        """Drop the steps after `step` that were applied in a generation before this one."""
         while self._pages and self._pages[-1].last > step:
             page = self._pages.pop()
             self._bytes -= len(page.data)
@@ -108,10 +109,10 @@ class KeptSteps:
         self.given_up = min(self.given_up, step)
 
     def after(self, step: int, tops: dict[str, int]) -> list[AppliedSteps]:
-        """Return what is kept of the steps after this one, oldest first.
+        """Return pages with all kept steps after this one, oldest first.
 
         Args:
-            tops: the newest step that each worker has applied.
+            tops: The newest step that each worker has applied.
         """
         kept = [old for page in self._pages if page.last > step for old in _decoder.decode(page.data)]
         kept = [known for known in kept if known.step > step]
@@ -119,11 +120,13 @@ class KeptSteps:
         return [AppliedSteps(workers=tops, steps=steps) for steps in _portions(kept)]
 
     def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
-        """Return all that is kept, oldest first, as it stands now; each page is made when it is taken.
+        """Yield pages with all kept steps, oldest first, as of this call.
+
+        Each page is decoded only when it is requested.
 
         Args:
-            tops: the newest step that each worker has applied.
-            committed: steps up to here are in the journal.
+            tops: The newest step that each worker has applied.
+            committed: The steps up to this one are in the journal.
         """
         given_up, pages = self.given_up, tuple(self._pages)
         newest = [self._newest[step] for step in sorted(self._newest)]
@@ -136,7 +139,7 @@ class KeptSteps:
 
     @property
     def odd(self) -> tuple[Applied, ...]:
-        """What contradicts the pages."""
+        """The reports that contradict a kept step."""
         return tuple(self._odd)
 
     def _keep(self, step: KeptStep) -> None:
@@ -157,7 +160,7 @@ class KeptSteps:
 
 
 def _portions(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
-    """Cut steps into what a page takes: PAGE_STEPS of them, or fewer where they log much."""
+    """Split steps into pages of PAGE_STEPS, or fewer for steps with large logs."""
     portion: list[KeptStep] = []
     room = PAGE_STEPS
     for kept in steps:

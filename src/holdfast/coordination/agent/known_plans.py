@@ -1,8 +1,8 @@
-"""The plans that a node was told of, and which of its workers they name.
+"""The plans that a node has received, and which of its workers each of them names.
 
-What concerns a generation is said once to a node, in as few bytes as can be: from it this makes what is said to the
-workers. A plan comes as a change of an earlier one. Who lacks that one asks for the whole; until it has come, what else
-is said of generations waits.
+The coordinator sends each order once per node, as compactly as possible; this module expands it for the workers. A plan
+arrives as a change of an earlier plan. If a node lacks the earlier plan, it requests the complete one. Until that
+arrives, other orders about generations wait.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from holdfast.protocol.messages.orders import (
 from holdfast.protocol.messages.plans import AskPlan, BeginNode, PlanChange, PrepareNode, Shares
 from holdfast.protocol.plan import GenerationPlan
 
-#: orders that may wait for a plan; a coordinator does not say more before it has answered
+#: the number of orders that may wait for a plan; a coordinator sends no more before it has answered
 _MAX_WAITING = 64
 
 
 class PlanMaker:
-    """Makes plans of their changes."""
+    """Builds plans from their changes."""
 
     def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
-        """Return the plan that a change leads to.
+        """Return the plan that results from a change.
 
         Raises:
-            MisfitError: it does not lead to the plan that it says it does.
+            MisfitError: The result is not the plan that the change announces.
         """
         return rebuilt(change, base)
 
     def shares(
         self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
     ) -> Assignment:
-        """Return each unit's micro-batches of the first step of a plan that was made; () for those of their numbers."""
+        """Return each replica group's micro-batches of the first step, or () for the default shares."""
         return rebuilt_shares(shares, change, plan, base)
 
 
@@ -54,24 +54,23 @@ class PlanMaker:
 class _Known:
     plan: GenerationPlan
     digest: bytes
-    #: those of the node's workers that it names
+    #: the workers of this node that are members of the plan
     members: frozenset[str]
 
 
 @dataclass(slots=True)
 class _Missing:
-    """The whole plan of this generation was asked for."""
+    """A generation whose complete plan was requested, and the orders that wait for it."""
 
     generation: int
     waiting: list[NodeOrder] = field(default_factory=list[NodeOrder])
 
 
 class KnownPlans:
-    """The plans that are, or may be, in force or pending; and who is a member by what the coordinator has told.
+    """The plans that may be current or pending, and the members that the coordinator has named.
 
-    A coordinator changes neither plan without telling the nodes of those that it names, and what it says comes in
-    order. So `members` and `pending` are what it had in mind when it sent an order, whoever has attached or died here
-    meanwhile.
+    A coordinator announces each change of these plans to the nodes of the members, and its messages arrive in order. So
+    `members` and `pending` match its view when it sent an order, even if workers have attached or died here meanwhile.
     """
 
     def __init__(self, maker: PlanMaker | None = None) -> None:
@@ -82,19 +81,19 @@ class KnownPlans:
         self._missing: _Missing | None = None
 
     def told_anew(self, members: Sequence[str]) -> None:
-        """A coordinator says who is a member; nothing that was said of that before counts."""
+        """Set the members that a new coordinator names, and drop all earlier information."""
         self._members, self._pending, self._missing = frozenset(members), frozenset(), None
 
     def members_of(self, generation: int) -> frozenset[str]:
-        """Return those of the node's workers that the plan of a generation names, where it is known."""
+        """Return the workers of this node that are members of a generation, or none if its plan is unknown."""
         known = self._plans.get(generation)
         return known.members if known is not None else frozenset()
 
     def take(self, order: NodeOrder, workers: Sequence[str]) -> list[Pass | AskPlan]:
-        """Take an order for the node; return what its workers are to be told, or asks for what is missing.
+        """Handle an order for the node; return orders for its workers, or a request for a missing plan.
 
         Args:
-            workers: all of this node that have attached.
+            workers: All workers of this node that have attached.
         """
         missing = self._missing
         if missing is None or isinstance(order, JobDone):
@@ -129,7 +128,7 @@ class KnownPlans:
         base = self._base(change)
         plan = self._maker.plan(change, base)
         members = frozenset(worker for worker in workers if plan.rank(worker) is not None)
-        # (of those before, the base and the newest may be the base of the next one)
+        # Besides the new plan, only the base and the newest plan can be the base of the next change.
         keep = {change.base, max(self._plans, default=0)}
         self._plans = {number: known for number, known in self._plans.items() if number in keep}
         self._plans[plan.generation] = _Known(plan, change.digest, members)
@@ -138,7 +137,7 @@ class KnownPlans:
             assignment = self._maker.shares(order.shares, change, plan, base)
             said = Begin(plan=plan, decision=order.decision, assignment=assignment, kept=order.kept)
         else:
-            # One that was pending and never voided is in force by now.
+            # A pending plan that was never voided is current by now.
             self._members, self._pending = self._members | self._pending, members
             said = Prepare(plan=plan)
         return _handed(said, workers, members)
@@ -148,16 +147,16 @@ class KnownPlans:
             return None
         known = self._plans.get(change.base)
         if known is None or known.digest != change.base_digest:
-            raise MisfitError(f"generation {change.base} is not known here")
+            raise MisfitError(f"the plan of generation {change.base} is unknown here")
         return known.plan
 
     def _concerned(
         self, order: Posted | LookAround | Stop | Arm | Disarm | Void | JobDone, workers: Sequence[str]
     ) -> frozenset[str]:
-        """Return whom an order is for."""
+        """Return the workers for which an order is meant."""
         match order:
             case Arm():
-                return self.members_of(order.generation)  # (whichever coordinator has had it prepared)
+                return self.members_of(order.generation)  # Independent of the coordinator that has sent Prepare.
             case Disarm():
                 return self._members
             case Void():

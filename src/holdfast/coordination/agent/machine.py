@@ -1,7 +1,7 @@
-"""A node's agent as a machine: what it keeps and says again, whom it obeys, which workers it replaces, when it ends.
+"""The state machine of a node's agent: it starts and replaces workers, relays messages, and replays kept ones.
 
-The shell (control, or the simulation) calls a method for whatever happens and carries out what comes back, in order.
-It holds the connection and the processes; all that is decided is decided here.
+The shell (control, or the simulation) calls a method for each event and executes the returned instructions, in order.
+The shell holds the connection and the processes; all decisions are made here.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ from holdfast.protocol.messages.worker import (
 from holdfast.protocol.names import index_of, worker_id
 from holdfast.protocol.state import SnapshotPart
 
-#: how a node ends where the job is done but a script failed after it
+#: exit code of a node whose job is done but whose script failed afterwards
 TAIL_FAILED = 3
-#: until a coordinator has said its own
+#: defaults, until a coordinator sends its own values
 LEASE_S, WATCH_S = 3.0, 0.1
 
 
@@ -91,8 +91,8 @@ class AgentMachine:
     """One node's agent, from its start to its end.
 
     Args:
-        nonce: gives a name (8 to 32 hexadecimal digits) that nobody else has, at each call another one.
-        maker: makes plans of what is told of them; by default one of its own.
+        nonce: Returns a unique name (8 to 32 hexadecimal digits) at each call.
+        maker: Builds plans from changes; the default is a new one.
     """
 
     def __init__(self, node: NodeIdentity, nonce: Callable[[], str], maker: PlanMaker | None = None) -> None:
@@ -110,23 +110,23 @@ class AgentMachine:
         self._plans, self._written = KnownPlans(maker), WrittenParts()
         self._keys = PostedKeys()
         self._snapshots = HeldSnapshots()
-        #: who of the workers is late; the shell looks every `watch.look_s` seconds
+        #: finds workers that make no progress; the shell polls it every `watch.look_s` seconds
         self.watch = LateWatch()
         self.units = Units(node.workers, nonce)
         self._connected, self._said_at, self._tail_code = False, 0.0, EXIT_DONE
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
         self._restarts = Restarts()
-        #: When it has said Hello last, by the agent's clock and by its wall clock (0: not known).
+        #: the times of the last Hello: by the agent's clock, and by its wall clock (0 if unknown)
         self._hello_at = 0.0, 0.0
-        #: The last reading of the GPUs, None before the first.
+        #: the last reading of the GPUs, or None before the first
         self._gpus: GpusRead | None = None
-        #: The workers that are being ended on trial.
+        #: the workers that are being killed only to find out whether they are the cause of a hang
         self._on_trial = set[str]()
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers that fill the node's places now, by index; "" where no other follows one that has ended."""
+        """The present workers by index; "" for a local rank whose worker has ended and is not replaced."""
         return tuple("" if place.ended else place.worker for place in self._places)
 
     @property
@@ -136,23 +136,23 @@ class AgentMachine:
 
     @property
     def welcomed(self) -> bool:
-        """True while a coordinator has taken the connection."""
+        """Whether a coordinator has accepted the connection."""
         return self._welcome is not None
 
     @property
     def watch_s(self) -> float:
-        """How long the shell may wait from one `tick` to the next, in seconds."""
+        """The longest time between two calls of `tick`, in seconds."""
         return self._welcome.heartbeat_s if self._welcome else WATCH_S
 
-    # ---- life ----
+    # ---- start and end ----
 
     def start(self, snapshots: NodeSnapshots | None = None) -> list[AgentInstruction]:
-        """Fill all places. `snapshots`: what was found of them from before; None: this node keeps none."""
+        """Start workers for all local ranks. `snapshots` are the parts found in memory; None: this node keeps none."""
         self._snapshots.begin(snapshots)
         return [self._fill(place, index) for index, place in enumerate(self._places)]
 
     def tick(self, now: float, stopped: Collection[str]) -> list[AgentInstruction]:
-        """Time has passed; `stopped`: workers whose processes are stopped (SIGSTOP) at the moment."""
+        """Do periodic work. `stopped` lists the workers whose processes are stopped (SIGSTOP) at present."""
         if self.over is not None:
             return []
         out: list[AgentInstruction] = []
@@ -168,7 +168,7 @@ class AgentMachine:
         return out + self.units.late(now, self.workers)
 
     def seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
-        """Something was seen of the workers."""
+        """Report observations of the workers to the coordinator."""
         return [said for message in messages for said in self._tell(message, now)]
 
     def gpus_read(self, gpus: GpusRead, now: float) -> list[AgentInstruction]:
@@ -177,16 +177,17 @@ class AgentMachine:
         return self._tell(gpus, now)
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
-        """Somebody on this node wants its end."""
+        """End the agent, as requested on this node."""
         return self._end(EndAgent(exit_code, why))
 
     # ---- the connection ----
 
     def connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
-        """A connection to a coordinator stands: say who is here, and what a coordinator must know of it.
+        """Send Hello over a new connection, with all that a coordinator must know of the workers.
 
         Args:
-            wall: what the node's own wall clock shows, 0 for nothing. unfit: why it should not train.
+            wall: The time of the node's wall clock, or 0 if unknown.
+            unfit: Why the node should not train, or "".
         """
         if self.over is not None:
             return []
@@ -202,12 +203,12 @@ class AgentMachine:
         return out
 
     def disconnected(self) -> None:
-        """The connection has ended, from whichever side."""
+        """Record that the connection has ended, from either side."""
         self._connected, self._welcome = False, None
         self.units.uninformed()
 
     def hear(self, message: CoordinatorMessage, now: float) -> list[AgentInstruction]:
-        """Take a message from the coordinator; an injected fault (NodeFault) is the shell's business."""
+        """Handle a message of the coordinator. The shell itself handles injected faults (NodeFault)."""
         if self.over is not None or not self._connected:
             return []
         if isinstance(message, SnapshotOrder | CheckpointOrder):
@@ -228,7 +229,8 @@ class AgentMachine:
                 return self._refused(message)
             case EndNode():
                 if message.exit_code == EXIT_DONE and all(place.done for place in self._places):
-                    return []  # the scripts end by themselves, and the node after them
+                    # The scripts end on their own, and the node ends after them.
+                    return []
                 return self._end(EndAgent(message.exit_code, message.why, message.alone))
             case _:
                 return [Answer(message)] if isinstance(message, Probe | TakeStacks | TakeMemory | ProbeAddress) else []
@@ -236,7 +238,7 @@ class AgentMachine:
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
         if welcome.term < self.term:
-            return self._leave(f"a coordinator of term {welcome.term} is refused: {self.term} is known")
+            return self._leave(f"refused a coordinator of term {welcome.term}: term {self.term} is known")
         self.term = welcome.term
         if welcome.identity != self.heard.identity:
             self.heard = HeardGeneration(identity=welcome.identity)
@@ -253,7 +255,10 @@ class AgentMachine:
         ]
 
     def _report_clock(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
-        """Report how far the wall clock is ahead: Welcome was made half a round trip ago, give or take that half."""
+        """Report how far the wall clock is ahead.
+
+        Welcome was sent about half a round trip ago; that is the uncertainty.
+        """
         said, wall = self._hello_at
         if not (wall and welcome.time):
             return []
@@ -263,16 +268,17 @@ class AgentMachine:
     def _refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
-        self.session = self._nonce()  # (nothing that the old workers said may count)
+        # No message of the old workers may count.
+        self.session = self._nonce()
         self.heard = HeardGeneration()
         self._written, self._steps = WrittenParts(), NodeSteps(self._places, self.committed)
         if self._unfit is None:
             fresh = [self._fill(place, index) for index, place in enumerate(self._places)]
-        else:  # (it comes back to say why it must go: only who is welcome is heard)
+        else:  # The node reconnects only to report why it must leave.
             fresh = [KillHung(place.worker, self._unfit.detail) for place in self._places if not place.ended]
         for place in self._places:
             place.forget()
-        # (a node that is only to bring fresh workers has done nothing wrong: the exit code of success)
+        # A node that must only start new workers is not to blame. The exit code is then that of success.
         blame = refused.exit_code != EXIT_DONE
         return [*fresh, *self._leave(f"expelled: {refused.why}; coming back with new workers", blame=blame)]
 
@@ -290,7 +296,7 @@ class AgentMachine:
         return [Pass((place.worker,), order)]
 
     def _order_all(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
-        """Hand an order on to those of the workers that it concerns."""
+        """Pass an order on to the workers to which it applies."""
         if self._welcome is None or not comes_from(order, self.term):
             return []
         if isinstance(order, BeginNode | PrepareNode) and order.plan.rest.generation > self.heard.generation:
@@ -307,13 +313,13 @@ class AgentMachine:
                 out += self._tell(said, now)
         return out
 
-    # ---- what the workers do ----
+    # ---- events of the workers ----
 
     def worker_said(self, message: WorkerMessage | UnitWord, now: float) -> list[AgentInstruction]:
-        """Keep it, and pass it on at once, but for steps that others tell of, and for what concerns its unit alone."""
+        """Keep a worker's message and pass it on, except for steps that others report and messages within its group."""
         place = self._place_of(message.worker)
         if isinstance(message, CheckpointNews) and self.over is None:
-            self._written.keep(message)  # (its worker may be gone by now)
+            self._written.keep(message)  # The worker may have ended by now.
             return self._tell(FromWorker(message=message), now)
         if place is None or self.over is not None:
             return []
@@ -349,16 +355,16 @@ class AgentMachine:
         return [*out, *self._tell(FromWorker(message=message), now)]
 
     def _tell_of_steps(self, now: float) -> list[AgentInstruction]:
-        """Tell of the steps that are kept here alone, perhaps: who has told of them may be dead."""
+        """Report the steps that only this node may know: their witnesses may be dead."""
         pages = self._steps.untold() if self._connected else ()
         return [said for page in pages for said in self._tell(page, now)]
 
     def worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
-        """A worker's process ended; replace it, or count its part as done.
+        """Handle the end of a worker's process: replace it, or record that it has finished.
 
         Args:
-            down: how it ended, for the case that it should not have.
-            clean: its exit code is 0, or nobody knows it.
+            down: How it ended, in case that was a failure.
+            clean: Whether its exit code is 0 or unknown.
         """
         place = self._place_of(down.worker)
         if place is None or self.over is not None:
@@ -367,7 +373,7 @@ class AgentMachine:
             return self._ended_in_order(place, now, clean=clean)
         mates = self.units.mates(place.worker)
         if down.has_left_loop and not place.warming:
-            # It stays what it was, a member that has applied what it has: nobody is to do anything again.
+            # It stays a member with the state that it has applied, so no other worker must repeat anything.
             if not mates:
                 self.units.left(index_of(place.worker))
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
@@ -379,7 +385,7 @@ class AgentMachine:
     def _lost(
         self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Tell that a worker is gone, and put another process in its place; see `_replace`."""
+        """Report a lost worker and start another process for its local rank; see `_replace`."""
         cold: list[AgentInstruction] = []
         if warming := place.warming:
             warmed, down = place.failed_warm_up(down)
@@ -387,7 +393,7 @@ class AgentMachine:
         return [*cold, *self._tell(down, now), *self._replace(place, down, now, free=free or warming, last=last)]
 
     def _gone_along(self, mates: Iterable[int], cause: str, now: float) -> list[AgentInstruction]:
-        """A unit is whole or not there: the others of it end with the worker that is the cause, whoever that was."""
+        """End the other workers of a replica group with the one that ended: a group is complete or absent."""
         out: list[AgentInstruction] = []
         replaced = bool(self.workers[index_of(cause)])
         for place in (self._places[index] for index in mates):
@@ -402,16 +408,20 @@ class AgentMachine:
     def _replace(
         self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Put another process in a place, where that is of any use, and not `last`; `free`: that uses up no try."""
+        """Start another process for a local rank, if that is useful and not `last`; `free`: it does not count as a
+        retry.
+        """
         index = index_of(place.worker)
         self.units.left(index)
         place.refill("")
-        # Only its end is replayed: what it said before would look like a worker come back, and what it applied alone
-        # may be done again, with another v.
+        # Only its end is replayed. Its earlier messages would look like those of a worker that came back. A step that
+        # it alone has applied may be repeated with another result.
         place.down, place.down_told = down, self._connected
         self._steps.undo_after(max(other.applied for other in self._places))
         if last or down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
-            place.ended = True  # another process would say the same; the coordinator decides what becomes of the job
+            place.ended = (
+                True  # Another process would fail in the same way. The coordinator decides how the job goes on.
+            )
         elif why := self._restarts.refuse(down, now, free=free):
             place.ended = True
             reason = "quarantined" if self._restarts.broken(down) else "exhausted"
@@ -451,7 +461,7 @@ class AgentMachine:
         return [*self._replace(place, raised, now), *self._gone_along(mates, message.worker, now)]
 
     def _count_hang(self, message: CountHang, now: float) -> list[AgentInstruction]:
-        """Count a kill against this node, and leave if that makes too many."""
+        """Count a kill against this node, and leave the job if there were too many."""
         why = self._restarts.count(message.worker, message.why, now)
         if not why or self._unfit is not None:
             return []
@@ -468,17 +478,17 @@ class AgentMachine:
         return [*self._tell(Leave(reason="finished"), now), *self._end(EndAgent(self._tail_code))]
 
     def _leave_unfit(self, now: float) -> list[AgentInstruction]:
-        """The node must go; whoever coordinates hears why first, be it later, and ends it."""
+        """Report why the node must leave, now or on the next connection. The coordinator then ends it."""
         return self._tell(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
     def _asked(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
-        if isinstance(message, CheckpointOrder):  # (it concerns who has written a part, and where that lies)
+        if isinstance(message, CheckpointOrder):  # The order is also for the workers, which know about written parts.
             here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
             return [Stow(message), Pass(here, message)] if self.welcomed and comes_from(message, self.term) else []
         return [self._snapshots.obey(message)] if message.term >= self.term else []
 
     def opened(self, snapshots: NodeSnapshots | None, now: float) -> list[AgentInstruction]:
-        """There is room for parts of snapshots, with what lies there; None: there is none."""
+        """Record that memory for snapshot parts is open, with the parts found there, or None if that failed."""
         self._snapshots.begin(snapshots)
         return [*self._admit(), *self._holds([], now)]
 
@@ -486,21 +496,21 @@ class AgentMachine:
         return [AdmitReaders(self._welcome.snapshot_key)] if self._welcome and self._snapshots.told else []
 
     def fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
-        """A copy of another node's part of a snapshot is here."""
+        """Record that a copy of another node's snapshot part has arrived."""
         return self._holds(self._snapshots.fetched(part), now)
 
     def _holds(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
-        """Tell what is held, then do this: nobody is to look for what is gone."""
+        """Report the held parts before deleting, so that no peer requests a deleted part."""
         return [*(self._tell(told, now) if (told := self._snapshots.told) is not None else ()), *work]
 
-    # ---- what is kept ----
+    # ---- replay ----
 
     def _replay(self) -> Iterator[Kept]:
-        """What a coordinator must know of the workers, as it stands now: first who is gone, last who has left."""
+        """Yield what a coordinator must know of the workers as of now: ends first, positions last."""
         life, stand = kept_of_life(self._places), kept_of_stand(self._places)
         return chain(life, self._steps.replay(), self._written.kept, stand)
 
-    # ---- inside ----
+    # ---- helpers ----
 
     def _fill(self, place: WorkerPlace, index: int) -> StartWorker:
         self.units.left(index)

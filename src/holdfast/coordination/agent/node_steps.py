@@ -1,7 +1,7 @@
-"""The steps that a node's workers have applied: what is kept of them, and what a coordinator was told of them.
+"""The steps that a node's workers have applied, and which of them were reported to the coordinator.
 
-Witnesses tell of a step at once. All others' steps are told where something breaks, before the reports; where they
-stand, with the next heartbeat.
+Witnesses report a step at once. The steps of other workers are reported when a failure occurs, before the workers'
+reports. Their positions are sent with the next heartbeat.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from holdfast.protocol.messages.worker import Applied, KnownSteps
 
 
 class NodeSteps:
-    """Of one session of a node: fresh workers have applied nothing."""
+    """The steps of one session of a node. A new session starts with new workers that have applied nothing."""
 
     def __init__(self, places: Sequence[WorkerPlace], committed: int = 0) -> None:
-        """Keep nothing yet; steps up to `committed` are known to be in the journal."""
+        """Start without steps; the steps up to `committed` are in the journal."""
         self.committed = committed
         self._places = places
         self._kept = KeptSteps()
-        #: the coordinator of the connection knows v of those that are kept up to this one
+        #: the connected coordinator knows the results of the kept steps up to this one
         self._told = 0
-        #: the newest generation that its workers have entered
+        #: the newest generation that this node's workers have entered
         self._generation = 0
 
-    # ---- what the workers do ----
+    # ---- events of the workers ----
 
     def applied(self, place: WorkerPlace, message: Applied, now: float) -> Applied | None:
-        """Keep a step; return what the coordinator is to hear of it at once: a witness's word, or a hash that is news.
+        """Keep a step; return the message to send at once, or None.
 
-        A node tells one hash of a step, and another only where its own workers differ.
+        It is sent at once for a witness, or for a state hash that was not sent yet. A node sends one hash per step, and
+        another one only if its own workers differ.
         """
         known = self._kept.hash_of(message.step)
         if message.step > self.committed:
@@ -51,9 +52,9 @@ class NodeSteps:
         return message
 
     def sent(self, message: KnownSteps) -> None:
-        """Keep the steps that have led to a state which was sent to a worker.
+        """Keep the steps that came with a state that a worker has received.
 
-        A step that is in the journal may have been undone and done again, in a generation without this node.
+        A step in the journal may have been undone and repeated in a generation without this node.
         """
         again = [passed.step for passed in message.passed if passed.generation > self._generation]
         self.committed = min([self.committed, *(step - 1 for step in again)])
@@ -63,28 +64,30 @@ class NodeSteps:
                 self._kept.note_elsewhere(passed)
 
     def begin_with(self, step: int, generation: int) -> None:
-        """`generation` begins with the state of `step`: what was done after it in older ones never counted."""
+        """Record that `generation` starts from the state of `step`, so that later steps of older generations do not
+        count.
+        """
         self._generation = max(self._generation, generation)
         self.undo_after(step, generation)
         for place in self._places:
             place.undo_after(step, generation)
-        # After a roll-back steps are committed once more; until then nothing after it is in the journal.
+        # After a rollback, steps are committed a second time. Until then no step after `step` is in the journal.
         self.committed = min(self.committed, step)
 
     def undo_after(self, step: int, generation: float = math.inf) -> None:
-        """What was done after `step` in a generation older than this one does not count."""
+        """Drop the steps after `step` that were applied in a generation before this one."""
         self._kept.undo_after(step, generation)
         self._told = min(self._told, step)
 
-    # ---- what a coordinator knows ----
+    # ---- knowledge of the coordinator ----
 
     def forget_up_to(self, step: int) -> None:
-        """Steps up to this one are in the journal."""
+        """Drop the steps up to this one: they are in the journal."""
         self.committed = step
         self._kept.forget_up_to(step)
 
     def replay(self) -> Iterator[AppliedSteps | Applied]:
-        """Return all that a coordinator must know which knows nothing, as it stands now; it counts as told."""
+        """Yield everything that a coordinator without any knowledge needs, and mark it as sent."""
         self._told = self._kept.last
         for place in self._places:
             place.told = place.applied
@@ -92,13 +95,13 @@ class NodeSteps:
         return chain(pages, self._kept.odd)
 
     def untold(self) -> list[AppliedSteps]:
-        """Return what is kept and was not told; it counts as told."""
+        """Return the kept steps that were not sent yet, and mark them as sent."""
         pages = self._kept.after(max(self._told, self.committed), self._tops)
         self._told = max(self._told, self._kept.last)
         return pages
 
     def standing(self) -> Heartbeat | None:
-        """Return where the workers stand, None where that was told; it counts as told."""
+        """Return a heartbeat with the workers' positions, or None if they were sent already."""
         places = self._places
         if not any(place.applied > place.told for place in places):
             return None
@@ -110,5 +113,5 @@ class NodeSteps:
 
     @property
     def _tops(self) -> dict[str, int]:
-        """The newest step of which each worker holds the state, where that may not be in the journal."""
+        """The newest step of each worker whose state may be newer than the journal."""
         return {place.worker: place.applied for place in self._places if place.applied > self.committed}

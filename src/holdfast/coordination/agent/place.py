@@ -1,4 +1,4 @@
-"""One worker's place on a node: who fills it, and what is kept of that worker."""
+"""A local rank of a node: the worker that fills it, and the last messages of that worker."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from holdfast.protocol.messages.worker import (
 )
 from holdfast.protocol.names import node_and_index_of
 
-#: Of these kinds only the latest is kept. The replay of a node: what its workers are, what they applied, where they
-#: stand. So a report comes after the steps that it speaks of: nobody takes a step for lost that is on its way.
+#: Only the latest message of each of these kinds is kept. A node replays FIRST_REPLAYED, then applied steps, then LAST_REPLAYED. So
+#: a report arrives after the steps that it mentions, and no such step is taken for lost.
 LIFE = (Attach, Warmed, Begun, Entered)
 STAND = (
     Prepared,
@@ -50,7 +50,7 @@ STAND = (
     ScriptFailed,
     Raised,
 )
-#: what a newer generation makes worthless
+#: the kinds that a newer generation makes useless
 _GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused, Finished)
 
 
@@ -60,32 +60,32 @@ class WorkerPlace:
 
     worker: str = ""
     latest: dict[type, WorkerMessage] = field(default_factory=dict[type, WorkerMessage])
-    #: the newest step that it has applied, and in which generation
+    #: the newest step that the worker has applied, and its generation
     top: int = 0
     top_generation: int = 0
-    #: where the coordinator of the connection knows it to stand
+    #: the worker's step as the connected coordinator knows it
     told: int = 0
-    #: how the worker before this one ended, until this one attaches and a coordinator was told; or how this one did,
-    #: that left its loop
+    #: How the previous worker ended, until the present one attaches and a coordinator was told of it. Or how the
+    #: present worker ended, if it left its loop.
     down: WorkerDown | None = None
     down_told: bool = False
-    #: the worker was told that the job is done
+    #: whether the worker was told that the job is done
     done: bool = False
-    #: its process has ended, and no other follows
+    #: whether its process has ended and is not replaced
     ended: bool = False
     stopped_since: float | None = None
-    #: the worker was told to warm up, has not said how that went, and is in no generation
+    #: whether the worker runs a warm-up whose result it has not reported, and is in no generation
     warming: bool = False
 
     def refill(self, worker: str) -> None:
-        """Make the place for another worker."""
+        """Assign the local rank to another worker."""
         self.worker = worker
         self._clear()
         self.done = self.ended = False
         self.stopped_since = None
 
     def forget(self) -> None:
-        """Nothing that its worker has said counts any more, nor how the one before it ended."""
+        """Drop all kept messages of the worker, and how the previous one ended."""
         self._clear()
         self.down = None
 
@@ -95,7 +95,7 @@ class WorkerPlace:
         self.warming = False
 
     def keep(self, message: WorkerMessage) -> None:
-        """Remember what its worker says."""
+        """Keep a message of the worker for the replay."""
         if isinstance(message, Applied):
             self.top, self.top_generation = max(self.top, message.step), message.generation
         elif isinstance(message, LIFE + STAND) and not self._is_complaint_of_pending(message):
@@ -105,15 +105,17 @@ class WorkerPlace:
         if isinstance(message, Attach) and self.down_told:
             self.down = None
         if isinstance(message, Entered | Report | Finished):
-            self.told = self.applied  # (they say it, too)
+            # These messages contain the worker's step, too.
+            self.told = self.applied
         if isinstance(message, Entered):
             for kind in _GENERATION_BOUND:
                 self._forget_before(message.generation, kind)
 
     def _is_complaint_of_pending(self, message: WorkerMessage) -> bool:
-        """Whether this is about a pending generation, and one about the generation in force is kept already.
+        """Return whether this complains about a pending generation while a complaint about the current one is kept.
 
-        A coordinator that takes over must hear of the latter: it stops that generation, and the pending one with it.
+        A coordinator that takes over must receive the latter: it stops the current generation, and with it the pending
+        one.
         """
         kept = self.latest.get(Complaint)
         if not (isinstance(message, Complaint) and isinstance(kept, Complaint)):
@@ -128,7 +130,7 @@ class WorkerPlace:
             del self.latest[kind]
 
     def tell_who_is_gone(self) -> WorkerDown | None:
-        """Return how the worker before this one ended, while that is to be told; one that left its loop is not gone."""
+        """Return how the previous worker ended if that must be reported. A worker that left its loop stays a member."""
         gone = self.down
         if gone is None or gone.has_left_loop:
             return None
@@ -138,25 +140,25 @@ class WorkerPlace:
         return gone
 
     def passed(self, order: Order | UnitAnswer) -> None:
-        """An order is passed on to its worker."""
+        """Update the kept messages when an order is sent to the worker."""
         if isinstance(order, JobDone):
             self.done = True
         elif isinstance(order, Warm):
             self.warming = Begun not in self.latest and Entered not in self.latest
         elif isinstance(order, StandBy):
-            # What it has promised is of no use, and what comes first in a step it has gone through long ago.
+            # Its promises no longer matter, and the warm-up before its first step was long ago.
             self.latest = {kind: kept for kind, kept in self.latest.items() if kind is Attach}
             self.top = self.top_generation = self.told = 0
             self.keep(Warmed(worker=self.worker, seconds=0.0))
         elif isinstance(order, Begin):
-            # From here on it is not fresh any more, whether it has come to reading this or not.
+            # After a Begin, the worker is no longer fresh, whether it has already read the order or not.
             self.keep(Begun(worker=self.worker, generation=order.plan.generation))
             self._forget_before(order.plan.generation, Complaint)
 
     def failed_warm_up(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
-        """Its worker has ended in a shadow step: return how that is told.
+        """Return the two messages that report a worker's end in a shadow step.
 
-        What a script does in a step that nobody counts is no word of it about the job, which does not end by that.
+        Its cause does not count as the script's own failure, so the job does not end because of it.
         """
         why = "the script has left its loop in a shadow step" if down.has_left_loop else down.detail
         gone = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
@@ -164,24 +166,24 @@ class WorkerPlace:
 
     @property
     def applied(self) -> int:
-        """The newest step whose state its worker has."""
+        """The newest step of which the worker has the state."""
         entered = self.latest.get(Entered)
         return max(self.top, entered.applied if isinstance(entered, Entered) else 0)
 
     @property
     def generation(self) -> int:
-        """The generation in which its worker came to that step."""
+        """The generation in which the worker reached that step."""
         entered = self.latest.get(Entered)
         return max(self.top_generation, entered.generation if isinstance(entered, Entered) else 0)
 
     def undo_after(self, step: int, generation: int) -> None:
-        """What was applied after `step` in a generation older than this one does not count."""
+        """Drop the steps after `step` that were applied in a generation before this one."""
         if self.top_generation < generation:
             self.top = min(self.top, step)
         self.told = min(self.told, step)
 
     def looked_at(self, now: float, *, stopped: bool) -> float:
-        """Return for how long its worker's process has been stopped by now, as far as anybody has seen."""
+        """Record whether the process is stopped at `now`; return for how many seconds it has been observed as stopped."""
         if self.ended or not stopped:
             self.stopped_since = None
         elif self.stopped_since is None:
@@ -190,7 +192,7 @@ class WorkerPlace:
 
     @property
     def raised_so(self) -> WorkerDown | None:
-        """How its worker has ended, whose script has raised and whose process is kept; None for another one."""
+        """The end of the worker if its script raised and its process was kept, or None."""
         raised = self.latest.get(Raised)
         if not isinstance(raised, Raised):
             return None
@@ -198,38 +200,39 @@ class WorkerPlace:
         return WorkerDown(worker=self.worker, kind=kind, detail=raised.detail, exit_code=code)
 
     def gone_along(self, cause: str) -> WorkerDown:
-        """Return how its worker ends that goes because another one of its unit does."""
-        detail = f"it went with {cause}, another place of its unit"
+        """Return the end of the worker, caused by the end of `cause`, another worker of its replica group."""
+        detail = f"it ended because {cause} of its replica group ended"
         return WorkerDown(worker=self.worker, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=EXIT_FAILED)
 
     def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
-        """Return what is kept of some kinds, in their order."""
+        """Return the kept messages of some kinds, in the order of the kinds."""
         return [self.latest[kind] for kind in kinds if kind in self.latest]
 
 
 def kept_of_life(places: Sequence[WorkerPlace]) -> list[Kept]:
-    """Return what a node says first again: who is gone, and what its workers are."""
+    """Return the messages to replay first: the ends of workers, and the states of the present ones."""
     gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]
     return [*gone, *(message for place in places for message in place.kept(LIFE))]
 
 
 def kept_of_stand(places: Sequence[WorkerPlace]) -> list[Kept]:
-    """Return what it says last again: where its workers stand, and who has left."""
+    """Return the messages to replay last: the positions of the workers, and which of them have left their loops."""
     left = [place.down for place in places if place.down is not None and place.down.has_left_loop]
     return [*(message for place in places for message in place.kept(STAND)), *left]
 
 
 class WrittenParts:
-    """The newest part of a checkpoint that was written for each place of a node, and the newest that was kept."""
+    """The last message about a written checkpoint part of each local rank, and about a sealed checkpoint."""
 
     def __init__(self) -> None:
         self._latest: dict[str, CheckpointWritten | CheckpointUnwritten | CheckpointKept] = {}
 
     def keep(self, message: CheckpointWritten | CheckpointUnwritten | CheckpointKept) -> None:
-        """Remember what was told of one."""
+        """Keep a message about a part or a checkpoint."""
         place = "kept" if isinstance(message, CheckpointKept) else node_and_index_of(message.worker)
         before = self._latest.get(place)
-        if before is None or _origin(before) <= _origin(message):  # (one disk may be slower than another)
+        # Messages may arrive out of order, because disks differ in speed.
+        if before is None or _origin(before) <= _origin(message):
             self._latest[place] = message
 
     @property

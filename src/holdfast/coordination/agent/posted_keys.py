@@ -1,4 +1,4 @@
-"""The keys that a node's workers post for the group of a generation, until they go to the coordinator in one bundle."""
+"""Collects the rendezvous keys that a node's workers post for a generation's group, to send them in one bundle."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from holdfast.coordination.collection.rendezvous import Collected, split
 from holdfast.protocol.messages.agent import Posts
 from holdfast.protocol.messages.worker import Post
 
-#: the generation in force and the pending one
+#: the current generation and the pending one
 _MAX_GENERATIONS = 2
 
 
 class PostedKeys:
-    """A bundle goes once every member on the node has posted; what comes after it goes at once."""
+    """Releases a bundle once every member on the node has posted its keys. Later keys are released at once."""
 
     def __init__(self) -> None:
         self._collected: dict[int, Collected] = {}
 
     def take(self, post: Post, members: frozenset[str]) -> Iterator[Posts]:
-        """Take a worker's key, return what is to be sent.
+        """Add a worker's key; return the bundles to send.
 
         Args:
-            members: those of the node's workers that the plan of its generation names.
+            members: The workers of the node that are members of the generation.
 
         Raises:
-            PostedTooMuchError: it has posted more than it may.
+            PostedTooMuchError: The worker has posted more than it may.
         """
         collected = self._collected.get(post.generation)
         if collected is None:

@@ -1,4 +1,4 @@
-"""What an agent says again fits into Hello as far as there is room; the rest follows it."""
+"""Splits the messages that an agent repeats into a part that fits into Hello and a rest that follows it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import msgspec
 
 from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, FromWorker, Kept, WorkerDown
 
-#: of a message of a megabyte, this much is left to Hello's other fields
+#: the room for repeated messages in a message of one megabyte; the rest is for the other fields of Hello
 _HELLO_BYTES = (1 << 20) - (1 << 14)
 
 
 def fitting(
     messages: Iterator[Kept],
 ) -> tuple[tuple[Kept, ...], Kept | None]:
-    """Take from `messages` what fits into Hello, one page of steps at most; also return what was taken too much."""
+    """Return the first messages that fit into Hello, with at most one page of steps, and the message that no longer
+    fits.
+    """
     kept: list[Kept] = []
     room, pages = _HELLO_BYTES, 1
     for message in messages:
@@ -28,6 +30,6 @@ def fitting(
 
 
 def envelopes(messages: Iterable[Kept]) -> Iterator[AgentMessage]:
-    """Yield what is said instead of Hello, for what did not fit into it."""
+    """Yield the messages in the form in which they are sent after Hello."""
     for message in messages:
         yield message if isinstance(message, AppliedSteps | WorkerDown) else FromWorker(message=message)

@@ -1,4 +1,4 @@
-"""When a node's processes are not started again: the machine is broken, or they have died there too often."""
+"""Limits how often a node restarts processes: not on a broken machine, and not after too many failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.names import index_of
 
 
 class Restarts:
-    """The second rung of the ladder, on one node: all its places have one budget."""
+    """The second escalation step, on one node: all its local ranks share one budget of restarts."""
 
     def __init__(self) -> None:
         self._classes = FailureClasses()
@@ -21,28 +21,28 @@ class Restarts:
         self._budget = Budget()
 
     def allowed(self, most: int, rules: Sequence[FailureRule]) -> None:
-        """Take over what the coordinator says: how many restarts there may be, and the site's classes of failures."""
+        """Set the coordinator's limit of restarts and the site's rules for classes of failures."""
         self._most, self._classes = most, FailureClasses(rules)
 
     def refuse(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
-        """A process has died: return why the node must go, "" where another takes its place.
+        """Return why the node must leave after a process has died, or "" if the process may be replaced.
 
         Args:
-            free: it has only warmed up, and failed nobody by that: it uses up no try.
+            free: Whether the restart does not count, because the process was only warming up.
         """
         if self.broken(down):
             return f"{self._class_of(down).status}: {down.detail}"
         return "" if free else self.count(down.worker, down.detail, now)
 
     def count(self, worker: str, why: str, now: float) -> str:
-        """Count a failure of a worker; return why the node must go, or "" if it may start another process."""
+        """Count a failure of a worker; return why the node must leave, or "" if it may start another process."""
         tries = self._budget.count_try(now, index_of(worker))
         if tries > self._most:
-            return f"its workers fail again and again, {tries} times in {self._budget.window_s:.0f} s: {why}"
+            return f"its workers have failed {tries} times in {self._budget.window_s:.0f} s: {why}"
         return ""
 
     def broken(self, down: WorkerDown) -> bool:
-        """Tell whether the machine is, by what a process has died of."""
+        """Return whether the cause of a process's end means that the machine is broken."""
         return self._class_of(down).severity is Severity.NODE
 
     def _class_of(self, down: WorkerDown) -> FailureClass:

@@ -1,4 +1,4 @@
-"""The units of a node: who has come to be in which, and what their places say to each other until they are met."""
+"""Forms the replica groups of a node, and relays messages between their workers until they have connected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.protocol.layouts.layout_list import Layouts, layout_for
 from holdfast.protocol.messages.agent import Welcome
 from holdfast.protocol.names import MAX_POSTED_BYTES, index_of, is_key_of, posted_bytes
 
-#: a place that has not come so long after the first of its unit hangs somewhere before `holdfast.init()`
+#: a local rank that joins later than this after the first of its group is taken to hang before `holdfast.init()`
 COME_S = 600.0
 
 
@@ -37,7 +37,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Unit:
-    """One that is formed, and how much each of its workers has posted, in bytes."""
+    """A formed replica group, and how many bytes each of its workers has posted."""
 
     name: str
     workers: tuple[str, ...]
@@ -45,28 +45,28 @@ class _Unit:
 
 
 class Units:
-    """Forms units of the workers that ask for it, and knows who goes with whom.
+    """Forms replica groups of the workers that request it, and knows which workers belong together.
 
     Args:
-        workers: how many the node has.
-        nonce: gives a unit a name that no other ever has.
+        workers: The number of workers of the node.
+        nonce: Returns a unique name for a group.
     """
 
     def __init__(self, workers: int, nonce: Callable[[], str]) -> None:
         self.come_s = COME_S
         self._workers, self._nonce = workers, nonce
-        #: by index on the node: what these ask for, and in which unit they are
+        #: by index on the node: the requests of the workers, and their groups
         self._asked: dict[int, _Asked] = {}
         self._formed: dict[int, _Unit] = {}
-        #: of several layouts, the one in force; None: no coordinator says which that is
+        #: chooses the current one of several layouts; None until a coordinator has told which is current
         self._choose: Callable[[Layouts], Layout] | None = None
-        #: who waits for a coordinator that says so
+        #: the requests that wait for that
         self._early: dict[int, JoinUnit] = {}
-        #: since when a unit is waited for that is not whole, by its first index; None: from the next look on
+        #: since when an incomplete group waits, by its first index; None starts the wait at the next tick
         self._since: dict[int, float | None] = {}
 
     def take(self, word: UnitWord, now: float) -> list[AgentInstruction]:
-        """Take what the worker that fills a place says."""
+        """Handle a message of a worker to its replica group."""
         if isinstance(word, UnitPost):
             return self._post(word)
         if not word.layouts:
@@ -79,10 +79,10 @@ class Units:
         return self._joined(_Asked(word.worker, self._choose(word.layouts), word.layouts), now)
 
     def informed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
-        """A coordinator says which layout is in force, or with how many nodes the job begins.
+        """Learn from a coordinator which layout is current, or with how many nodes the job starts.
 
-        Who waits in a unit of another one, which was in force when it came, is to be in one of this. Who has met others
-        in such a unit already is replaced once it attaches.
+        Workers that wait in a group of an outdated layout move to a group of the current one. Workers that have already
+        connected in such a group are replaced once they attach.
         """
         choose = self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
         early, self._early = self._early, {}
@@ -94,11 +94,14 @@ class Units:
         return [said for word in early.values() for said in self.take(word, now)]
 
     def uninformed(self) -> None:
-        """Nobody coordinates, or another one will: who comes waits until it is known what is in force."""
+        """Forget the current layout when the connection ends: new requests wait for the next coordinator."""
         self._choose = None
 
     def attached(self, worker: str) -> list[AgentInstruction]:
-        """A worker trains; one that has not come before does so without a layout, which then nobody else may have."""
+        """Record that a worker attaches.
+
+        If it has not joined before, it uses no layout, and then no other worker may use one.
+        """
         index = index_of(worker)
         if index in self._asked:
             return []
@@ -106,14 +109,14 @@ class Units:
         return self._refuse(difference(index, WHOLE, self._layouts(asked)) or self._other_lists(asked))
 
     def mates(self, worker: str) -> tuple[int, ...]:
-        """Return who goes with a worker, by index: the others of its unit."""
+        """Return the indices of the other workers in a worker's replica group."""
         unit = self._formed.get(index := index_of(worker))
         if unit is None or worker not in unit.workers:
             return ()
         return tuple(index_of(other) for other in unit.workers if index_of(other) != index)
 
     def left(self, index: int) -> None:
-        """Another process fills a place: the unit that the one before was in is none any more."""
+        """Dissolve the replica group of an index, because another process fills it."""
         self._asked.pop(index, None)
         self._early.pop(index, None)
         unit = self._formed.get(index)
@@ -122,7 +125,7 @@ class Units:
         self._wait_anew()
 
     def late(self, now: float, workers: Sequence[str]) -> list[AgentInstruction]:
-        """Time has passed: end those of the node's workers that do not come to where others wait for them."""
+        """End workers that have not joined their replica group in time, while others wait for them."""
         out: list[AgentInstruction] = []
         for first, since in list(self._since.items()):
             if since is not None and now - since <= self.come_s:
@@ -169,12 +172,16 @@ class Units:
         place = unit.workers.index(post.worker)
         posted = unit.posted[post.worker] = unit.posted.get(post.worker, 0) + posted_bytes(post.keys)
         if posted > MAX_POSTED_BYTES or not all(is_key_of(place, key) for key in post.keys):
-            return [KillHung(post.worker, f"it has posted what it may not to its unit, {posted} bytes so far")]
+            return [
+                KillHung(
+                    post.worker, f"it has posted invalid or too many keys to its replica group: {posted} bytes so far"
+                )
+            ]
         others = tuple(worker for worker in unit.workers if worker != post.worker)
         return [Pass(others, UnitPosted(unit=unit.name, keys=post.keys))]
 
     def _refuse(self, why: str) -> list[AgentInstruction]:
-        """Refuse all that wait: of those that do not want the same nobody knows who is right."""
+        """Refuse all waiting workers: if they disagree, there is no way to tell which one is right."""
         waiting = tuple(self._asked[index].worker for index in sorted(self._asked) if self._waits(index))
         if not why or not waiting:
             return []
@@ -184,19 +191,19 @@ class Units:
         return [Pass(waiting, UnitRefused(why=why))]
 
     def _wait_anew(self) -> None:
-        """Who is waited for has all its time: a process that has just begun, or is to be in another unit."""
+        """Restart the waiting times, because a process was started or moved to another group."""
         self._since = dict.fromkeys(first for first in self._since if any(self._waiting(first)))
 
     def _waits(self, index: int) -> bool:
         return index not in self._formed and self._asked[index].layout != WHOLE
 
     def _waiting(self, first: int) -> Iterator[_Asked]:
-        """Yield who has come of the unit that begins there."""
+        """Yield the waiting requests for the group that begins at this index."""
         asked = (self._asked[index] for index in sorted(self._asked) if self._waits(index))
         return (one for one in asked if index_of(one.worker) // one.layout.places * one.layout.places == first)
 
     def _layouts(self, besides: _Asked) -> dict[int, Layout]:
-        """Return what the others of the node have asked for; of those with the same list it is not their choice."""
+        """Return the layouts of the other workers, except those with the same list: the coordinator chose theirs."""
         listed = besides.layouts
         return {
             i: one.layout
@@ -205,14 +212,14 @@ class Units:
         }
 
     def _other_lists(self, asked: _Asked) -> str:
-        """Say whose list of layouts on the node is another than this worker's; "" where all have the same."""
+        """Return which worker of the node lists other layouts than this one, or "" if all are equal."""
         other = next((one for _, one in sorted(self._asked.items()) if one.layouts != asked.layouts), None)
         return (
             other_lists(index_of(asked.worker), asked.layouts, index_of(other.worker), other.layouts) if other else ""
         )
 
     def _who(self, index: int, places: int) -> str:
-        return f"place {index % places} of a unit (worker {index} of the node)"
+        return f"rank {index % places} of a replica group (worker {index} of the node)"
 
     def _wait(self) -> str:
-        return f"holdfast.init() within {self.come_s:g} s of another place"
+        return f"holdfast.init() within {self.come_s:g} s of another rank"

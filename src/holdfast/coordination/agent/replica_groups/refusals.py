@@ -1,4 +1,4 @@
-"""Why no unit can be formed of what the scripts on a node ask for, in words."""
+"""The texts that explain to a worker why its replica group was refused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.layout_list import Layouts, describe_layouts
 
-CALLED_TWICE = "holdfast.init() was called twice: a process is in one unit, of one layout"
+CALLED_TWICE = "holdfast.init() was called twice: a process belongs to one replica group, with one layout"
 
 
 def misfit(layout: Layout, workers: int) -> str:
-    """Say why a node with so many workers cannot be divided into units; "" where it can."""
+    """Return why a node with this many workers cannot be divided into replica groups, or "" if it can."""
     places = layout.places
     if workers % places == 0:
         return ""
@@ -24,7 +24,7 @@ def misfit(layout: Layout, workers: int) -> str:
 
 
 def difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
-    """Say whose layout on the node is another than this worker's; "" where all have asked for the same."""
+    """Return which worker of the node requests another layout than this one, or "" if all are equal."""
     other = next((known for known in sorted(others) if others[known] != layout), None)
     if other is None:
         return ""
@@ -35,7 +35,7 @@ def difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
 
 
 def other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> str:
-    """Say that two workers of a node list other layouts."""
+    """Return the message that two workers of a node list different layouts."""
     mine, theirs = (describe_layouts(listed) or "one layout" for listed in (layouts, others))
     return (
         f"worker {index} of this node lists {mine}, worker {other} {theirs}: "
