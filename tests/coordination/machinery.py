@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.coordination.agent.instructions import Pass
+from holdfast.coordination.agent.instructions import SendToWorkers
 from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import Disconnected, Input, Received, Tick
@@ -192,10 +192,10 @@ class Job:
             node = self.machine.members.on(number)
             known = self.plans.setdefault(node.name if node is not None else "", KnownPlans())
             if isinstance(message, msg.Welcome):
-                known.told_anew(message.members)
+                known.reset_members(message.members)
             elif isinstance(message, msg.NodeOrder) and node is not None:
-                for said in known.take(message, tuple(node.workers)):
-                    if isinstance(said, Pass):
+                for said in known.on_order(message, tuple(node.workers)):
+                    if isinstance(said, SendToWorkers):
                         self._handed += [(worker, said.order) for worker in said.workers]
                         continue
                     for answer in self.machine.handle(Received(number, said), self.now):

@@ -71,7 +71,7 @@ def test_a_node_is_repaired_by_whoever_is_told(start_job: StartJob, webhook: Web
     asked = webhook.posted.get(timeout=DEADLINE_S)
     assert (asked["who"], asked["command"], asked["about_seq"]) == ("site", "holdfast undrain node-1", left.seq)
     why = job.call("explain", str(left.seq))
-    assert "its workers fail again and again, 2 times in 300 s" in why
+    assert "its workers have failed 2 times in 300 s" in why
     assert "repaired: holdfast undrain node-1" in job.call("status")
 
     broken.touch()

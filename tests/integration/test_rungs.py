@@ -41,7 +41,7 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
     since = kill_process(job, "node-1")
     left = job.wait(NodeLeft, reason="quarantined", since=since)
     assert left.node == "node-1", job.story()
-    assert "its workers fail again and again, 2 times in 300 s: " in left.detail
+    assert "its workers have failed 2 times in 300 s: " in left.detail
     assert [failure.tries for failure in job.all(FailureDetected)] == [1, 2]
     assert [event.action for event in job.all(Recovered)] == ["restart", "shrink"]
     with job.client() as client:

@@ -14,7 +14,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_forgets_what_was_logged",
         module="coordination.agent.kept_steps",
-        qualname="_kept",
+        qualname="_kept_step",
         old="msgspec.structs.asdict(message.commit)",
         new="{**msgspec.structs.asdict(message.commit), 'metrics': {}}",
         why="a later coordinator would announce steps without their logged values",
@@ -22,7 +22,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_lets_anybody_forget",
         module=AGENT,
-        qualname="AgentMachine.hear",
+        qualname="AgentMachine.on_message",
         old="message.term >= self.term",
         new="True",
         why="commits of an older coordinator may not count",
@@ -30,7 +30,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_tells_of_an_end_for_ever",
         module=PLACE,
-        qualname="WorkerPlace.keep",
+        qualname="LocalRank.keep",
         old=("if isinstance(message, Attach) and self.down_told:\n    self.down = None"),
         new="pass",
         why="an end must be reported only until the next worker has attached",
@@ -38,7 +38,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_forgets_an_end_that_nobody_has_heard_of",
         module=PLACE,
-        qualname="WorkerPlace.keep",
+        qualname="LocalRank.keep",
         old="isinstance(message, Attach) and self.down_told",
         new="isinstance(message, Attach)",
         why="a worker may end, and another attach, while no coordinator is connected",
@@ -46,7 +46,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_gives_up_too_early",
         module=RESTARTS,
-        qualname="Restarts.count",
+        qualname="Restarts.count_failure",
         old="tries > self._most",
         new="tries >= self._most",
         why="a few failures do not prove a bad machine",
@@ -54,7 +54,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_never_gives_up",
         module=RESTARTS,
-        qualname="Restarts.count",
+        qualname="Restarts.count_failure",
         old="tries > self._most",
         new="False",
         why="a node with repeatedly failing processes is a bad machine",
@@ -62,7 +62,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_restarts_on_a_broken_machine",
         module=RESTARTS,
-        qualname="Restarts.broken",
+        qualname="Restarts.is_machine_broken",
         old="self._class_of(down).severity is Severity.NODE",
         new="False",
         why="a fresh process would meet the same broken memory",
@@ -78,7 +78,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="who_must_go_starts_anew",
         module=AGENT,
-        qualname="AgentMachine._refused",
+        qualname="AgentMachine._on_refused",
         old="self._unfit is None",
         new="True",
         why="its message was not received, and the node would return as if healthy",
@@ -110,7 +110,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_undoes_what_counts",
         module=PLACE,
-        qualname="WorkerPlace.undo_after",
+        qualname="LocalRank.undo_after",
         old="self.top_generation < generation",
         new="True",
         why="steps applied in the entered generation count",
@@ -126,7 +126,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_ends_scripts_that_are_done",
         module=AGENT,
-        qualname="AgentMachine.hear",
+        qualname="AgentMachine.on_message",
         old="message.exit_code == EXIT_DONE and all((place.done for place in self._places))",
         new="False",
         why="a script that left its loop may have more to do",
@@ -134,7 +134,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_leaves_with_the_first",
         module=AGENT,
-        qualname="AgentMachine._ended_in_order",
+        qualname="AgentMachine._on_finished_worker",
         old="not all((place.ended for place in self._places))",
         new="False",
         why="a node ends only with its last worker",
@@ -149,7 +149,7 @@ AGENT_MUTANTS = (
     Mutant(
         name="agent_takes_another_ones_word",
         module=AGENT,
-        qualname="AgentMachine.worker_said",
+        qualname="AgentMachine.on_worker_message",
         old=("if place is None or self.over is not None:\n    return []"),
         new=("place = place or self._places[0]\nif self.over is not None:\n    return []"),
         why="messages of a replaced worker must be ignored",

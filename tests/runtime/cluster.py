@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.control.link.forking import PRELOAD
 from holdfast.control.link.framing import FrameDecoder, FromWorkerProcess, encode_frame
 from holdfast.control.link.worker_settings import WorkerSettings
-from holdfast.coordination.agent.instructions import Pass
+from holdfast.coordination.agent.instructions import SendToWorkers
 from holdfast.coordination.agent.known_plans import KnownPlans
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.inputs import Disconnected, InjectFault, Planned, Received, Tick
@@ -541,10 +541,10 @@ class Cluster:
         """Handle messages about a generation as an agent does."""
         known, node = self._nodes[number].plans, self.machine.members.on(number)
         if isinstance(message, msg.Welcome):
-            known.told_anew(message.members)
+            known.reset_members(message.members)
         elif isinstance(message, msg.NodeOrder) and node is not None:
-            for passed in known.take(message, tuple(node.workers)):
-                assert isinstance(passed, Pass), f"{node.name} lacks a plan"
+            for passed in known.on_order(message, tuple(node.workers)):
+                assert isinstance(passed, SendToWorkers), f"{node.name} lacks a plan"
                 self._order(number, passed.order)
 
     def _order(self, number: int, order: msg.Order) -> None:

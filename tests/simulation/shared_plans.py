@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.coordination.agent.known_plans import PlanMaker
+from holdfast.coordination.agent.known_plans import PlanBuilder
 from holdfast.coordination.generations.plan_delta import Assignment
 from holdfast.protocol.messages.plans import PlanChange, Shares
 from holdfast.protocol.plan import GenerationPlan
@@ -15,7 +15,7 @@ from holdfast.protocol.plan import GenerationPlan
 _KEPT = 32
 
 
-class SharedPlans(PlanMaker):
+class SharedPlans(PlanBuilder):
     """Builds a plan once for each pair of change and base plan, identified by the objects that are sent."""
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class SharedPlans(PlanMaker):
         self._made: OrderedDict[tuple[int, ...], tuple[tuple[object, ...], Any]] = OrderedDict()
 
     def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
-        return self._once(super().plan, change, base)
+        return self._once(super().build_plan, change, base)
 
     def shares(
         self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
     ) -> Assignment:
-        return self._once(super().shares, shares, change, plan, base)
+        return self._once(super().build_shares, shares, change, plan, base)
 
     def _once(self, make: Callable[..., Any], *parts: object) -> Any:
         key = tuple(map(id, parts))

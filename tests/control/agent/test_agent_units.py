@@ -170,10 +170,10 @@ def test_a_place_that_is_stopped_for_too_long_takes_its_unit_along(stage: Callab
 
 def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., None]) -> None:
     async def plot(scene: Scene) -> None:
-        scene.agent.machine.units.come_s = 0.5
+        scene.agent.machine.units.join_timeout_s = 0.5
         (down,) = await scene.hear_of(1)
         assert (index_of(down.worker), down.kind) == (1, FailureKind.HANG)
-        assert "place 1 of a unit (worker 1 of the node) did not come to holdfast.init()" in down.detail
+        assert "rank 1 of a replica group (worker 1 of the node) did not come to holdfast.init()" in down.detail
         reports = await scene.formed(2)
         assert len(scene.downs) == 1  # The workers that had come waited for the missing one.
         assert reports[0].unit == reports[1].unit

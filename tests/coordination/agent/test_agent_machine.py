@@ -15,10 +15,10 @@ from holdfast.coordination.agent.instructions import (
     AgentInstruction,
     EndAgent,
     KillHung,
-    Pass,
     Reconnect,
     Replay,
-    Say,
+    SendToCoordinator,
+    SendToWorkers,
     StartWorker,
 )
 from holdfast.coordination.agent.machine import TAIL_FAILED, AgentMachine
@@ -111,12 +111,12 @@ class Bench:
 
     def connect(self, term: int = 1, committed: int = 0) -> list[AgentMessage]:
         """Connect or reconnect and receive a welcome; return the messages sent to the coordinator, Hello first."""
-        self.machine.disconnected()
-        out = self.machine.connected(self.now)
+        self.machine.on_disconnected()
+        out = self.machine.on_connected(self.now)
         return messages_of([*out, *self.hear(welcome(term, committed, self.workers))])
 
     def hear(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
-        return self.machine.hear(message, self.now)
+        return self.machine.on_message(message, self.now)
 
     def order(self, order: WorkerOrder, worker: str = "") -> list[AgentInstruction]:
         """Deliver an order for one worker."""
@@ -124,10 +124,10 @@ class Bench:
 
     def say(self, *messages: WorkerMessage) -> None:
         for message in messages:
-            assert messages_of(self.machine.worker_said(message, self.now)) == [FromWorker(message=message)]
+            assert messages_of(self.machine.on_worker_message(message, self.now)) == [FromWorker(message=message)]
 
     def die(self, worker: str = "", exit_code: int = -9, *, clean: bool = False) -> list[AgentInstruction]:
-        return self.machine.worker_ended(down(worker or self.worker, exit_code), self.now, clean=clean)
+        return self.machine.on_worker_ended(down(worker or self.worker, exit_code), self.now, clean=clean)
 
     def kept(self, term: int = 1) -> list[WorkerMessage | AppliedSteps]:
         """Return the messages about workers that a coordinator receives after a reconnection."""
@@ -146,7 +146,7 @@ class Bench:
 def messages_of(instructions: list[AgentInstruction]) -> list[AgentMessage]:
     out: list[AgentMessage] = []
     for instruction in instructions:
-        if isinstance(instruction, Say):
+        if isinstance(instruction, SendToCoordinator):
             out.append(instruction.message)
         elif isinstance(instruction, Replay):
             out += instruction.messages
@@ -304,7 +304,7 @@ def post(worker: str, generation: int, *keys: str, value: bytes = b"v") -> Post:
 
 
 def posted(bench: Bench, message: Post) -> list[AgentMessage]:
-    return messages_of(bench.machine.worker_said(message, bench.now))
+    return messages_of(bench.machine.on_worker_message(message, bench.now))
 
 
 def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() -> None:
@@ -355,7 +355,7 @@ def test_a_worker_that_posts_more_than_it_may_is_ended() -> None:
     bench.hear(begin_node(1, 1, worker))
     large = post(worker, 1, "k", value=bytes(MAX_KEY_BYTES))
     assert posted(bench, large) == [Posts(posts=(large,))]
-    (killed,) = bench.machine.worker_said(post(worker, 1, "l", value=bytes(MAX_KEY_BYTES)), bench.now)
+    (killed,) = bench.machine.on_worker_message(post(worker, 1, "l", value=bytes(MAX_KEY_BYTES)), bench.now)
     assert isinstance(killed, KillHung)
     assert "bytes of keys" in killed.why
 
@@ -367,14 +367,14 @@ def test_what_all_have_posted_is_handed_to_the_members_of_its_generation() -> No
     bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
     for generation, members in ((1, (a,)), (2, (a, b))):
         bundle = Posted(generation=generation, keys={"k": b"v"})
-        assert bench.hear(bundle) == [Pass(members, bundle)]
+        assert bench.hear(bundle) == [SendToWorkers(members, bundle)]
     assert bench.hear(Posted(generation=7, keys={})) == []
 
 
 def test_rendezvous_is_not_kept() -> None:
     bench = Bench()
     bench.hear(begin_node(1, 1, bench.worker))
-    bench.machine.worker_said(post(bench.worker, 1), bench.now)
+    bench.machine.on_worker_message(post(bench.worker, 1), bench.now)
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=1)]
 
 
@@ -391,7 +391,7 @@ def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
     bench.say(Entered(worker=a, generation=1, applied=0), applied(a, 1))
     out = bench.die(a)
     b = bench.workers[0]
-    assert out == [Say(down(a)), StartWorker(b)]
+    assert out == [SendToCoordinator(down(a)), StartWorker(b)]
     assert b.rsplit("/", 1)[0] == a.rsplit("/", 1)[0]
     assert b != a
     hello, *rest = bench.connect()
@@ -408,10 +408,10 @@ def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
 def test_how_a_worker_has_ended_without_a_coordinator_is_told_to_the_next_one_once() -> None:
     bench = Bench()
     a = bench.worker
-    bench.machine.disconnected()
+    bench.machine.on_disconnected()
     assert bench.die(a) == [StartWorker(bench.worker)]
     b = bench.worker
-    assert bench.machine.worker_said(attach(b), bench.now) == []
+    assert bench.machine.on_worker_message(attach(b), bench.now) == []
     hello, *rest = bench.connect()
     assert isinstance(hello, Hello)
     assert hello.kept == (down(a), attach(b))
@@ -427,7 +427,7 @@ def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> N
     bench.say(entered, applied(left, 1), applied(left, 2))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
     told = msgspec.structs.replace(break_, applied=2)
-    assert bench.machine.worker_ended(break_, bench.now, clean=True) == [Say(told)]
+    assert bench.machine.on_worker_ended(break_, bench.now, clean=True) == [SendToCoordinator(told)]
     assert bench.workers == [""]
     assert bench.kept_steps() == [1, 2]
     (hello,) = bench.connect(committed=2)
@@ -446,7 +446,7 @@ def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_wi
     left = bench.worker
     bench.say(Entered(worker=left, generation=3, applied=7))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
-    (told,) = messages_of(bench.machine.worker_ended(break_, bench.now, clean=True))
+    (told,) = messages_of(bench.machine.on_worker_ended(break_, bench.now, clean=True))
     assert isinstance(told, WorkerDown)
     assert told.applied == 7
 
@@ -467,8 +467,8 @@ def test_what_a_worker_says_that_was_replaced_counts_for_nothing() -> None:
     bench = Bench()
     old = bench.worker
     bench.die()
-    assert bench.machine.worker_said(applied(old, 1), 0.0) == []
-    assert bench.machine.worker_ended(down(old), 0.0, clean=False) == []
+    assert bench.machine.on_worker_message(applied(old, 1), 0.0) == []
+    assert bench.machine.on_worker_ended(down(old), 0.0, clean=False) == []
 
 
 def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> None:
@@ -524,8 +524,8 @@ def test_nothing_uncommitted_of_a_live_worker_is_lost(story: list[tuple[str, int
 
 def test_an_older_coordinator_is_refused() -> None:
     bench = Bench(term=3)
-    bench.machine.disconnected()
-    bench.machine.connected(0.0)
+    bench.machine.on_disconnected()
+    bench.machine.on_connected(0.0)
     (left,) = bench.hear(welcome(2, committed=100))
     assert isinstance(left, Reconnect)
     assert bench.machine.committed == 0
@@ -555,10 +555,10 @@ def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     if isinstance(order, Disarm):  # this order concerns members of the plan in force
         current.hear(begin_node(2, 1, current.worker))
     (passed,) = current.hear(order)
-    assert isinstance(passed, Pass)
+    assert isinstance(passed, SendToWorkers)
     assert passed.workers == (current.worker,)
     assert newer.hear(order) == []
-    assert newer.hear(JobDone()) == [Pass((newer.worker,), JobDone())]
+    assert newer.hear(JobDone()) == [SendToWorkers((newer.worker,), JobDone())]
 
 
 def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
@@ -567,31 +567,33 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
     bench.hear(welcome(1, members=()))
     stop = Stop(term=1, generation=1)
     assert bench.hear(stop) == [], "the node is in no plan"
-    assert bench.hear(begin_node(1, 1, a)) == [Pass((a,), begin(1, 1, a))]
-    assert bench.hear(stop) == [Pass((a,), stop)]
+    assert bench.hear(begin_node(1, 1, a)) == [SendToWorkers((a,), begin(1, 1, a))]
+    assert bench.hear(stop) == [SendToWorkers((a,), stop)]
     arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
-    assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [Pass((a, b), Prepare(plan=plan(1, 2, a, b)))]
-    assert bench.hear(arm) == [Pass((a, b), arm)]
+    assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [
+        SendToWorkers((a, b), Prepare(plan=plan(1, 2, a, b)))
+    ]
+    assert bench.hear(arm) == [SendToWorkers((a, b), arm)]
     disarm = Disarm(term=1, generation=2)
-    assert bench.hear(disarm) == [Pass((a,), disarm)], "a joining worker knows no steps yet"
-    assert bench.hear(stop) == [Pass((a, b), stop)]
-    assert bench.hear(void) == [Pass((a, b), void)]
-    assert bench.hear(stop) == [Pass((a,), stop)], "a void plan has no members"
+    assert bench.hear(disarm) == [SendToWorkers((a,), disarm)], "a joining worker knows no steps yet"
+    assert bench.hear(stop) == [SendToWorkers((a, b), stop)]
+    assert bench.hear(void) == [SendToWorkers((a, b), void)]
+    assert bench.hear(stop) == [SendToWorkers((a,), stop)], "a void plan has no members"
     bench.hear(prepare_node(1, 3, a, b))
     bench.hear(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # this implies that generation 3 is in force
     bench.hear(Void(term=1, generation=4))
-    assert bench.hear(stop) == [Pass((a, b), stop)]
-    assert bench.hear(JobDone()) == [Pass((a, b, c), JobDone())]
+    assert bench.hear(stop) == [SendToWorkers((a, b), stop)]
+    assert bench.hear(JobDone()) == [SendToWorkers((a, b, c), JobDone())]
 
 
 def test_a_welcome_says_who_is_a_member() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a, b))
-    bench.machine.disconnected()
-    bench.machine.connected(0.0)
+    bench.machine.on_disconnected()
+    bench.machine.on_connected(0.0)
     bench.hear(welcome(1, members=(b,)))
-    assert bench.hear(Stop(term=1, generation=2)) == [Pass((b,), Stop(term=1, generation=2))]
+    assert bench.hear(Stop(term=1, generation=2)) == [SendToWorkers((b,), Stop(term=1, generation=2))]
 
 
 def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids() -> None:
@@ -600,21 +602,21 @@ def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids(
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a))
     bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
-    bench.machine.disconnected()
-    bench.machine.connected(0.0)
+    bench.machine.on_disconnected()
+    bench.machine.on_connected(0.0)
     bench.hear(welcome(2, members=(a,)))
     for order in (Arm(term=2, generation=2), Void(term=2, generation=2)):
-        assert bench.hear(order) == [Pass((a, b), order)]
+        assert bench.hear(order) == [SendToWorkers((a, b), order)]
 
 
 def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits() -> None:
     bench = Bench()
     a, gone = bench.worker, "n9/0/ab"
     before, stop = plan(1, 4, a, gone), Stop(term=1, generation=5)
-    assert bench.hear(begin_node(1, 5, a, base=before)) == [Say(AskPlan(generation=5))]
+    assert bench.hear(begin_node(1, 5, a, base=before)) == [SendToCoordinator(AskPlan(generation=5))]
     assert bench.hear(stop) == []
-    assert bench.hear(begin_node(1, 5, a)) == [Pass((a,), begin(1, 5, a)), Pass((a,), stop)]
-    assert bench.hear(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [Pass((a,), begin(1, 6, a, gone))]
+    assert bench.hear(begin_node(1, 5, a)) == [SendToWorkers((a,), begin(1, 5, a)), SendToWorkers((a,), stop)]
+    assert bench.hear(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [SendToWorkers((a,), begin(1, 6, a, gone))]
 
 
 def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
@@ -622,14 +624,14 @@ def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
     bench = Bench()
     a = bench.worker
     bench.hear(begin_node(1, 4, a))
-    assert bench.hear(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [Say(AskPlan(generation=5))]
+    assert bench.hear(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [SendToCoordinator(AskPlan(generation=5))]
 
 
 def test_a_change_that_does_not_lead_to_what_it_says_is_asked_for_whole() -> None:
     bench = Bench()
     wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
-    assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [Say(AskPlan(generation=5))]
-    assert bench.hear(JobDone()) == [Pass((bench.worker,), JobDone())], "this message concerns no plan"
+    assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [SendToCoordinator(AskPlan(generation=5))]
+    assert bench.hear(JobDone()) == [SendToWorkers((bench.worker,), JobDone())], "this message concerns no plan"
 
 
 def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
@@ -637,10 +639,10 @@ def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
     a = bench.worker
     bench.hear(begin_node(1, 1, a))
     unknown = plan(1, 7, a)
-    assert bench.hear(prepare_node(1, 8, a, base=unknown)) == [Say(AskPlan(generation=8))]
+    assert bench.hear(prepare_node(1, 8, a, base=unknown)) == [SendToCoordinator(AskPlan(generation=8))]
     stop = Stop(term=1, generation=8)
     assert bench.hear(Void(term=1, generation=8)) == []
-    assert bench.hear(stop) == [Pass((a,), stop)]
+    assert bench.hear(stop) == [SendToWorkers((a,), stop)]
 
 
 def test_a_newer_plan_takes_the_place_of_one_that_was_asked_for() -> None:
@@ -648,22 +650,22 @@ def test_a_newer_plan_takes_the_place_of_one_that_was_asked_for() -> None:
     a = bench.worker
     bench.hear(begin_node(1, 5, a, base=plan(1, 4, a)))
     bench.hear(Stop(term=1, generation=5))
-    assert bench.hear(begin_node(1, 6, a)) == [Pass((a,), begin(1, 6, a))]
+    assert bench.hear(begin_node(1, 6, a)) == [SendToWorkers((a,), begin(1, 6, a))]
 
 
 def test_who_has_not_attached_is_told_nothing() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.die(b)
-    assert bench.hear(JobDone()) == [Pass((a,), JobDone())]
+    assert bench.hear(JobDone()) == [SendToWorkers((a,), JobDone())]
     assert bench.workers[1], "its successor starts, and receives the order when it attaches"
-    assert isinstance(bench.order(JobDone(), bench.workers[1])[0], Pass)
+    assert isinstance(bench.order(JobDone(), bench.workers[1])[0], SendToWorkers)
 
 
 def test_orders_reach_nobody_before_the_welcome_nor_workers_that_are_gone() -> None:
     bench = Bench()
-    bench.machine.disconnected()
-    bench.machine.connected(0.0)
+    bench.machine.on_disconnected()
+    bench.machine.on_connected(0.0)
     assert bench.order(JobDone()) == []
     bench.connect()
     old = bench.worker
@@ -706,7 +708,7 @@ def test_scripts_that_are_done_end_by_themselves() -> None:
     assert bench.hear(EndNode(exit_code=EXIT_DONE, why="done")) == []
     first, second = bench.workers
     assert bench.die(first, 4) == []
-    assert bench.die(second, 0, clean=True) == [Say(Leave(reason="finished")), EndAgent(TAIL_FAILED)]
+    assert bench.die(second, 0, clean=True) == [SendToCoordinator(Leave(reason="finished")), EndAgent(TAIL_FAILED)]
 
 
 # ---- replaced workers ----
@@ -715,7 +717,7 @@ def test_scripts_that_are_done_end_by_themselves() -> None:
 def test_bad_input_is_not_tried_again() -> None:
     bench = Bench()
     old = bench.worker
-    assert bench.die(exit_code=EXIT_BAD_INPUT) == [Say(down(old, EXIT_BAD_INPUT))]
+    assert bench.die(exit_code=EXIT_BAD_INPUT) == [SendToCoordinator(down(old, EXIT_BAD_INPUT))]
     assert bench.workers == [""]
     (hello,) = bench.connect()
     assert isinstance(hello, Hello)
@@ -727,9 +729,9 @@ def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
     for _ in range(MAX_RESTARTS):
         assert isinstance(bench.die()[-1], StartWorker)
     told, leave = bench.die()
-    assert isinstance(told, Say)
-    why = "node node-0: its workers fail again and again, 6 times in 300 s: code -9"
-    assert leave == Say(Leave(reason="exhausted", detail=why))
+    assert isinstance(told, SendToCoordinator)
+    why = "node node-0: its workers have failed 6 times in 300 s: code -9"
+    assert leave == SendToCoordinator(Leave(reason="exhausted", detail=why))
     assert bench.hear(EndNode(exit_code=EXIT_FAILED, why=why)) == [EndAgent(EXIT_FAILED, why)]
 
 
@@ -738,7 +740,7 @@ def end_hung(bench: Bench, *, on_trial: bool) -> str:
     old, why = bench.worker, "late"
     assert bench.hear(EndHung(worker=old, why=why, on_trial=on_trial)) == [KillHung(old, why)]
     hung = msgspec.structs.replace(down(old), kind=FailureKind.HANG)
-    assert isinstance(bench.machine.worker_ended(hung, bench.now, clean=False)[-1], StartWorker)
+    assert isinstance(bench.machine.on_worker_ended(hung, bench.now, clean=False)[-1], StartWorker)
     return old
 
 
@@ -750,8 +752,8 @@ def test_a_worker_that_is_ended_on_trial_counts_once_the_verdict_comes() -> None
         assert bench.hear(CountHang(worker=worker, why="late")) == []
         bench.now += 2.0
     (leave,) = bench.hear(CountHang(worker=ended[-1], why="late"))
-    why = "node node-0: its workers fail again and again, 6 times in 300 s: late"
-    assert leave == Say(Leave(reason="exhausted", detail=why))
+    why = "node node-0: its workers have failed 6 times in 300 s: late"
+    assert leave == SendToCoordinator(Leave(reason="exhausted", detail=why))
     assert bench.hear(CountHang(worker=ended[-2], why="late")) == []
 
 
@@ -770,13 +772,13 @@ def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() 
     bench = Bench(workers=2)
     first, second = bench.workers
     died = msgspec.structs.replace(down(first), detail="uncorrectable ECC error")
-    leave = bench.machine.worker_ended(died, bench.now, clean=False)[-1]
-    assert isinstance(leave, Say)
+    leave = bench.machine.on_worker_ended(died, bench.now, clean=False)[-1]
+    assert isinstance(leave, SendToCoordinator)
     assert isinstance(leave.message, Leave)
     *_, reconnect = bench.hear(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
     assert isinstance(reconnect, Reconnect)
     assert bench.connect()[-1] == leave.message
-    assert bench.die(second) == [Say(down(second))]
+    assert bench.die(second) == [SendToCoordinator(down(second))]
     assert bench.connect()[-1] == leave.message
 
 
@@ -785,7 +787,9 @@ def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_mor
     bench = Bench(workers=2)
     first, second = bench.workers
     bench.hear(begin_node(1, 5, first, second))
-    bench.machine.worker_ended(msgspec.structs.replace(down(first), detail="uncorrectable ECC error"), 0.0, clean=False)
+    bench.machine.on_worker_ended(
+        msgspec.structs.replace(down(first), detail="uncorrectable ECC error"), 0.0, clean=False
+    )
     killed, reconnect = bench.hear(Refused(why="expelled", exit_code=EXIT_FAILED, retry=True))
     assert isinstance(killed, KillHung)
     assert killed.worker == second
@@ -794,13 +798,13 @@ def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_mor
     assert isinstance(hello, Hello)
     assert hello.kept == ()
     assert isinstance(leave, Leave)
-    assert bench.die(second) == [Say(down(second))], "no worker is started in its place"
+    assert bench.die(second) == [SendToCoordinator(down(second))], "no worker is started in its place"
 
 
 def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
     """Agents that started faster than their coordinator left before it could receive the reason."""
     bench = Bench()
-    bench.machine.disconnected()
+    bench.machine.on_disconnected()
     for _ in range(MAX_RESTARTS + 1):
         bench.die()
     assert bench.machine.over is None
@@ -814,14 +818,16 @@ def test_a_process_that_dies_of_its_machine_is_not_started_again() -> None:
     bench = Bench()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     died = WorkerDown(worker=bench.worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
-    told, leave = bench.machine.worker_ended(died, bench.now, clean=False)
-    assert told == Say(died)
-    assert leave == Say(Leave(reason="quarantined", detail=f"node node-0: ecc_error: {detail}"))
+    told, leave = bench.machine.on_worker_ended(died, bench.now, clean=False)
+    assert told == SendToCoordinator(died)
+    assert leave == SendToCoordinator(Leave(reason="quarantined", detail=f"node node-0: ecc_error: {detail}"))
 
 
 def left(instructions: list[AgentInstruction]) -> str:
     """Return why the node leaves."""
-    (said,) = [one.message for one in instructions if isinstance(one, Say) and isinstance(one.message, Leave)]
+    (said,) = [
+        one.message for one in instructions if isinstance(one, SendToCoordinator) and isinstance(one.message, Leave)
+    ]
     return said.reason
 
 
@@ -859,8 +865,8 @@ def test_the_coordinator_says_how_many_restarts_there_are_and_what_is_how_bad() 
     rule = FailureRule(pattern="code -9", status="bad_fan", severity=Severity.NODE)
     told = (strict, {"max_restarts": 0}, "exhausted"), (sited, {"rules": (rule,)}, "quarantined")
     for bench, changes, reason in told:
-        bench.machine.disconnected()
-        bench.machine.connected(bench.now)
+        bench.machine.on_disconnected()
+        bench.machine.on_connected(bench.now)
         bench.hear(msgspec.structs.replace(welcome(1), **changes))
         assert left(bench.die()) == reason
 
@@ -882,20 +888,20 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     bench.now = 10.0
     bench.say(applied(bench.worker, 1))
     assert bench.machine.tick(10.04, set()) == []
-    assert bench.machine.tick(10.06, set()) == [Say(Heartbeat())]
-    bench.machine.disconnected()
+    assert bench.machine.tick(10.06, set()) == [SendToCoordinator(Heartbeat())]
+    bench.machine.on_disconnected()
     assert bench.machine.tick(20.0, set()) == []
 
 
 def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
     bench, read = Bench(), GpusRead(gpus=(GpuFacts(index=0),))
-    bench.machine.disconnected()
-    assert bench.machine.gpus_read(read, 1.0) == []
+    bench.machine.on_disconnected()
+    assert bench.machine.on_gpus_read(read, 1.0) == []
     for now in (2.0, 4.0):
-        bench.machine.connected(now)
-        assert Say(read) in bench.machine.hear(welcome(1), now)
-        assert bench.machine.gpus_read(read, now + 1.0) == [Say(read)]
-        bench.machine.disconnected()
+        bench.machine.on_connected(now)
+        assert SendToCoordinator(read) in bench.machine.on_message(welcome(1), now)
+        assert bench.machine.on_gpus_read(read, now + 1.0) == [SendToCoordinator(read)]
+        bench.machine.on_disconnected()
 
 
 @pytest.mark.parametrize("ahead_s", [-3.0, 0.0, 120.0])
@@ -903,16 +909,18 @@ def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
 def test_how_far_the_clock_is_ahead_is_within_half_a_round_trip(ahead_s: float, up_s: float, down_s: float) -> None:
     """One-way delays of a loaded machine were once mistaken for a clock offset."""
     bench = Bench()
-    bench.machine.connected(50.0, wall=1_000_000.0 + ahead_s)
+    bench.machine.on_connected(50.0, wall=1_000_000.0 + ahead_s)
     welcomed = msgspec.structs.replace(welcome(1), time=1_000_000.0 + up_s)
-    told = bench.machine.hear(welcomed, 50.0 + up_s + down_s)
-    (offset,) = [one.message for one in told if isinstance(one, Say) and isinstance(one.message, ClockOffset)]
+    told = bench.machine.on_message(welcomed, 50.0 + up_s + down_s)
+    (offset,) = [
+        one.message for one in told if isinstance(one, SendToCoordinator) and isinstance(one.message, ClockOffset)
+    ]
     assert offset.uncertainty_s == pytest.approx((up_s + down_s) / 2)
     assert abs(offset.ahead_s - ahead_s) <= offset.uncertainty_s + 1e-6
 
 
 def test_nothing_is_said_of_a_clock_that_is_not_known() -> None:
     bench = Bench()
-    bench.machine.connected(50.0)
-    told = bench.machine.hear(msgspec.structs.replace(welcome(1), time=1.0), 51.0)
-    assert not any(isinstance(one, Say) and isinstance(one.message, ClockOffset) for one in told)
+    bench.machine.on_connected(50.0)
+    told = bench.machine.on_message(msgspec.structs.replace(welcome(1), time=1.0), 51.0)
+    assert not any(isinstance(one, SendToCoordinator) and isinstance(one.message, ClockOffset) for one in told)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.coordination.agent.held_snapshots import HeldSnapshots
-from holdfast.coordination.agent.instructions import FetchParts, ForgetParts
+from holdfast.coordination.agent.instructions import DropParts, FetchParts
 from holdfast.protocol.messages.agent import DropSnapshots, KeepSnapshots, NodeSnapshots, WantedPart
 from holdfast.protocol.state import Keeper, SnapshotPart
 
@@ -12,50 +12,50 @@ def part(step: int, number: int = 0, generation: int = 1) -> SnapshotPart:
 
 def held(*found: SnapshotPart) -> HeldSnapshots:
     snapshots = HeldSnapshots()
-    snapshots.begin(NodeSnapshots(host="h", port=5, parts=found))
+    snapshots.reset(NodeSnapshots(host="h", port=5, parts=found))
     return snapshots
 
 
 def parts(snapshots: HeldSnapshots) -> set[SnapshotPart]:
-    assert snapshots.told is not None
-    return set(snapshots.told.parts)
+    assert snapshots.held_parts is not None
+    return set(snapshots.held_parts.parts)
 
 
 def test_a_node_that_keeps_none_says_nothing() -> None:
     snapshots = HeldSnapshots()
-    snapshots.begin(None)
-    assert snapshots.told is None
+    snapshots.reset(None)
+    assert snapshots.held_parts is None
 
 
 def test_of_its_own_the_two_newest_stay() -> None:
     snapshots = held()
-    assert snapshots.taken(part(10)) == snapshots.taken(part(20)) == []
-    assert snapshots.taken(part(20, 1)) == []
-    assert snapshots.taken(part(30)) == [ForgetParts((part(10),))]
+    assert snapshots.add_own(part(10)) == snapshots.add_own(part(20)) == []
+    assert snapshots.add_own(part(20, 1)) == []
+    assert snapshots.add_own(part(30)) == [DropParts((part(10),))]
     assert parts(snapshots) == {part(20), part(20, 1), part(30)}
 
 
 def test_copies_that_come_late_do_not_go_for_what_is_newer_here() -> None:
     snapshots = held()
-    snapshots.fetched(part(10, 2))
+    snapshots.add_copy(part(10, 2))
     for step in (10, 20, 30):
-        snapshots.taken(part(step))
+        snapshots.add_own(part(step))
     assert part(10, 2) in parts(snapshots)
-    snapshots.fetched(part(20, 2))
-    assert snapshots.fetched(part(30, 2)) == [ForgetParts((part(10, 2),))]
+    snapshots.add_copy(part(20, 2))
+    assert snapshots.add_copy(part(30, 2)) == [DropParts((part(10, 2),))]
 
 
 def test_after_a_roll_back_those_of_the_later_generation_are_newer() -> None:
     snapshots = held(part(40), part(50))
-    assert snapshots.taken(part(45, generation=2)) == [ForgetParts((part(40),))]
-    assert snapshots.taken(part(55, generation=2)) == [ForgetParts((part(50),))]
+    assert snapshots.add_own(part(45, generation=2)) == [DropParts((part(40),))]
+    assert snapshots.add_own(part(55, generation=2)) == [DropParts((part(50),))]
 
 
 def test_only_what_is_not_here_is_fetched_and_what_is_dropped_is_forgotten() -> None:
     snapshots = held(part(10))
     keeper = Keeper(node="a", host="h", port=1)
     wanted = tuple(WantedPart(snapshot=part(10, number), keeper=keeper) for number in (0, 1))
-    assert snapshots.obey(KeepSnapshots(term=1, wanted=wanted)) == FetchParts((wanted[1],))
+    assert snapshots.on_order(KeepSnapshots(term=1, wanted=wanted)) == FetchParts((wanted[1],))
     dropped = DropSnapshots(term=1, parts=(part(10),), why="of another run")
-    assert snapshots.obey(dropped) == ForgetParts((part(10),), "of another run")
+    assert snapshots.on_order(dropped) == DropParts((part(10),), "of another run")
     assert parts(snapshots) == set()

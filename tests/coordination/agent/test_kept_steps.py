@@ -30,28 +30,28 @@ def steps(kept: KeptSteps, committed: int = 0) -> list[int]:
 def kept_up_to(last: int, max_bytes: int = 1 << 30) -> KeptSteps:
     kept = KeptSteps(max_bytes)
     for step in range(1, last + 1):
-        kept.note(applied(A, 1, step), 1.0)
+        kept.add(applied(A, 1, step), 1.0)
     return kept
 
 
 def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
     kept = KeptSteps()
-    kept.note(applied(A, 1, 1), 5.0)
-    kept.note(applied(B, 1, 1), 7.0)
+    kept.add(applied(A, 1, 1), 5.0)
+    kept.add(applied(B, 1, 1), 7.0)
     ((step,),) = [page.steps for page in pages(kept)]
     assert (step.step, step.generation, step.world, step.time, step.commit.as_commit) == (1, 1, 3, 7.0, commit())
-    assert kept.odd == ()
+    assert kept.contradictions == ()
 
 
 def test_what_contradicts_a_step_is_kept_for_the_coordinator_to_judge() -> None:
     other_v, other_hash = applied(B, 1, 1, commit(2.0)), msgspec.structs.replace(applied(B, 1, 1), state_hash="b")
     kept = KeptSteps()
-    kept.note(msgspec.structs.replace(applied(A, 1, 1), state_hash="a"), 1.0)
-    kept.note(other_v, 1.0)
-    kept.note(other_hash, 1.0)
-    assert kept.odd == (other_v, other_hash)
+    kept.add(msgspec.structs.replace(applied(A, 1, 1), state_hash="a"), 1.0)
+    kept.add(other_v, 1.0)
+    kept.add(other_hash, 1.0)
+    assert kept.contradictions == (other_v, other_hash)
     kept.forget_up_to(1)
-    assert kept.odd == ()
+    assert kept.contradictions == ()
 
 
 def test_a_hundred_thousand_steps_take_little_and_come_back_in_order() -> None:
@@ -74,10 +74,10 @@ def test_what_is_undone_is_forgotten_and_what_is_done_instead_is_kept(last: int,
     kept = kept_up_to(last)
     kept.undo_after(back, 2)
     assert steps(kept) == list(range(1, min(last, back) + 1))
-    kept.note(applied(A, 2, back + 1, commit(9.0)), 1.0)
+    kept.add(applied(A, 2, back + 1, commit(9.0)), 1.0)
     kept.undo_after(back, 2)  # another worker of the node says it a little later
     assert steps(kept)[-1] == back + 1
-    assert kept.odd == ()
+    assert kept.contradictions == ()
 
 
 def test_beyond_the_bound_the_oldest_steps_lose_their_v_but_are_not_forgotten() -> None:
@@ -104,7 +104,7 @@ def deliver(job: Job, node: str, message: msg.AgentMessage) -> None:
 def page(worker: str, first: int, last: int, top: int = 0) -> AppliedSteps:
     kept = KeptSteps()
     for step in range(first, last + 1):
-        kept.note(applied(worker, 1, step), 1.0)
+        kept.add(applied(worker, 1, step), 1.0)
     (only,) = kept.pages({worker: top or last}, 0)
     return only
 
@@ -169,7 +169,7 @@ def test_the_state_with_which_a_worker_entered_an_abandoned_lineage_is_void(gene
 def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
     job = restarted(Job().start())
     kept = KeptSteps()
-    kept.note(applied(w("n1"), 1, 1, commit(2.0)), 1.0)
+    kept.add(applied(w("n1"), 1, 1, commit(2.0)), 1.0)
     job.connect(hello("n0", (*life(w("n0")), page(w("n0"), 1, 1)), term=1))
     job.connect(hello("n1", (*life(w("n1")), *kept.pages({w("n1"): 1}, 0)), term=1))
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
@@ -194,11 +194,11 @@ def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
     much = {f"{number:020}": float(number) for number in range(500)}
     kept, last = KeptSteps(), 3 * PAGE_STEPS
     for step in range(1, last + 1):
-        kept.note(applied(A, 1, step, msgspec.structs.replace(commit(), metrics={**much, "step": float(step)})), 1.0)
+        kept.add(applied(A, 1, step, msgspec.structs.replace(commit(), metrics={**much, "step": float(step)})), 1.0)
     assert max(len(msgspec.msgpack.encode(page)) for page in pages(kept)) < MAX_MESSAGE_BYTES // 4
     said = [(step.step, step.commit.as_commit.metrics["step"]) for page in pages(kept) for step in page.steps]
     assert said == [(step, float(step)) for step in range(1, last + 1)]
-    assert [step.step for page in kept.after(last - 20, {A: last}) for step in page.steps] == [
+    assert [step.step for page in kept.pages_after(last - 20, {A: last}) for step in page.steps] == [
         *range(last - 19, last + 1)
     ]
     kept.forget_up_to(last - 1)
@@ -207,8 +207,8 @@ def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
 
 def test_a_value_that_is_no_number_contradicts_nothing() -> None:
     kept, logged = KeptSteps(), msgspec.structs.replace(commit(), metrics={"a": float("nan")})
-    kept.note(applied(A, 1, 1, logged), 1.0)
-    kept.note(applied(B, 1, 1, logged), 2.0)
-    assert kept.odd == ()
-    kept.note(applied(B, 1, 1, msgspec.structs.replace(logged, metrics={"a": 0.0})), 2.0)
-    assert len(kept.odd) == 1
+    kept.add(applied(A, 1, 1, logged), 1.0)
+    kept.add(applied(B, 1, 1, logged), 2.0)
+    assert kept.contradictions == ()
+    kept.add(applied(B, 1, 1, msgspec.structs.replace(logged, metrics={"a": 0.0})), 2.0)
+    assert len(kept.contradictions) == 1

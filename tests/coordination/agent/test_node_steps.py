@@ -7,7 +7,7 @@ import itertools
 from machinery import attach, commit
 
 from holdfast.coordination.agent.identity import NodeIdentity
-from holdfast.coordination.agent.instructions import AgentInstruction, Replay, Say
+from holdfast.coordination.agent.instructions import AgentInstruction, Replay, SendToCoordinator
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages import any_side as msg
@@ -31,13 +31,13 @@ class Bench:
             self.say(msg.Entered(worker=worker, generation=1, applied=0))
 
     def connect(self) -> list[msg.AgentMessage]:
-        self.machine.disconnected()
-        out = self.machine.connected(self.now)
+        self.machine.on_disconnected()
+        out = self.machine.on_connected(self.now)
         welcome = msg.Welcome(term=1, lease_s=3.0, heartbeat_s=BEAT_S, committed=0, members=self.workers)
-        return messages_of([*out, *self.machine.hear(welcome, self.now)])
+        return messages_of([*out, *self.machine.on_message(welcome, self.now)])
 
     def say(self, message: msg.WorkerMessage) -> list[msg.AgentMessage]:
-        return messages_of(self.machine.worker_said(message, self.now))
+        return messages_of(self.machine.on_worker_message(message, self.now))
 
     def apply(self, step: int, *indices: int, generation: int = 1, **fields: object) -> list[msg.AgentMessage]:
         """Make workers apply a step; return the messages that the coordinator receives."""
@@ -67,7 +67,7 @@ def applied(worker: str, step: int, generation: int = 1, **fields: object) -> ms
 def messages_of(instructions: list[AgentInstruction]) -> list[msg.AgentMessage]:
     out: list[msg.AgentMessage] = []
     for instruction in instructions:
-        if isinstance(instruction, Say):
+        if isinstance(instruction, SendToCoordinator):
             out.append(instruction.message)
         elif isinstance(instruction, Replay):
             out += instruction.messages
@@ -118,7 +118,7 @@ def test_what_is_in_the_journal_is_not_told_of() -> None:
     bench = Bench()
     for step in (1, 2, 3):
         bench.apply(step)
-    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     assert bench.report(applied=3) == [3]
 
 
@@ -157,7 +157,7 @@ def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
     bench = Bench(1)
     bench.apply(1)
     down = msg.WorkerDown(worker=bench.workers[0], kind=FailureKind.PROCESS_EXIT, detail="", exit_code=0, final=True)
-    *pages, last = messages_of(bench.machine.worker_ended(down, bench.now, clean=True))
+    *pages, last = messages_of(bench.machine.on_worker_ended(down, bench.now, clean=True))
     assert steps(pages) == [1]
     assert isinstance(last, msg.WorkerDown)
     assert last.applied == 1
@@ -166,14 +166,14 @@ def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
 def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here() -> None:
     bench = Bench(1)
     passed = tuple(msg.Passed(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
-    bench.machine.hear(msg.Committed(term=1, step=1), bench.now)
+    bench.machine.on_message(msg.Committed(term=1, step=1), bench.now)
     assert bench.say(msg.KnownSteps(worker=bench.workers[0], passed=passed)) == []
     bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=3))
     bench.apply(4, generation=2)
-    (page,) = bench.machine.worker_said(
+    (page,) = bench.machine.on_worker_message(
         msg.Report(worker=bench.workers[0], term=1, generation=2, applied=4, step=5, phase=msg.Phase.COMPUTE), 0.0
     )[:-1]
-    assert isinstance(page, Say)
+    assert isinstance(page, SendToCoordinator)
     assert isinstance(page.message, msg.AppliedSteps)
     kept = page.message.steps
     assert [(one.step, one.generation, one.world, one.commit.loss_sum) for one in kept[:-1]] == [
@@ -186,7 +186,7 @@ def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here(
 def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_again() -> None:
     """A node that was disconnected returns with fresh workers; the coordinator tells it which steps the journal has."""
     bench = Bench(1)
-    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     bench.connect()
     passed = msg.Passed(step=1, commit=commit(1.0), generation=4, world=1)
     bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
@@ -200,7 +200,7 @@ def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_agai
 def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_connection() -> None:
     """Otherwise a step is committed without its loss if the other nodes fail before they report it."""
     bench = Bench(1)
-    bench.machine.hear(msg.Committed(term=1, step=2), bench.now)
+    bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     passed = msg.Passed(step=1, commit=commit(7.0), generation=4, world=1)
     bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
     bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))

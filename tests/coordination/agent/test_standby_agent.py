@@ -7,7 +7,7 @@ import pytest
 from test_agent_machine import STOPPED, Bench, attach, begin_node, down, messages_of
 
 from holdfast.coordination.agent.identity import NodeIdentity
-from holdfast.coordination.agent.instructions import KillHung, Pass, StartWorker
+from holdfast.coordination.agent.instructions import KillHung, SendToWorkers, StartWorker
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from holdfast.protocol.messages import any_side as msg
@@ -18,7 +18,7 @@ def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
     node = NodeIdentity(job="job", node="node-0", workers=1, digest="d", agent_pid=7, standby=standby)
     machine = AgentMachine(node, lambda: "0" * 8)
     machine.start()
-    (hello,) = messages_of(machine.connected(0.0))
+    (hello,) = messages_of(machine.on_connected(0.0))
     assert isinstance(hello, msg.Hello)
     assert hello.standby is standby
 
@@ -26,7 +26,7 @@ def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
 def test_the_order_is_passed_on_but_for_an_older_coordinators() -> None:
     bench = Bench(term=2)
     order = msg.Warm(term=2)
-    assert bench.order(order) == [Pass((bench.worker,), order)]
+    assert bench.order(order) == [SendToWorkers((bench.worker,), order)]
     assert bench.order(msg.Warm(term=1)) == []
 
 
@@ -48,7 +48,7 @@ def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code:
     bench = Bench()
     bench.order(msg.Warm(term=1))
     ending = msgspec.structs.replace(down(bench.worker), exit_code=exit_code, final=final)
-    out = bench.machine.worker_ended(ending, bench.now, clean=exit_code == EXIT_DONE)
+    out = bench.machine.on_worker_ended(ending, bench.now, clean=exit_code == EXIT_DONE)
     cold, gone = messages_of(out)
     assert isinstance(cold, msg.FromWorker)
     assert isinstance(cold.message, msg.Warmed)
@@ -62,7 +62,7 @@ def test_a_warm_up_that_fails_uses_up_none_of_the_nodes_tries() -> None:
     bench = Bench()
     for _ in range(20):
         bench.order(msg.Warm(term=1))
-        assert isinstance(bench.machine.worker_ended(down(bench.worker), bench.now, clean=False)[-1], StartWorker)
+        assert isinstance(bench.machine.on_worker_ended(down(bench.worker), bench.now, clean=False)[-1], StartWorker)
         bench.say(attach(bench.worker))
 
 

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.agent.identity import NodeIdentity
-from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass, Say, StartWorker
+from holdfast.coordination.agent.instructions import (
+    AgentInstruction,
+    KillHung,
+    SendToCoordinator,
+    SendToWorkers,
+    StartWorker,
+)
 from holdfast.coordination.agent.machine import AgentMachine
-from holdfast.coordination.agent.replica_groups.refusals import misfit
+from holdfast.coordination.agent.replica_groups.refusals import describe_misfit
 from holdfast.errors import EXIT_BAD_INPUT
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.job_spec import MAX_RESTARTS
@@ -43,15 +49,15 @@ class Node:
         self.machine = AgentMachine(node, lambda: f"{next(numbers):08x}")
         self.now = 0.0
         self.machine.start()
-        self.machine.connected(self.now)
-        self.machine.hear(Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0), self.now)
+        self.machine.on_connected(self.now)
+        self.machine.on_message(Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0), self.now)
 
     @property
     def workers(self) -> list[str]:
         return list(self.machine.workers)
 
     def join(self, index: int, layout: Layout = TWO) -> list[tuple[list[int], UnitAnswer]]:
-        out = self.machine.worker_said(JoinUnit(worker=self.workers[index], layout=layout), self.now)
+        out = self.machine.on_worker_message(JoinUnit(worker=self.workers[index], layout=layout), self.now)
         return passed(out)
 
     def join_all(self, layout: Layout = TWO) -> list[UnitFormed]:
@@ -62,15 +68,17 @@ class Node:
         message = Attach(
             worker=self.workers[index], pid=1, host="h", state_port=1, config={}, global_batch=8, micro_batches=4
         )
-        return self.machine.worker_said(message, self.now)
+        return self.machine.on_worker_message(message, self.now)
 
     def die(self, worker: str, exit_code: int = -9, *, final: bool = False) -> list[AgentInstruction]:
-        return self.machine.worker_ended(down(worker, exit_code, final=final), self.now, clean=exit_code == 0)
+        return self.machine.on_worker_ended(down(worker, exit_code, final=final), self.now, clean=exit_code == 0)
 
     def raised(self, index: int) -> None:
         error = ScriptError(place="ValueError")
         worker = self.workers[index]
-        self.machine.worker_said(Raised(worker=worker, generation=1, detail="x", error=error, exit_code=1), self.now)
+        self.machine.on_worker_message(
+            Raised(worker=worker, generation=1, detail="x", error=error, exit_code=1), self.now
+        )
 
 
 def down(worker: str, exit_code: int = -9, *, final: bool = False) -> WorkerDown:
@@ -82,12 +90,12 @@ def passed(out: list[AgentInstruction]) -> list[tuple[list[int], UnitAnswer]]:
     return [
         ([index_of(worker) for worker in one.workers], one.order)
         for one in out
-        if isinstance(one, Pass) and isinstance(one.order, UnitAnswer)
+        if isinstance(one, SendToWorkers) and isinstance(one.order, UnitAnswer)
     ]
 
 
 def reported_ends(out: list[AgentInstruction]) -> list[WorkerDown]:
-    return [one.message for one in out if isinstance(one, Say) and isinstance(one.message, WorkerDown)]
+    return [one.message for one in out if isinstance(one, SendToCoordinator) and isinstance(one.message, WorkerDown)]
 
 
 def started(out: list[AgentInstruction]) -> list[int]:
@@ -139,7 +147,7 @@ def test_a_layout_that_does_not_fit_the_workers_of_a_node(layout: Layout, worker
 
 
 def test_what_fits() -> None:
-    assert [misfit(layout, 4) for layout in (TWO, FOUR, Layout(tensor=4))] == ["", "", ""]
+    assert [describe_misfit(layout, 4) for layout in (TWO, FOUR, Layout(tensor=4))] == ["", "", ""]
 
 
 def test_places_that_want_different_layouts_are_both_refused() -> None:
@@ -156,7 +164,7 @@ def test_a_unit_that_is_formed_stays_where_another_layout_is_refused() -> None:
     node.join(0), node.join(1)
     ((places, answer),) = node.join(2, Layout(tensor=2))
     assert (places, type(answer)) == ([2], UnitRefused)
-    assert node.machine.units.mates(node.workers[0]) == (1,)
+    assert node.machine.units.group_mates(node.workers[0]) == (1,)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -192,11 +200,11 @@ def test_until_they_have_come_processes_end_alone() -> None:
 def test_who_does_not_come_is_ended_and_named() -> None:
     node = Node(4)
     node.join(2)
-    limit = node.machine.units.come_s
+    limit = node.machine.units.join_timeout_s
     assert killed(node.machine.tick(limit, ())) == []
     (late,) = [one for one in node.machine.tick(limit + 1, ()) if isinstance(one, KillHung)]
     assert late.worker == node.workers[3]
-    assert "place 1 of a unit (worker 3 of the node) did not come to holdfast.init() within 600 s" in late.why
+    assert "rank 1 of a replica group (worker 3 of the node) did not come to holdfast.init() within 600 s" in late.why
     node.now = limit + 2
     node.die(late.worker)
     assert killed(node.machine.tick(node.now, ())) == []  # its successor has the full time
@@ -211,9 +219,11 @@ def test_keys_go_to_the_others_of_the_unit_and_to_nobody_else() -> None:
     node = Node(4)
     first, second = node.join_all()
     post = UnitPost(worker=node.workers[3], unit=second.unit, keys={"1:a": b"x"})
-    assert passed(node.machine.worker_said(post, 0.0)) == [([2], UnitPosted(unit=second.unit, keys={"1:a": b"x"}))]
+    assert passed(node.machine.on_worker_message(post, 0.0)) == [
+        ([2], UnitPosted(unit=second.unit, keys={"1:a": b"x"}))
+    ]
     mixed = UnitPost(worker=node.workers[3], unit=first.unit, keys={"1:a": b"x"})
-    assert node.machine.worker_said(mixed, 0.0) == []
+    assert node.machine.on_worker_message(mixed, 0.0) == []
 
 
 def test_keys_of_an_earlier_unit_are_dropped() -> None:
@@ -223,9 +233,9 @@ def test_keys_of_an_earlier_unit_are_dropped() -> None:
     node.die(node.workers[1])
     (after,) = node.join_all()
     assert after.unit != before.unit
-    assert node.machine.worker_said(UnitPost(worker=old, unit=before.unit, keys={"0:a": b"x"}), 0.0) == []
+    assert node.machine.on_worker_message(UnitPost(worker=old, unit=before.unit, keys={"0:a": b"x"}), 0.0) == []
     late = UnitPost(worker=node.workers[0], unit=before.unit, keys={"0:a": b"x"})
-    assert node.machine.worker_said(late, 0.0) == []
+    assert node.machine.on_worker_message(late, 0.0) == []
 
 
 @pytest.mark.parametrize("keys", [{"1:a": b"x"}, {"0:a": bytes(MAX_KEY_BYTES), "0:b": bytes(MAX_KEY_BYTES)}])
@@ -233,7 +243,7 @@ def test_who_posts_what_it_may_not_is_ended(keys: dict[str, bytes]) -> None:
     node = Node(2)
     (unit,) = node.join_all()
     post = UnitPost(worker=node.workers[0], unit=unit.unit, keys=keys)
-    assert killed(node.machine.worker_said(post, 0.0)) == [node.workers[0]]
+    assert killed(node.machine.on_worker_message(post, 0.0)) == [node.workers[0]]
 
 
 # ---- the end of a replica group ----
@@ -265,12 +275,12 @@ def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised()
     node.join_all()
     old = node.workers
     node.raised(0)
-    out = node.machine.hear(Replace(worker=old[0]), node.now)
+    out = node.machine.on_message(Replace(worker=old[0]), node.now)
     assert [each.worker for each in reported_ends(out)] == [
         old[1]
     ]  # the coordinator already knows about the first worker
     assert sorted(started(out)) == [0, 1]
-    assert node.machine.hear(Replace(worker=old[1]), node.now) == []
+    assert node.machine.on_message(Replace(worker=old[1]), node.now) == []
 
 
 def test_where_nobody_follows_all_are_ended() -> None:
@@ -315,7 +325,7 @@ def test_places_that_are_done_end_one_by_one() -> None:
     node.join_all()
     for index in range(2):
         node.attach(index)
-    node.machine.hear(JobDone(), node.now)
+    node.machine.on_message(JobDone(), node.now)
     assert reported_ends(node.die(node.workers[0], 0)) == []
     assert reported_ends(node.die(node.workers[1], 0)) == []
     assert node.machine.over is not None
@@ -326,9 +336,11 @@ def test_of_all_that_were_warming_up_it_is_told() -> None:
     node.join_all()
     for index, worker in enumerate(node.workers):
         node.attach(index)
-        node.machine.hear(ToWorker(worker=worker, order=Warm(term=1)), node.now)
+        node.machine.on_message(ToWorker(worker=worker, order=Warm(term=1)), node.now)
     out = node.die(node.workers[0])
-    kinds = [type(getattr(one.message, "message", one.message)).__name__ for one in out if isinstance(one, Say)]
+    kinds = [
+        type(getattr(one.message, "message", one.message)).__name__ for one in out if isinstance(one, SendToCoordinator)
+    ]
     assert kinds == ["Warmed", "WorkerDown", "Warmed", "WorkerDown"]
 
 
@@ -336,9 +348,9 @@ def test_a_coordinator_that_was_away_hears_of_all() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
-    node.machine.disconnected()
+    node.machine.on_disconnected()
     node.die(old[0])
-    (hello,) = [one.message for one in node.machine.connected(0.0) if isinstance(one, Say)]
+    (hello,) = [one.message for one in node.machine.on_connected(0.0) if isinstance(one, SendToCoordinator)]
     assert sorted(kept.worker for kept in hello.kept if isinstance(kept, WorkerDown)) == old
 
 
@@ -359,7 +371,7 @@ def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, in
         if not worker or node.machine.over is not None:
             continue
         before = node.workers
-        mates = [before[mate] for mate in node.machine.units.mates(worker)]
+        mates = [before[mate] for mate in node.machine.units.group_mates(worker)]
         if event == "join":
             for places, answer in node.join(index, layout):
                 if isinstance(answer, UnitFormed):
@@ -373,7 +385,7 @@ def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, in
             node.raised(index)
             continue
         if event == "replace":
-            out = node.machine.hear(Replace(worker=worker), node.now)
+            out = node.machine.on_message(Replace(worker=worker), node.now)
         else:
             out = node.die(worker, 0 if event == "break" else -9, final=event == "break")
         dead += [each.worker for each in reported_ends(out) if not each.has_left_loop]
@@ -397,16 +409,16 @@ def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layou
     node = Node(4)
 
     def comes(index: int) -> list[AgentInstruction]:
-        return node.machine.worker_said(JoinUnit(worker=node.workers[index], layouts=LISTED), node.now)
+        return node.machine.on_worker_message(JoinUnit(worker=node.workers[index], layouts=LISTED), node.now)
 
     def told(layout: Layout) -> list[AgentInstruction]:
-        node.machine.connected(node.now)
+        node.machine.on_connected(node.now)
         welcome = Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0, layout=layout)
-        return node.machine.hear(welcome, node.now)
+        return node.machine.on_message(welcome, node.now)
 
-    node.machine.disconnected()
+    node.machine.on_disconnected()
     said = [*told(before), *(one for index in range(early) for one in comes(index))]
-    node.machine.disconnected()
+    node.machine.on_disconnected()
     said += [*told(after), *(one for index in range(early, 4) for one in comes(index))]
     formed = [answer for _, answer in passed(said) if isinstance(answer, UnitFormed)]
     assert [answer for _, answer in passed(said) if isinstance(answer, UnitRefused)] == []
@@ -416,7 +428,7 @@ def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layou
     assert all(len(unit.workers) == unit.layout.places for unit in formed)
     if all(unit.layout == after for unit in formed):
         assert met == set(node.workers), "no worker waits for one that never arrives"
-    node.machine.hear(Refused(why="another layout", exit_code=0, retry=True), node.now)
+    node.machine.on_message(Refused(why="another layout", exit_code=0, retry=True), node.now)
     anew = [*told(after), *(one for index in range(4) for one in comes(index))]
     last = [answer for _, answer in passed(anew) if isinstance(answer, UnitFormed)]
     assert sorted(worker for unit in last for worker in unit.workers) == sorted(node.workers)

@@ -264,7 +264,7 @@ class Herd:
         look = self.look
         look.welcomed.clear()
         for node in self.nodes.values():
-            if node.agent.machine.welcomed:
+            if node.agent.machine.is_welcomed:
                 term = node.agent.machine.term
                 look.welcomed[term] = look.welcomed.get(term, 0) + 1
         look.processor_s = time.process_time()

@@ -167,7 +167,7 @@ class _Herds:
             if node.job:
                 look.has[node.job] = look.has.get(node.job, 0) + 1
         for (job, _), herd in self._herds.items():
-            welcomed = sum(node.agent.machine.welcomed for node in herd.nodes.values())
+            welcomed = sum(node.agent.machine.is_welcomed for node in herd.nodes.values())
             look.welcomed[job] = look.welcomed.get(job, 0) + welcomed
         return look
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from holdfast.coordination.agent import instructions as ask
-from holdfast.coordination.agent.identity import NodeIdentity, Notice
+from holdfast.coordination.agent.identity import EndingNotice, NodeIdentity
 from holdfast.coordination.timing.reading import Reading
 from holdfast.errors import EXIT_ENDED
 from holdfast.protocol.failures import FailureKind
@@ -59,12 +59,14 @@ class SimAgent(Process):
             probe_port=1 if world.plan.probes else 0,
         )
         self.machine = world.parts.agent(node, world.nonce, world.plans)
-        self._notice = Notice(0.0)
+        self._notice = EndingNotice(0.0)
         self._connection: SimConnection | None = None
         #: The memory that the workers of each replica group share, by the number of the group.
         self._units: dict[int, SimUnit] = {}
         self.writer = SimWriter(world, cluster.checker, name, self, self._written)
-        self._keeper = SimKeeper(world, name, self, lambda part: self._obey(self.machine.fetched(part, self._now)))
+        self._keeper = SimKeeper(
+            world, name, self, lambda part: self._obey(self.machine.on_part_fetched(part, self._now))
+        )
         #: The error of this node's clock, in seconds; neighbouring nodes differ.
         self._clock_off_s = 3600.0 * (int(name[1:]) % 5 - 2)
 
@@ -96,18 +98,18 @@ class SimAgent(Process):
     @property
     def ended_by_machine(self) -> bool:
         """Whether the machine that runs this node has asked the agent to terminate."""
-        return self._notice.given
+        return self._notice.is_given
 
     def told_to_end(self, grace_s: float) -> None:
         """Handle a termination notice: the agent must end within `grace_s` seconds."""
-        if self._notice.given or not self.machine.ever_welcomed:
+        if self._notice.is_given or not self.machine.ever_welcomed:
             return
-        self._notice = Notice(grace_s)
-        self._obey(self._notice.give(self._now))
+        self._notice = EndingNotice(grace_s)
+        self._obey(self._notice.start(self._now))
         self._world.timeline.after(grace_s, self.deliver, self._end_at_last)
 
     def _end_at_last(self) -> None:
-        self._obey(self._notice.over())
+        self._obey(self._notice.leave())
         self._obey(self.machine.end(EXIT_ENDED, "told to end"))
 
     def stop(self) -> None:
@@ -128,8 +130,8 @@ class SimAgent(Process):
         watch, readings = self.machine.watch, self._readings()
         if watch.is_learning_due(self._now):
             accounts = {worker.id: worker.page.account for worker in self.workers}
-            self._obey(self.machine.seen(*watch.learn(self._now, readings, accounts), now=self._now))
-        self._obey(self.machine.seen(*watch.find_late(self._now, readings), now=self._now))
+            self._obey(self.machine.send_seen(*watch.learn(self._now, readings, accounts), now=self._now))
+        self._obey(self.machine.send_seen(*watch.find_late(self._now, readings), now=self._now))
         self._world.timeline.after(watch.check_interval_s, self.deliver, self._look)
 
     def _answer(self, question: msg.Probe | msg.TakeStacks | msg.TakeMemory | msg.ProbeAddress) -> None:
@@ -137,13 +139,13 @@ class SimAgent(Process):
             self._world.after("look", self, self._probe, question)
         elif isinstance(question, msg.Probe):
             stands = self.machine.watch.list_activities(self._now, self._readings(), self._stopped())
-            self._obey(self.machine.seen(msg.ProbeAnswer(number=question.number, stands=stands), now=self._now))
+            self._obey(self.machine.send_seen(msg.ProbeAnswer(number=question.number, stands=stands), now=self._now))
         elif isinstance(question, msg.TakeMemory):
             samples = (msg.MemorySample(ago_s=0.0, memory=len(self.workers)),)
-            self._obey(self.machine.seen(msg.MemoryTaken(number=question.number, samples=samples), now=self._now))
+            self._obey(self.machine.send_seen(msg.MemoryTaken(number=question.number, samples=samples), now=self._now))
         else:
             stacks = tuple(msg.WorkerStack(worker=worker.id, stack=worker.at) for worker in self.workers)
-            self._obey(self.machine.seen(msg.Stacks(number=question.number, workers=stacks), now=self._now))
+            self._obey(self.machine.send_seen(msg.Stacks(number=question.number, workers=stacks), now=self._now))
 
     def _probe(self, question: msg.ProbeAddress) -> None:
         """Connect to another node; a connection that is never answered gives no answer."""
@@ -152,7 +154,7 @@ class SimAgent(Process):
         if (blocked is not None and not blocked.refused) or not plane.reaches(self.name, {other}):
             return
         error = "connection refused" if blocked is not None else ""
-        self._obey(self.machine.seen(msg.AddressProbed(number=question.number, error=error), now=self._now))
+        self._obey(self.machine.send_seen(msg.AddressProbed(number=question.number, error=error), now=self._now))
 
     def _readings(self) -> dict[str, Reading]:
         return {
@@ -167,39 +169,39 @@ class SimAgent(Process):
         """Execute the machine's instructions."""
         for instruction in instructions:
             match instruction:
-                case ask.Say(message):
+                case ask.SendToCoordinator(message):
                     self._send(message)
                 case ask.Replay(messages):
                     self._send(*messages)
-                case ask.Pass(workers, order):
+                case ask.SendToWorkers(workers, order):
                     self._pass_on(workers, order)
                 case ask.StartWorker(name):
                     self._replace(name)
                 case ask.KillHung(name):
                     self._kill_hung(name)
-                case ask.Answer(question):
+                case ask.AnswerRequest(question):
                     self._answer(question)
-                case ask.Stow(order):
+                case ask.UpdateCheckpoints(order):
                     self.writer.obey(order)
-                case ask.FetchParts() | ask.ForgetParts() | ask.AdmitReaders() | ask.OpenMemory():
+                case ask.FetchParts() | ask.DropParts() | ask.AdmitReaders() | ask.OpenSnapshotMemory():
                     self._keep(instruction)
                 case ask.Reconnect():
                     self.reconnect_to_new()
                 case ask.EndAgent(exit_code):
                     # An agent that ended after a termination notice may start again.
-                    self.exit_code = None if self._notice.given else exit_code
+                    self.exit_code = None if self._notice.is_given else exit_code
                     self.kill(seen=True)
 
     def _keep(self, work: ask.SnapshotWork) -> None:
-        if isinstance(work, ask.OpenMemory):
-            self._obey(self.machine.opened(self._keeper.opened(), self._now))
+        if isinstance(work, ask.OpenSnapshotMemory):
+            self._obey(self.machine.on_memory_opened(self._keeper.opened(), self._now))
         else:
             self._keeper.obey(work)
 
     def _written(self, news: msg.WorkerMessage) -> None:
         """Report the outcome for a checkpoint part, even if its worker has died."""
         self._world.trace(news.worker, news)
-        self._obey(self.machine.worker_said(news, self._now))
+        self._obey(self.machine.on_worker_message(news, self._now))
 
     # ---- workers ----
 
@@ -223,7 +225,7 @@ class SimAgent(Process):
     def _come(self, worker: SimWorker) -> None:
         """Send a worker's request to join a replica group, with the layouts of the job."""
         word = JoinUnit(worker=worker.id, layouts=self._world.plan.listed)
-        self.deliver(lambda: self._obey(self.machine.worker_said(word, self._now)))
+        self.deliver(lambda: self._obey(self.machine.on_worker_message(word, self._now)))
 
     def _formed(self, unit: UnitFormed) -> None:
         for worker in [worker for worker in self.workers if worker.id in unit.workers]:
@@ -261,8 +263,8 @@ class SimAgent(Process):
             self._world.trace(mate.id, "ended with", worker.id)
             detail = f"ended with {worker.id}"
             down = msg.WorkerDown(worker=mate.id, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=-9)
-            instructions = self.machine.worker_ended(down, self._now, clean=False)
-            self._obey([one for one in instructions if reported or one != ask.Say(down)])
+            instructions = self.machine.on_worker_ended(down, self._now, clean=False)
+            self._obey([one for one in instructions if reported or one != ask.SendToCoordinator(down)])
 
     def _replace(self, name: str) -> None:
         """Kill the process at a worker's local rank and start another process there."""
@@ -284,7 +286,7 @@ class SimAgent(Process):
         """Pass a worker's message to the machine."""
         if worker in self.workers:
             self._world.trace(worker.id, message)
-            self._obey(self.machine.worker_said(message, self._now))
+            self._obey(self.machine.on_worker_message(message, self._now))
 
     def worker_ended(self, worker: SimWorker, code: int, kind: FailureKind, final: bool = False) -> None:
         """Handle the end of a worker process."""
@@ -299,7 +301,7 @@ class SimAgent(Process):
         if worker in self.workers:
             self.workers.remove(worker)
             self._world.trace(worker.id, "ended", down.kind)
-            self._obey(self.machine.worker_ended(down, self._now, clean=down.exit_code == 0))
+            self._obey(self.machine.on_worker_ended(down, self._now, clean=down.exit_code == 0))
             if down.exit_code:
                 self._break_unit(worker)
 
@@ -313,14 +315,14 @@ class SimAgent(Process):
         if connection is not None:
             self._connection = connection
             wall = self._now + self._world.troubles(self.name).wall_off_s
-            self._obey(self.machine.connected(self._now, wall=wall))
-            self._obey(self._notice.again(self._now))
+            self._obey(self.machine.on_connected(self._now, wall=wall))
+            self._obey(self._notice.repeat(self._now))
 
     def disconnected(self, connection: SimConnection) -> None:
         """Connect again after the connection is lost; retry without limit."""
         if connection is self._connection:
             self._connection = None
-            self.machine.disconnected()
+            self.machine.on_disconnected()
             self._reconnect_later()
 
     def reconnect_to_new(self) -> None:
@@ -328,7 +330,7 @@ class SimAgent(Process):
         if self._connection is not None:
             self._connection.close_from_below()
             self._connection = None
-            self.machine.disconnected()
+            self.machine.on_disconnected()
         self._reconnect_later()
 
     def cut(self, *, lose: bool, above_s: float, below_s: float) -> None:
@@ -350,4 +352,4 @@ class SimAgent(Process):
             return
         if isinstance(message, msg.Refused) and not message.retry:
             self._cluster.checker.refused_for_good(self.name, message)
-        self._obey(self.machine.hear(message, self._now))
+        self._obey(self.machine.on_message(message, self._now))

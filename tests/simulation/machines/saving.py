@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.coordination.agent.instructions import AdmitReaders, FetchParts, ForgetParts, OpenMemory
+from holdfast.coordination.agent.instructions import AdmitReaders, DropParts, FetchParts, OpenSnapshotMemory
 from holdfast.coordination.experts.blobs import decode_experts
 from holdfast.coordination.worker.machine import WorkerMachine
 from holdfast.coordination.worker.requests import is_save_due
@@ -251,13 +251,13 @@ class SimKeeper:
         """Close the memory, because the agent has died."""
         self._world.memory(self._node).open = False
 
-    def obey(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory) -> None:
+    def obey(self, work: FetchParts | DropParts | AdmitReaders | OpenSnapshotMemory) -> None:
         """Execute an instruction of the agent's machine."""
         if isinstance(work, FetchParts):
             self._wanted = work.wanted
             for one in work.wanted:
                 self._world.after("transfer", self._agent, self._fetch, one, 3)
-        elif isinstance(work, ForgetParts):
+        elif isinstance(work, DropParts):
             for part in work.parts:
                 self._world.memory(self._node).parts.pop(part, None)
 

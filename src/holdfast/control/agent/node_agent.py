@@ -37,24 +37,24 @@ from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.framing import PartHanded, ToWorkerProcess
 from holdfast.control.link.silenced_network import block_incoming_tcp
 from holdfast.control.processes import die_with_parent, ending_signals
-from holdfast.coordination.agent.identity import NodeIdentity, Notice
+from holdfast.coordination.agent.identity import EndingNotice, NodeIdentity
 from holdfast.coordination.agent.instructions import (
     AdmitReaders,
     AgentInstruction,
-    Answer,
+    AnswerRequest,
+    DropParts,
     EndAgent,
     FetchParts,
-    ForgetParts,
     KillHung,
-    OpenMemory,
-    Pass,
+    OpenSnapshotMemory,
     Reconnect,
     Replay,
-    Say,
+    SendToCoordinator,
+    SendToWorkers,
     StartWorker,
-    Stow,
+    UpdateCheckpoints,
 )
-from holdfast.coordination.agent.known_plans import PlanMaker
+from holdfast.coordination.agent.known_plans import PlanBuilder
 from holdfast.coordination.agent.machine import AgentMachine
 from holdfast.coordination.timing.reading import ProgressAccount, Reading
 from holdfast.environment import TOKEN
@@ -127,7 +127,7 @@ class Agent:
         *,
         workers: Callable[[AgentSettings, WorkforceOwner, StartTask], NodeWorkers] = Workforce,
         channel: ChannelMaker = CoordinatorChannel,
-        plans: PlanMaker | None = None,
+        plans: PlanBuilder | None = None,
     ) -> None:
         """Begin without workers and without a connection.
 
@@ -170,7 +170,7 @@ class Agent:
         self.workforce = workers(settings, self, self._start_task)
         self._make_channel = channel
         self._channel: CoordinatorChannel | None = None
-        self._notice = Notice(settings.spec.recovery.grace)
+        self._notice = EndingNotice(settings.spec.recovery.grace)
         #: this node's link is down: fault injection
         self._silent = False
         self._end_gpu_watch: Callable[[], None] = lambda: None
@@ -195,7 +195,7 @@ class Agent:
         finally:
             await self._close()
         # After an order to end, the exit code says that the agent has ended, and not how the job goes.
-        return EXIT_ENDED if self._notice.given and end.exit_code == EXIT_DONE else end.exit_code
+        return EXIT_ENDED if self._notice.is_given and end.exit_code == EXIT_DONE else end.exit_code
 
     async def _open_probe_listener(self) -> None:
         """Listen for members that check whether they reach this node."""
@@ -212,33 +212,33 @@ class Agent:
     def on_end_notice(self, code: int, why: str) -> None:
         """End the node once the job can continue without it, or after its grace; at once if called again."""
         notice = self._notice
-        if not notice.grace_s or notice.given or not self.machine.ever_welcomed:
+        if not notice.grace_s or notice.is_given or not self.machine.ever_welcomed:
             self.end(code, why)
             return
         _log.warning("node %s is to end: it leaves within %g s", self.settings.node, notice.grace_s)
-        self._execute(notice.give(self.clock.monotonic()))
+        self._execute(notice.start(self.clock.monotonic()))
         self._start_task(self._end_later(code, f"{why}, after its grace of {notice.grace_s:g} s"))
 
     async def _end_later(self, code: int, why: str) -> None:
         await asyncio.sleep(self._notice.grace_s)
-        self._execute(self._notice.over())
+        self._execute(self._notice.leave())
         self.end(code, why)
 
     def _execute(self, instructions: Iterable[AgentInstruction]) -> None:
         """Carry out the machine's instructions."""
         for instruction in instructions:
             match instruction:
-                case Say() | Replay():
+                case SendToCoordinator() | Replay():
                     self._send(instruction)
-                case Pass(workers, order):
+                case SendToWorkers(workers, order):
                     self.workforce.pass_on(workers, order)
                 case StartWorker(worker):
                     self.workforce.replace(worker)
                 case KillHung(worker, why):
                     self.workforce.kill_hung(worker, why)
-                case Answer(ask):
+                case AnswerRequest(ask):
                     self._answer(ask)
-                case FetchParts() | ForgetParts() | AdmitReaders() | OpenMemory() | Stow():
+                case FetchParts() | DropParts() | AdmitReaders() | OpenSnapshotMemory() | UpdateCheckpoints():
                     self._execute_storage(instruction)
                 case Reconnect(why, blame):
                     _log.log(logging.WARNING if blame else logging.INFO, "%s", why)
@@ -246,25 +246,27 @@ class Agent:
                 case EndAgent():
                     self._set_exit(instruction)
 
-    def _execute_storage(self, work: FetchParts | ForgetParts | AdmitReaders | OpenMemory | Stow) -> None:
+    def _execute_storage(
+        self, work: FetchParts | DropParts | AdmitReaders | OpenSnapshotMemory | UpdateCheckpoints
+    ) -> None:
         """Carry out instructions about snapshots and checkpoints."""
         match work:
             case FetchParts(wanted):
                 self._snapshots.fetch(wanted)
-            case ForgetParts(parts, why):
+            case DropParts(parts, why):
                 self._snapshots.forget(parts, why)
             case AdmitReaders(key):
                 self._snapshots.admit(key)
-            case OpenMemory():
-                self._execute(self.machine.opened(self._snapshots.open(always=True), self.clock.monotonic()))
-            case Stow(order):
+            case OpenSnapshotMemory():
+                self._execute(self.machine.on_memory_opened(self._snapshots.open(always=True), self.clock.monotonic()))
+            case UpdateCheckpoints(order):
                 if self._store is not None:
                     self._store.obey(order)
 
-    def _send(self, what: Say | Replay) -> None:
+    def _send(self, what: SendToCoordinator | Replay) -> None:
         if self._channel is None or self._silent:
             return
-        if isinstance(what, Say):
+        if isinstance(what, SendToCoordinator):
             self._channel.send(what.message)
         else:
             self._channel.replay(what.messages)
@@ -298,17 +300,17 @@ class Agent:
                 _log.debug("no coordinator: %s", error)
             else:
                 self._channel = channel
-                self._execute(machine.connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
-                self._execute(self._notice.again(self.clock.monotonic()))
+                self._execute(machine.on_connected(self.clock.monotonic(), wall=self.clock.time(), unfit=unfit))
+                self._execute(self._notice.repeat(self.clock.monotonic()))
                 await channel.wait_closed()
-                if machine.welcomed:
+                if machine.is_welcomed:
                     backoff = _FIRST_BACKOFF_S
                     if machine.over is None:
                         _log.info(
                             "lost the connection to the coordinator: the workers train on, and this node reconnects"
                         )
                 self._channel = None
-                machine.disconnected()
+                machine.on_disconnected()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
@@ -327,7 +329,7 @@ class Agent:
         if isinstance(message, NodeFault):
             self._node_fault(message)
         else:
-            self._execute(self.machine.hear(message, self.clock.monotonic()))
+            self._execute(self.machine.on_message(message, self.clock.monotonic()))
 
     def _node_fault(self, fault: NodeFault) -> None:
         _log.warning("injected fault: %s", fault.fault)
@@ -373,21 +375,21 @@ class Agent:
 
     def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
         """A worker said something."""
-        self._execute(self.machine.worker_said(message, self.clock.monotonic()))
+        self._execute(self.machine.on_worker_message(message, self.clock.monotonic()))
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
         """A worker's process ended."""
-        self._execute(self.machine.worker_ended(down, self.clock.monotonic(), clean=clean))
+        self._execute(self.machine.on_worker_ended(down, self.clock.monotonic(), clean=clean))
 
     def on_output_lost(self, file: str, why: str) -> None:
         """A worker's log cannot be written: report it. Any thread."""
         _log.warning("the log %s cannot be written: %s; lines are lost", file, why)
         failed = OutputFailed(file=file[-8192:], why=why)
-        self._execute_threadsafe(lambda: self.machine.seen(failed, now=self.clock.monotonic()))
+        self._execute_threadsafe(lambda: self.machine.send_seen(failed, now=self.clock.monotonic()))
 
     def _on_gpus(self, gpus: tuple[GpuFacts, ...]) -> None:
         """Report the state of the GPUs; called in another thread."""
-        self._execute_threadsafe(lambda: self.machine.gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
+        self._execute_threadsafe(lambda: self.machine.on_gpus_read(GpusRead(gpus=gpus), self.clock.monotonic()))
 
     def _execute_threadsafe(self, call: Callable[[], Iterable[AgentInstruction]]) -> None:
         """Call the machine in the agent's loop, and carry out its instructions; from any thread."""
@@ -395,7 +397,7 @@ class Agent:
             self._loop.call_soon_threadsafe(lambda: self._execute(call()))
 
     def _on_part(self, part: SnapshotPart) -> None:
-        self._execute(self.machine.fetched(part, self.clock.monotonic()))
+        self._execute(self.machine.on_part_fetched(part, self.clock.monotonic()))
 
     # ---- time, and the end ----
 
@@ -420,8 +422,10 @@ class Agent:
             await asyncio.sleep(watch.check_interval_s)
             readings = self.workforce.readings(now(), watch.closely_watched)
             if watch.is_learning_due(now()):
-                self._execute(self.machine.seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now()))
-            self._execute(self.machine.seen(*watch.find_late(now(), readings), now=now()))
+                self._execute(
+                    self.machine.send_seen(*watch.learn(now(), readings, self.workforce.accounts()), now=now())
+                )
+            self._execute(self.machine.send_seen(*watch.find_late(now(), readings), now=now()))
 
     async def _sample_memory(self) -> None:
         """Sample the memory of the workers."""
@@ -438,11 +442,11 @@ class Agent:
         if isinstance(ask, Probe):
             watch = machine.watch
             stands = watch.list_activities(now, force.readings(now, watch.closely_watched), force.find_stopped())
-            self._execute(machine.seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
+            self._execute(machine.send_seen(ProbeAnswer(number=ask.number, stands=stands), now=now))
         elif isinstance(ask, TakeMemory):
             self._memory.add(now, force.read_memory())
             samples = self._memory.samples_since(now, ask.seconds)
-            self._execute(machine.seen(MemoryTaken(number=ask.number, samples=samples), now=now))
+            self._execute(machine.send_seen(MemoryTaken(number=ask.number, samples=samples), now=now))
         else:
             accounts = force.accounts()  # Before any worker continues.
             self._start_task(self._send_stacks(ask.number, force.read_stacks(), accounts, now, self._channel))
@@ -455,7 +459,7 @@ class Agent:
     def _send_probe_result(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
         """Send an answer on the connection of its question: on a later one, another question may have its number."""
         if self._channel is channel:
-            self._execute(self.machine.seen(answer, now=self.clock.monotonic()))
+            self._execute(self.machine.send_seen(answer, now=self.clock.monotonic()))
 
     async def _send_stacks(
         self,

@@ -189,7 +189,7 @@ class GrantProcesses:
         identity = NodeIdentity(
             job=launch.spec.name, node=settings.node, workers=1, digest="", agent_pid=os.getpid(), grant=self.grant
         )
-        hello = identity.hello(secrets.token_hex(8), 0, (), time.monotonic(), why)
+        hello = identity.make_hello(secrets.token_hex(8), 0, (), time.monotonic(), why)
         url = settings.pool.rstrip("/") + launch.address
         tls = ssl.create_default_context(cafile=settings.tls_ca or None) if url.startswith("https:") else None
         while not (self._ends.is_set() or answered.is_set()):

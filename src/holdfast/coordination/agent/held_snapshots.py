@@ -1,15 +1,15 @@
-"""The snapshot parts that a node holds: those of its own workers, and copies of other nodes' parts."""
+"""The snapshot parts that a node holds: its own workers' parts, and copies of other nodes' parts."""
 
 from __future__ import annotations
 
-from holdfast.coordination.agent.instructions import FetchParts, ForgetParts, OpenMemory, SnapshotWork
+from holdfast.coordination.agent.instructions import DropParts, FetchParts, OpenSnapshotMemory, SnapshotWork
 from holdfast.protocol.layouts.group_messages import JoinUnit, UnitWord
 from holdfast.protocol.messages.agent import MAX_HELD_PARTS, DropSnapshots, KeepSnapshots, NodeSnapshots
 from holdfast.protocol.state import SnapshotPart
 
 #: The number of newest snapshots whose parts are kept. Until the newest is complete on all nodes, the previous one is
 #: the last usable one.
-GENERATIONS = 2
+KEPT_SNAPSHOTS = 2
 
 
 class HeldSnapshots:
@@ -24,48 +24,48 @@ class HeldSnapshots:
         self._copies: list[SnapshotPart] = []
 
     @property
-    def told(self) -> NodeSnapshots | None:
+    def held_parts(self) -> NodeSnapshots | None:
         """The message that tells the coordinator which parts are held, or None if none are kept."""
         if self._at is None:
             return None
         parts = tuple(dict.fromkeys((*self._own, *self._copies)))
         return NodeSnapshots(host=self._at.host, port=self._at.port, parts=parts[:MAX_HELD_PARTS])
 
-    def begin(self, found: NodeSnapshots | None) -> None:
+    def reset(self, found: NodeSnapshots | None) -> None:
         """Start with the parts that were found in memory, or without snapshots if `found` is None."""
         self._at = found
         self._own = list(found.parts) if found is not None else []
 
-    def needed_by(self, word: UnitWord) -> list[SnapshotWork]:
-        """Request memory for snapshot parts, once, if a worker joined a replica group and its job can change layouts."""
+    def open_if_needed(self, word: UnitWord) -> list[SnapshotWork]:
+        """Request memory for snapshot parts, once, when a worker of a job that can change layouts joins."""
         if not (isinstance(word, JoinUnit) and word.layouts) or self._at is not None or self._asked:
             return []
         self._asked = True
-        return [OpenMemory()]
+        return [OpenSnapshotMemory()]
 
-    def taken(self, part: SnapshotPart) -> list[SnapshotWork]:
+    def add_own(self, part: SnapshotPart) -> list[SnapshotWork]:
         """Add a part that a worker of this node has written."""
         return self._add(self._own, part)
 
-    def fetched(self, part: SnapshotPart) -> list[SnapshotWork]:
+    def add_copy(self, part: SnapshotPart) -> list[SnapshotWork]:
         """Add a copy of another node's part."""
         return self._add(self._copies, part)
 
-    def obey(self, order: KeepSnapshots | DropSnapshots) -> SnapshotWork:
+    def on_order(self, order: KeepSnapshots | DropSnapshots) -> SnapshotWork:
         """Fetch or drop parts, as the coordinator orders."""
         if isinstance(order, KeepSnapshots):
             here = {*self._own, *self._copies}
             return FetchParts(tuple(one for one in order.wanted if one.snapshot not in here))
         for mine in (self._own, self._copies):
             mine[:] = [part for part in mine if part not in order.parts]
-        return ForgetParts(order.parts, order.why)
+        return DropParts(order.parts, order.why)
 
     def _add(self, mine: list[SnapshotPart], part: SnapshotPart) -> list[SnapshotWork]:
         if part not in mine:
             mine.append(part)
-        newest = sorted({one.key for one in mine})[-GENERATIONS:]
+        newest = sorted({one.key for one in mine})[-KEPT_SNAPSHOTS:]
         old = [one for one in mine if one.key not in newest]
         mine[:] = [one for one in mine if one.key in newest]
         here = {*self._own, *self._copies}
         gone = tuple(one for one in old if one not in here)
-        return [ForgetParts(gone)] if gone else []
+        return [DropParts(gone)] if gone else []

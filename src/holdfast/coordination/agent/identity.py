@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.coordination.agent.instructions import AgentInstruction, Say
+from holdfast.coordination.agent.instructions import AgentInstruction, SendToCoordinator
 from holdfast.protocol.messages.agent import (
     EndNotice,
     HeardGeneration,
@@ -29,7 +29,7 @@ from holdfast.protocol.messages.plans import BeginNode, PrepareNode
 from holdfast.protocol.names import PROTOCOL
 
 #: the reason in `Leave` if the machine's operator has ended the agent
-TOLD = "told"
+TOLD_TO_END = "told"
 
 
 #: value for an agent that has heard of no generation yet
@@ -38,7 +38,7 @@ NONE_HEARD = HeardGeneration()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeIdentity:
-    """What an agent says of its node in every Hello."""
+    """The properties of a node that its agent sends in every Hello."""
 
     job: str
     node: str
@@ -55,7 +55,7 @@ class NodeIdentity:
     standby: bool = False
     grant: int = 0
 
-    def hello(
+    def make_hello(
         self,
         session: str,
         term: int,
@@ -100,7 +100,7 @@ class NodeIdentity:
         )
 
 
-class Notice:
+class EndingNotice:
     """An agent's notice that it was told to end, which lets the others go on without its node before it is gone.
 
     The node may stay for a grace period. Times are by the agent's clock.
@@ -111,27 +111,31 @@ class Notice:
         self._until: float | None = None
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """Whether the agent was told to end."""
         return self._until is not None
 
-    def give(self, now: float) -> list[AgentInstruction]:
+    def start(self, now: float) -> list[AgentInstruction]:
         """Start the grace period and notify the coordinator."""
         self._until = now + self.grace_s
-        return self.again(now)
+        return self.repeat(now)
 
-    def again(self, now: float) -> list[AgentInstruction]:
+    def repeat(self, now: float) -> list[AgentInstruction]:
         """Notify a coordinator that has just connected."""
         if self._until is None:
             return []
-        return [Say(EndNotice(grace_s=max(0.0, self._until - now)))]
+        return [SendToCoordinator(EndNotice(grace_s=max(0.0, self._until - now)))]
 
-    def over(self) -> list[AgentInstruction]:
+    def leave(self) -> list[AgentInstruction]:
         """Return the message that the grace period is over and the node leaves."""
-        return [Say(Leave(reason=TOLD, detail=f"told to end, it has stayed for its grace of {self.grace_s:g} s"))]
+        return [
+            SendToCoordinator(
+                Leave(reason=TOLD_TO_END, detail=f"told to end, it has stayed for its grace of {self.grace_s:g} s")
+            )
+        ]
 
 
-def comes_from(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) -> bool:
+def is_from_newest(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) -> bool:
     """Return whether an order comes from the newest known coordinator, that of this term."""
     match order:
         case BeginNode(plan=change) | PrepareNode(plan=change):

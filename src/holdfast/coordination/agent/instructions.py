@@ -13,7 +13,7 @@ from holdfast.protocol.state import SnapshotPart
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendToCoordinator:
     """Send a message to the connected coordinator."""
 
     message: AgentMessage
@@ -27,7 +27,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class SendToWorkers:
     """Send an order, or an answer about their replica group, to these workers. Ignore workers that have ended."""
 
     workers: tuple[str, ...]
@@ -50,8 +50,8 @@ class KillHung:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Find out what the coordinator asks about the workers or an address, then pass the answer to `send_seen`."""
+class AnswerRequest:
+    """Answer the coordinator's question about the workers or an address: pass the answer to `send_seen`."""
 
     ask: Probe | TakeStacks | TakeMemory | ProbeAddress
 
@@ -64,7 +64,7 @@ class FetchParts:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetParts:
+class DropParts:
     """Free the memory of these snapshot parts. `why` is for people, or "" if newer parts replace them."""
 
     parts: tuple[SnapshotPart, ...]
@@ -79,14 +79,14 @@ class AdmitReaders:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenMemory:
+class OpenSnapshotMemory:
     """Open memory for snapshot parts and call `on_memory_opened` with the parts found there: a job may change its
     layout.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Stow:
+class UpdateCheckpoints:
     """Seal a checkpoint, or remove some. The answer is passed to `on_worker_message`."""
 
     order: AcceptCheckpoint | PruneCheckpoints
@@ -109,5 +109,16 @@ class EndAgent:
     alone: bool = False
 
 
-SnapshotWork = FetchParts | ForgetParts | AdmitReaders | OpenMemory
-AgentInstruction = Say | Replay | Pass | StartWorker | KillHung | Answer | SnapshotWork | Stow | Reconnect | EndAgent
+SnapshotWork = FetchParts | DropParts | AdmitReaders | OpenSnapshotMemory
+AgentInstruction = (
+    SendToCoordinator
+    | Replay
+    | SendToWorkers
+    | StartWorker
+    | KillHung
+    | AnswerRequest
+    | SnapshotWork
+    | UpdateCheckpoints
+    | Reconnect
+    | EndAgent
+)

@@ -40,12 +40,12 @@ class KeptSteps:
         self._bytes = 0
         self._pages: deque[_Page] = deque()
         self._newest: dict[int, KeptStep] = {}
-        #: reports that contradict a kept step; the coordinator decides what they mean
+        #: reports that contradict a kept step; the coordinator judges them
         self._odd: deque[Applied] = deque(maxlen=16)
 
     @property
     def last(self) -> int:
-        """The newest kept step, or 0 if there is none."""
+        """The newest kept step, or 0 before the first."""
         return max(self._newest, default=self._pages[-1].last if self._pages else 0)
 
     def hash_of(self, step: int) -> str:
@@ -53,7 +53,7 @@ class KeptSteps:
         known = self._newest.get(step)
         return known.state_hash if known is not None else ""
 
-    def note_elsewhere(self, passed: Passed) -> None:
+    def add_received(self, passed: Passed) -> None:
         """Keep a step that came with a state received from another node."""
         past = self._pages and passed.step <= self._pages[-1].last
         known = self._newest.get(passed.step)
@@ -68,16 +68,16 @@ class KeptSteps:
                 )
             )
 
-    def note(self, message: Applied, now: float) -> None:
+    def add(self, message: Applied, now: float) -> None:
         """Keep a step that a worker reports as applied. Another worker may have reported it before."""
         known = self._newest.get(message.step)
         if known is None:
             if self._pages and message.step <= self._pages[-1].last:
                 # No worker lags so far behind another that its step is already in a page.
                 return
-            self._keep(_kept(message, now))
+            self._keep(_kept_step(message, now))
             return
-        new = _kept(message, now)
+        new = _kept_step(message, now)
         same_hash = known.state_hash == new.state_hash or not known.state_hash
         same_hash = same_hash or not are_of_same_role(known.state_hash, new.state_hash)
         if not same_hash or _encoder.encode(known.commit) != _encoder.encode(new.commit):
@@ -108,7 +108,7 @@ class KeptSteps:
         self._odd = deque(odd, maxlen=self._odd.maxlen)
         self.given_up = min(self.given_up, step)
 
-    def after(self, step: int, tops: dict[str, int]) -> list[AppliedSteps]:
+    def pages_after(self, step: int, tops: dict[str, int]) -> list[AppliedSteps]:
         """Return pages with all kept steps after this one, oldest first.
 
         Args:
@@ -117,7 +117,7 @@ class KeptSteps:
         kept = [old for page in self._pages if page.last > step for old in _decoder.decode(page.data)]
         kept = [known for known in kept if known.step > step]
         kept += [self._newest[known] for known in sorted(self._newest) if known > step]
-        return [AppliedSteps(workers=tops, steps=steps) for steps in _portions(kept)]
+        return [AppliedSteps(workers=tops, steps=steps) for steps in _split_into_pages(kept)]
 
     def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
         """Yield pages with all kept steps, oldest first, as of this call.
@@ -134,11 +134,11 @@ class KeptSteps:
             yield AppliedSteps(workers=tops, given_up=min(first + PAGE_STEPS - 1, given_up))
         for page in pages:
             yield AppliedSteps(workers=tops, steps=_decoder.decode(page.data))
-        for steps in _portions(newest):
+        for steps in _split_into_pages(newest):
             yield AppliedSteps(workers=tops, steps=steps)
 
     @property
-    def odd(self) -> tuple[Applied, ...]:
+    def contradictions(self) -> tuple[Applied, ...]:
         """The reports that contradict a kept step."""
         return tuple(self._odd)
 
@@ -148,7 +148,7 @@ class KeptSteps:
             self._seal()
 
     def _seal(self) -> None:
-        oldest = next(_portions([self._newest[step] for step in sorted(self._newest)]))
+        oldest = next(_split_into_pages([self._newest[step] for step in sorted(self._newest)]))
         self._newest = {step: kept for step, kept in self._newest.items() if step > oldest[-1].step}
         data = _encoder.encode(oldest)
         self._pages.append(_Page(oldest[-1].step, data))
@@ -159,7 +159,7 @@ class KeptSteps:
             self.given_up = gone.last
 
 
-def _portions(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
+def _split_into_pages(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
     """Split steps into pages of PAGE_STEPS, or fewer for steps with large logs."""
     portion: list[KeptStep] = []
     room = PAGE_STEPS
@@ -174,7 +174,7 @@ def _portions(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:
         yield tuple(portion)
 
 
-def _kept(message: Applied, now: float) -> KeptStep:
+def _kept_step(message: Applied, now: float) -> KeptStep:
     return KeptStep(
         step=message.step,
         generation=message.generation,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.coordination.agent.instructions import Pass
+from holdfast.coordination.agent.instructions import SendToWorkers
 from holdfast.coordination.generations.plan_delta import Assignment, MisfitError, rebuilt, rebuilt_shares
 from holdfast.protocol.messages.agent import NodeOrder
 from holdfast.protocol.messages.orders import (
@@ -32,10 +32,10 @@ from holdfast.protocol.plan import GenerationPlan
 _MAX_WAITING = 64
 
 
-class PlanMaker:
+class PlanBuilder:
     """Builds plans from their changes."""
 
-    def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
+    def build_plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
         """Return the plan that results from a change.
 
         Raises:
@@ -43,7 +43,7 @@ class PlanMaker:
         """
         return rebuilt(change, base)
 
-    def shares(
+    def build_shares(
         self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
     ) -> Assignment:
         """Return each replica group's micro-batches of the first step, or () for the default shares."""
@@ -60,7 +60,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Missing:
-    """A generation whose complete plan was requested, and the orders that wait for it."""
+    """A generation for which the complete plan was requested, and the orders that wait for it."""
 
     generation: int
     waiting: list[NodeOrder] = field(default_factory=list[NodeOrder])
@@ -73,14 +73,14 @@ class KnownPlans:
     `members` and `pending` match its view when it sent an order, even if workers have attached or died here meanwhile.
     """
 
-    def __init__(self, maker: PlanMaker | None = None) -> None:
-        self._maker = maker or PlanMaker()
+    def __init__(self, maker: PlanBuilder | None = None) -> None:
+        self._maker = maker or PlanBuilder()
         self._plans: dict[int, _Known] = {}
         self._members: frozenset[str] = frozenset()
         self._pending: frozenset[str] = frozenset()
         self._missing: _Missing | None = None
 
-    def told_anew(self, members: Sequence[str]) -> None:
+    def reset_members(self, members: Sequence[str]) -> None:
         """Set the members that a new coordinator names, and drop all earlier information."""
         self._members, self._pending, self._missing = frozenset(members), frozenset(), None
 
@@ -89,7 +89,7 @@ class KnownPlans:
         known = self._plans.get(generation)
         return known.members if known is not None else frozenset()
 
-    def take(self, order: NodeOrder, workers: Sequence[str]) -> list[Pass | AskPlan]:
+    def on_order(self, order: NodeOrder, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
         """Handle an order for the node; return orders for its workers, or a request for a missing plan.
 
         Args:
@@ -97,36 +97,36 @@ class KnownPlans:
         """
         missing = self._missing
         if missing is None or isinstance(order, JobDone):
-            return self._take(order, workers)
+            return self._process(order, workers)
         if isinstance(order, BeginNode | PrepareNode):
             self._missing = None
-            out = self._take(order, workers)
+            out = self._process(order, workers)
             answered = self._missing is None and order.plan.rest.generation == missing.generation
-            return [*out, *self._go_on(missing, workers)] if answered else out
+            return [*out, *self._process_waiting(missing, workers)] if answered else out
         if isinstance(order, Void) and order.generation == missing.generation:
             self._missing = None
-            return self._go_on(missing, workers)
+            return self._process_waiting(missing, workers)
         if len(missing.waiting) < _MAX_WAITING:
             missing.waiting.append(order)
         return []
 
-    def _go_on(self, missing: _Missing, workers: Sequence[str]) -> list[Pass | AskPlan]:
-        return [said for order in missing.waiting for said in self.take(order, workers)]
+    def _process_waiting(self, missing: _Missing, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
+        return [said for order in missing.waiting for said in self.on_order(order, workers)]
 
-    def _take(self, order: NodeOrder, workers: Sequence[str]) -> list[Pass | AskPlan]:
+    def _process(self, order: NodeOrder, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
         if isinstance(order, BeginNode | PrepareNode):
             try:
-                return self._planned(order, workers)
+                return self._process_plan(order, workers)
             except MisfitError:
                 generation = order.plan.rest.generation
                 self._missing = _Missing(generation)
                 return [AskPlan(generation=generation)]
-        return _handed(order, workers, self._concerned(order, workers))
+        return _send_to_members(order, workers, self._recipients(order, workers))
 
-    def _planned(self, order: BeginNode | PrepareNode, workers: Sequence[str]) -> list[Pass | AskPlan]:
+    def _process_plan(self, order: BeginNode | PrepareNode, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
         change = order.plan
-        base = self._base(change)
-        plan = self._maker.plan(change, base)
+        base = self._base_plan(change)
+        plan = self._maker.build_plan(change, base)
         members = frozenset(worker for worker in workers if plan.rank(worker) is not None)
         # Besides the new plan, only the base and the newest plan can be the base of the next change.
         keep = {change.base, max(self._plans, default=0)}
@@ -134,15 +134,15 @@ class KnownPlans:
         self._plans[plan.generation] = _Known(plan, change.digest, members)
         if isinstance(order, BeginNode):
             self._members, self._pending = members, frozenset()
-            assignment = self._maker.shares(order.shares, change, plan, base)
+            assignment = self._maker.build_shares(order.shares, change, plan, base)
             said = Begin(plan=plan, decision=order.decision, assignment=assignment, kept=order.kept)
         else:
             # A pending plan that was never voided is current by now.
             self._members, self._pending = self._members | self._pending, members
             said = Prepare(plan=plan)
-        return _handed(said, workers, members)
+        return _send_to_members(said, workers, members)
 
-    def _base(self, change: PlanChange) -> GenerationPlan | None:
+    def _base_plan(self, change: PlanChange) -> GenerationPlan | None:
         if not change.base:
             return None
         known = self._plans.get(change.base)
@@ -150,7 +150,7 @@ class KnownPlans:
             raise MisfitError(f"the plan of generation {change.base} is unknown here")
         return known.plan
 
-    def _concerned(
+    def _recipients(
         self, order: Posted | LookAround | Stop | Arm | Disarm | Void | JobDone, workers: Sequence[str]
     ) -> frozenset[str]:
         """Return the workers for which an order is meant."""
@@ -170,6 +170,6 @@ class KnownPlans:
                 return self._members | self._pending
 
 
-def _handed(order: Order, workers: Sequence[str], members: frozenset[str]) -> list[Pass | AskPlan]:
+def _send_to_members(order: Order, workers: Sequence[str], members: frozenset[str]) -> list[SendToWorkers | AskPlan]:
     named = tuple(worker for worker in workers if worker in members)
-    return [Pass(named, order)] if named else []
+    return [SendToWorkers(named, order)] if named else []

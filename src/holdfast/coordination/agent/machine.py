@@ -12,26 +12,26 @@ from itertools import chain
 import msgspec
 
 from holdfast.coordination.agent.held_snapshots import HeldSnapshots
-from holdfast.coordination.agent.identity import NodeIdentity, comes_from
+from holdfast.coordination.agent.identity import NodeIdentity, is_from_newest
 from holdfast.coordination.agent.instructions import (
     AdmitReaders,
     AgentInstruction,
-    Answer,
+    AnswerRequest,
     EndAgent,
     KillHung,
-    Pass,
     Reconnect,
     Replay,
-    Say,
+    SendToCoordinator,
+    SendToWorkers,
     SnapshotWork,
     StartWorker,
-    Stow,
+    UpdateCheckpoints,
 )
-from holdfast.coordination.agent.known_plans import KnownPlans, PlanMaker
+from holdfast.coordination.agent.known_plans import KnownPlans, PlanBuilder
 from holdfast.coordination.agent.node_steps import NodeSteps
-from holdfast.coordination.agent.place import WorkerPlace, WrittenParts, kept_of_life, kept_of_stand
+from holdfast.coordination.agent.place import LocalRank, WrittenParts, first_replayed, last_replayed
 from holdfast.coordination.agent.posted_keys import PostedKeys
-from holdfast.coordination.agent.replay import envelopes, fitting
+from holdfast.coordination.agent.replay import split_to_fit, wrap_messages
 from holdfast.coordination.agent.replica_groups.forming import Units
 from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.collection.rendezvous import PostedTooMuchError
@@ -81,7 +81,7 @@ from holdfast.protocol.messages.worker import (
 from holdfast.protocol.names import index_of, worker_id
 from holdfast.protocol.state import SnapshotPart
 
-#: exit code of a node whose job is done but whose script failed afterwards
+#: exit code of a node if the job is done but its script failed afterwards
 TAIL_FAILED = 3
 #: defaults, until a coordinator sends its own values
 LEASE_S, WATCH_S = 3.0, 0.1
@@ -95,7 +95,7 @@ class AgentMachine:
         maker: Builds plans from changes; the default is a new one.
     """
 
-    def __init__(self, node: NodeIdentity, nonce: Callable[[], str], maker: PlanMaker | None = None) -> None:
+    def __init__(self, node: NodeIdentity, nonce: Callable[[], str], maker: PlanBuilder | None = None) -> None:
         self.node = node
         #: the highest term of a coordinator seen
         self.term = 0
@@ -105,15 +105,15 @@ class AgentMachine:
         #: the newest generation that was announced to this node's workers
         self.heard = HeardGeneration()
         self._nonce = nonce
-        self._places = [WorkerPlace() for _ in range(node.workers)]
+        self._places = [LocalRank() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
         self._plans, self._written = KnownPlans(maker), WrittenParts()
         self._keys = PostedKeys()
         self._snapshots = HeldSnapshots()
         #: finds workers that make no progress; the shell polls it every `watch.look_s` seconds
         self.watch = LateWatch()
-        self.units = Units(node.workers, nonce)
-        self._connected, self._said_at, self._tail_code = False, 0.0, EXIT_DONE
+        self.units = ReplicaGroups(node.workers, nonce)
+        self._connected, self._sent_at, self._tail_code = False, 0.0, EXIT_DONE
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
         self._restarts = Restarts()
@@ -126,7 +126,7 @@ class AgentMachine:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The present workers by index; "" for a local rank whose worker has ended and is not replaced."""
+        """The present workers by index; "" if the worker has ended and is not replaced."""
         return tuple("" if place.ended else place.worker for place in self._places)
 
     @property
@@ -135,7 +135,7 @@ class AgentMachine:
         return self._steps.committed
 
     @property
-    def welcomed(self) -> bool:
+    def is_welcomed(self) -> bool:
         """Whether a coordinator has accepted the connection."""
         return self._welcome is not None
 
@@ -148,33 +148,33 @@ class AgentMachine:
 
     def start(self, snapshots: NodeSnapshots | None = None) -> list[AgentInstruction]:
         """Start workers for all local ranks. `snapshots` are the parts found in memory; None: this node keeps none."""
-        self._snapshots.begin(snapshots)
+        self._snapshots.reset(snapshots)
         return [self._fill(place, index) for index, place in enumerate(self._places)]
 
     def tick(self, now: float, stopped: Collection[str]) -> list[AgentInstruction]:
-        """Do periodic work. `stopped` lists the workers whose processes are stopped (SIGSTOP) at present."""
+        """Do periodic work. `stopped` lists the workers with a stopped process (SIGSTOP)."""
         if self.over is not None:
             return []
         out: list[AgentInstruction] = []
         welcome = self._welcome
         if welcome is not None:
-            standing = self._steps.standing()
-            if standing is not None or now - self._said_at > welcome.heartbeat_s / 2:
-                out += self._tell(standing or Heartbeat(), now)
+            standing = self._steps.make_heartbeat()
+            if standing is not None or now - self._sent_at > welcome.heartbeat_s / 2:
+                out += self._send(standing or Heartbeat(), now)
         lease_s = welcome.lease_s if welcome else LEASE_S
         for place in self._places:
-            if place.looked_at(now, stopped=place.worker in stopped) > lease_s:
+            if place.update_stopped_time(now, stopped=place.worker in stopped) > lease_s:
                 out.append(KillHung(place.worker, "the process was stopped for longer than the lease"))
-        return out + self.units.late(now, self.workers)
+        return out + self.units.end_late_workers(now, self.workers)
 
-    def seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
+    def send_seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
         """Report observations of the workers to the coordinator."""
-        return [said for message in messages for said in self._tell(message, now)]
+        return [said for message in messages for said in self._send(message, now)]
 
-    def gpus_read(self, gpus: GpusRead, now: float) -> list[AgentInstruction]:
+    def on_gpus_read(self, gpus: GpusRead, now: float) -> list[AgentInstruction]:
         """Report the GPUs, now and on each later connection."""
         self._gpus = gpus
-        return self._tell(gpus, now)
+        return self._send(gpus, now)
 
     def end(self, exit_code: int, why: str) -> list[AgentInstruction]:
         """End the agent, as requested on this node."""
@@ -182,7 +182,7 @@ class AgentMachine:
 
     # ---- the connection ----
 
-    def connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
+    def on_connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
         """Send Hello over a new connection, with all that a coordinator must know of the workers.
 
         Args:
@@ -193,64 +193,68 @@ class AgentMachine:
             return []
         self._connected, self._welcome = True, None
         replay = self._replay()
-        kept, rest = fitting(replay)
+        kept, rest = split_to_fit(replay)
         self._hello_at = now, wall
-        told = self._snapshots.told
-        hello = self.node.hello(self.session, self.term, kept, now, unfit, told, self.heard)
-        out = self._tell(hello, now)
+        told = self._snapshots.held_parts
+        hello = self.node.make_hello(self.session, self.term, kept, now, unfit, told, self.heard)
+        out = self._send(hello, now)
         if rest is not None:
-            out.append(Replay(envelopes(chain((rest,), replay))))
+            out.append(Replay(wrap_messages(chain((rest,), replay))))
         return out
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Record that the connection has ended, from either side."""
         self._connected, self._welcome = False, None
-        self.units.uninformed()
+        self.units.on_disconnected()
 
-    def hear(self, message: CoordinatorMessage, now: float) -> list[AgentInstruction]:
+    def on_message(self, message: CoordinatorMessage, now: float) -> list[AgentInstruction]:
         """Handle a message of the coordinator. The shell itself handles injected faults (NodeFault)."""
         if self.over is not None or not self._connected:
             return []
         if isinstance(message, SnapshotOrder | CheckpointOrder):
-            return self._asked(message)
+            return self._on_storage_order(message)
         if isinstance(message, NodeOrder):
-            return self._order_all(message, now)
+            return self._on_node_order(message, now)
         match message:
             case ToWorker():
-                return self._order(message)
+                return self._on_worker_order(message)
             case EndHung() | Replace() | CountHang() | WatchWork():
                 return self._on_hang_order(message, now)
             case Committed():
                 if message.term >= self.term:
                     self._steps.forget_up_to(message.step)
             case Welcome():
-                return self._welcomed(message, now)
+                return self._on_welcome(message, now)
             case Refused():
-                return self._refused(message)
+                return self._on_refused(message)
             case EndNode():
                 if message.exit_code == EXIT_DONE and all(place.done for place in self._places):
                     # The scripts end on their own, and the node ends after them.
                     return []
                 return self._end(EndAgent(message.exit_code, message.why, message.alone))
             case _:
-                return [Answer(message)] if isinstance(message, Probe | TakeStacks | TakeMemory | ProbeAddress) else []
+                return (
+                    [AnswerRequest(message)]
+                    if isinstance(message, Probe | TakeStacks | TakeMemory | ProbeAddress)
+                    else []
+                )
         return []
 
-    def _welcomed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
+    def _on_welcome(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
         if welcome.term < self.term:
-            return self._leave(f"refused a coordinator of term {welcome.term}: term {self.term} is known")
+            return self._reconnect(f"refused a coordinator of term {welcome.term}: term {self.term} is known")
         self.term = welcome.term
         if welcome.identity != self.heard.identity:
             self.heard = HeardGeneration(identity=welcome.identity)
         self._steps.forget_up_to(welcome.committed)
         self._welcome, self.ever_welcomed = welcome, True
-        self._restarts.allowed(welcome.max_restarts, welcome.rules)
-        self._plans.told_anew(welcome.members)
+        self._restarts.set_limits(welcome.max_restarts, welcome.rules)
+        self._plans.reset_members(welcome.members)
         return [
             *self._report_clock(welcome, now),
-            *(self._tell(self._gpus, now) if self._gpus is not None else ()),
-            *self._admit(),
-            *self.units.informed(welcome, now),
+            *(self._send(self._gpus, now) if self._gpus is not None else ()),
+            *self._admit_readers(),
+            *self.units.on_welcome(welcome, now),
             *self._leave_unfit(now),
         ]
 
@@ -263,9 +267,9 @@ class AgentMachine:
         if not (wall and welcome.time):
             return []
         half_s = max(0.0, now - said) / 2
-        return self._tell(ClockOffset(ahead_s=wall + half_s - welcome.time, uncertainty_s=half_s), now)
+        return self._send(ClockOffset(ahead_s=wall + half_s - welcome.time, uncertainty_s=half_s), now)
 
-    def _refused(self, refused: Refused) -> list[AgentInstruction]:
+    def _on_refused(self, refused: Refused) -> list[AgentInstruction]:
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
         # No message of the old workers may count.
@@ -280,86 +284,86 @@ class AgentMachine:
             place.forget()
         # A node that must only start new workers is not to blame. The exit code is then that of success.
         blame = refused.exit_code != EXIT_DONE
-        return [*fresh, *self._leave(f"expelled: {refused.why}; coming back with new workers", blame=blame)]
+        return [*fresh, *self._reconnect(f"expelled: {refused.why}; coming back with new workers", blame=blame)]
 
-    def _leave(self, why: str, *, blame: bool = True) -> list[AgentInstruction]:
-        self.disconnected()
+    def _reconnect(self, why: str, *, blame: bool = True) -> list[AgentInstruction]:
+        self.on_disconnected()
         return [Reconnect(why, blame)]
 
     # ---- orders to the workers ----
 
-    def _order(self, message: ToWorker) -> list[AgentInstruction]:
+    def _on_worker_order(self, message: ToWorker) -> list[AgentInstruction]:
         place, order = self._place_of(message.worker), message.order
-        if self._welcome is None or place is None or not comes_from(order, self.term):
+        if self._welcome is None or place is None or not is_from_newest(order, self.term):
             return []
-        place.passed(order)
-        return [Pass((place.worker,), order)]
+        place.on_order_sent(order)
+        return [SendToWorkers((place.worker,), order)]
 
-    def _order_all(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
+    def _on_node_order(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
         """Pass an order on to the workers to which it applies."""
-        if self._welcome is None or not comes_from(order, self.term):
+        if self._welcome is None or not is_from_newest(order, self.term):
             return []
         if isinstance(order, BeginNode | PrepareNode) and order.plan.rest.generation > self.heard.generation:
             plan, identity = order.plan.rest, self.heard.identity
             self.heard = HeardGeneration(identity=identity, term=plan.term, generation=plan.generation)
         here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
         out: list[AgentInstruction] = []
-        for said in self._plans.take(order, tuple(here)):
-            if isinstance(said, Pass):
+        for said in self._plans.on_order(order, tuple(here)):
+            if isinstance(said, SendToWorkers):
                 for worker in said.workers:
-                    here[worker].passed(said.order)
+                    here[worker].on_order_sent(said.order)
                 out.append(said)
             else:
-                out += self._tell(said, now)
+                out += self._send(said, now)
         return out
 
     # ---- events of the workers ----
 
-    def worker_said(self, message: WorkerMessage | UnitWord, now: float) -> list[AgentInstruction]:
+    def on_worker_message(self, message: WorkerMessage | UnitWord, now: float) -> list[AgentInstruction]:
         """Keep a worker's message and pass it on, except for steps that others report and messages within its group."""
         place = self._place_of(message.worker)
         if isinstance(message, CheckpointNews) and self.over is None:
             self._written.keep(message)  # The worker may have ended by now.
-            return self._tell(FromWorker(message=message), now)
+            return self._send(FromWorker(message=message), now)
         if place is None or self.over is not None:
             return []
         if isinstance(message, UnitWord):
-            return [*self._snapshots.needed_by(message), *self.units.take(message, now)]
+            return [*self._snapshots.open_if_needed(message), *self.units.on_group_message(message, now)]
         out: list[AgentInstruction] = []
         match message:
             case Attach():
-                out = self.units.attached(message.worker)
+                out = self.units.on_attach(message.worker)
             case KnownSteps():
-                self._steps.sent(message)
+                self._steps.on_known_steps(message)
                 return []
             case Applied():
                 place.keep(message)
-                told = self._steps.applied(place, message, now)
-                return self._tell(FromWorker(message=told), now) if told is not None else []
+                told = self._steps.on_applied(place, message, now)
+                return self._send(FromWorker(message=told), now) if told is not None else []
             case Post():
                 try:
-                    bundles = self._keys.take(message, self._plans.members_of(message.generation))
+                    bundles = self._keys.add(message, self._plans.members_of(message.generation))
                 except PostedTooMuchError as error:
                     return [KillHung(place.worker, str(error))]
-                return [said for bundle in bundles for said in self._tell(bundle, now)]
+                return [said for bundle in bundles for said in self._send(bundle, now)]
             case Entered():
-                self._steps.begin_with(message.applied, message.generation)
+                self._steps.enter_generation(message.applied, message.generation)
             case Report():
-                out = self._tell_of_steps(now)
+                out = self._send_unsent_steps(now)
             case SnapshotTaken():
-                taken = self._snapshots.taken(message.snapshot)
-                return [*self._tell(FromWorker(message=message), now), *self._holds(taken, now)]
+                taken = self._snapshots.add_own(message.snapshot)
+                return [*self._send(FromWorker(message=message), now), *self._send_held_parts(taken, now)]
             case _:
                 pass
         place.keep(message)
-        return [*out, *self._tell(FromWorker(message=message), now)]
+        return [*out, *self._send(FromWorker(message=message), now)]
 
-    def _tell_of_steps(self, now: float) -> list[AgentInstruction]:
+    def _send_unsent_steps(self, now: float) -> list[AgentInstruction]:
         """Report the steps that only this node may know: their witnesses may be dead."""
-        pages = self._steps.untold() if self._connected else ()
-        return [said for page in pages for said in self._tell(page, now)]
+        pages = self._steps.pop_unsent() if self._connected else ()
+        return [said for page in pages for said in self._send(page, now)]
 
-    def worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
+    def on_worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
         """Handle the end of a worker's process: replace it, or record that it has finished.
 
         Args:
@@ -370,51 +374,51 @@ class AgentMachine:
         if place is None or self.over is not None:
             return []
         if place.done:
-            return self._ended_in_order(place, now, clean=clean)
-        mates = self.units.mates(place.worker)
+            return self._on_finished_worker(place, now, clean=clean)
+        mates = self.units.group_mates(place.worker)
         if down.has_left_loop and not place.warming:
             # It stays a member with the state that it has applied, so no other worker must repeat anything.
             if not mates:
-                self.units.left(index_of(place.worker))
+                self.units.dissolve_group(index_of(place.worker))
             place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
-            return [*self._tell_of_steps(now), *self._tell(place.down, now)]
+            return [*self._send_unsent_steps(now), *self._send(place.down, now)]
         free = down.worker in self._on_trial and down.kind is FailureKind.HANG
         self._on_trial.discard(down.worker)
-        return [*self._lost(place, down, now, free=free), *self._gone_along(mates, down.worker, now)]
+        return [*self._replace_lost(place, down, now, free=free), *self._end_group_mates(mates, down.worker, now)]
 
-    def _lost(
-        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
+    def _replace_lost(
+        self, place: LocalRank, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
         """Report a lost worker and start another process for its local rank; see `_replace`."""
         cold: list[AgentInstruction] = []
         if warming := place.warming:
-            warmed, down = place.failed_warm_up(down)
-            cold = self._tell(FromWorker(message=warmed), now)
-        return [*cold, *self._tell(down, now), *self._replace(place, down, now, free=free or warming, last=last)]
+            warmed, down = place.warm_up_failure(down)
+            cold = self._send(FromWorker(message=warmed), now)
+        return [*cold, *self._send(down, now), *self._replace(place, down, now, free=free or warming, last=last)]
 
-    def _gone_along(self, mates: Iterable[int], cause: str, now: float) -> list[AgentInstruction]:
+    def _end_group_mates(self, mates: Iterable[int], cause: str, now: float) -> list[AgentInstruction]:
         """End the other workers of a replica group with the one that ended: a group is complete or absent."""
         out: list[AgentInstruction] = []
         replaced = bool(self.workers[index_of(cause)])
         for place in (self._places[index] for index in mates):
             if place.done or not place.worker:
                 continue
-            worker, down = place.worker, place.gone_along(cause)
+            worker, down = place.worker, place.down_with_group(cause)
             if not (replaced or place.ended):
                 out.append(KillHung(worker, down.detail))
-            out += self._lost(place, down, now, free=True, last=not replaced)
+            out += self._replace_lost(place, down, now, free=True, last=not replaced)
         return out
 
     def _replace(
-        self, place: WorkerPlace, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
+        self, place: LocalRank, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
         """Start another process for a local rank, if that is useful and not `last`; `free`: it does not count as a
         retry.
         """
         index = index_of(place.worker)
-        self.units.left(index)
+        self.units.dissolve_group(index)
         place.refill("")
-        # Only its end is replayed. Its earlier messages would look like those of a worker that came back. A step that
+        # Only its end is replayed. Its earlier messages would look as if the worker had come back. A step that
         # it alone has applied may be repeated with another result.
         place.down, place.down_told = down, self._connected
         self._steps.undo_after(max(other.applied for other in self._places))
@@ -422,9 +426,9 @@ class AgentMachine:
             place.ended = (
                 True  # Another process would fail in the same way. The coordinator decides how the job goes on.
             )
-        elif why := self._restarts.refuse(down, now, free=free):
+        elif why := self._restarts.refuse_restart(down, now, free=free):
             place.ended = True
-            reason = "quarantined" if self._restarts.broken(down) else "exhausted"
+            reason = "quarantined" if self._restarts.is_machine_broken(down) else "exhausted"
             self._unfit = Leave(reason=reason, detail=f"node {self.node.node}: {why}"[:8000])
             return self._leave_unfit(now)
         else:
@@ -452,77 +456,81 @@ class AgentMachine:
         return [KillHung(message.worker, message.why)]
 
     def _replace_raised(self, message: Replace, now: float) -> list[AgentInstruction]:
-        """Replace a worker whose script has raised; its end is not reported."""
+        """Replace a worker after its script has raised; its end is not reported."""
         place = self._place_of(message.worker)
-        raised = place.raised_so if place is not None else None
+        raised = place.script_error if place is not None else None
         if place is None or raised is None:
             return []
-        mates = self.units.mates(message.worker)
-        return [*self._replace(place, raised, now), *self._gone_along(mates, message.worker, now)]
+        mates = self.units.group_mates(message.worker)
+        return [*self._replace(place, raised, now), *self._end_group_mates(mates, message.worker, now)]
 
     def _count_hang(self, message: CountHang, now: float) -> list[AgentInstruction]:
         """Count a kill against this node, and leave the job if there were too many."""
-        why = self._restarts.count(message.worker, message.why, now)
+        why = self._restarts.count_failure(message.worker, message.why, now)
         if not why or self._unfit is not None:
             return []
         self._unfit = Leave(reason="exhausted", detail=f"node {self.node.node}: {why}"[:8000])
         return self._leave_unfit(now)
 
-    def _ended_in_order(self, place: WorkerPlace, now: float, *, clean: bool) -> list[AgentInstruction]:
+    def _on_finished_worker(self, place: LocalRank, now: float, *, clean: bool) -> list[AgentInstruction]:
         place.refill("")
         place.ended = place.done = True
         if not clean:
             self._tail_code = TAIL_FAILED  # the job is done, but the script failed after it
         if not all(place.ended for place in self._places):
             return []
-        return [*self._tell(Leave(reason="finished"), now), *self._end(EndAgent(self._tail_code))]
+        return [*self._send(Leave(reason="finished"), now), *self._end(EndAgent(self._tail_code))]
 
     def _leave_unfit(self, now: float) -> list[AgentInstruction]:
         """Report why the node must leave, now or on the next connection. The coordinator then ends it."""
-        return self._tell(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
+        return self._send(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
-    def _asked(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
+    def _on_storage_order(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
         if isinstance(message, CheckpointOrder):  # The order is also for the workers, which know about written parts.
             here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
-            return [Stow(message), Pass(here, message)] if self.welcomed and comes_from(message, self.term) else []
-        return [self._snapshots.obey(message)] if message.term >= self.term else []
+            return (
+                [UpdateCheckpoints(message), SendToWorkers(here, message)]
+                if self.is_welcomed and is_from_newest(message, self.term)
+                else []
+            )
+        return [self._snapshots.on_order(message)] if message.term >= self.term else []
 
-    def opened(self, snapshots: NodeSnapshots | None, now: float) -> list[AgentInstruction]:
+    def on_memory_opened(self, snapshots: NodeSnapshots | None, now: float) -> list[AgentInstruction]:
         """Record that memory for snapshot parts is open, with the parts found there, or None if that failed."""
-        self._snapshots.begin(snapshots)
-        return [*self._admit(), *self._holds([], now)]
+        self._snapshots.reset(snapshots)
+        return [*self._admit_readers(), *self._send_held_parts([], now)]
 
-    def _admit(self) -> list[AgentInstruction]:
-        return [AdmitReaders(self._welcome.snapshot_key)] if self._welcome and self._snapshots.told else []
+    def _admit_readers(self) -> list[AgentInstruction]:
+        return [AdmitReaders(self._welcome.snapshot_key)] if self._welcome and self._snapshots.held_parts else []
 
-    def fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
+    def on_part_fetched(self, part: SnapshotPart, now: float) -> list[AgentInstruction]:
         """Record that a copy of another node's snapshot part has arrived."""
-        return self._holds(self._snapshots.fetched(part), now)
+        return self._send_held_parts(self._snapshots.add_copy(part), now)
 
-    def _holds(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
+    def _send_held_parts(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
         """Report the held parts before deleting, so that no peer requests a deleted part."""
-        return [*(self._tell(told, now) if (told := self._snapshots.told) is not None else ()), *work]
+        return [*(self._send(told, now) if (told := self._snapshots.held_parts) is not None else ()), *work]
 
     # ---- replay ----
 
     def _replay(self) -> Iterator[Kept]:
-        """Yield what a coordinator must know of the workers as of now: ends first, positions last."""
-        life, stand = kept_of_life(self._places), kept_of_stand(self._places)
+        """Yield the messages that tell a coordinator about the workers as of now: ends first, positions last."""
+        life, stand = first_replayed(self._places), last_replayed(self._places)
         return chain(life, self._steps.replay(), self._written.kept, stand)
 
     # ---- helpers ----
 
-    def _fill(self, place: WorkerPlace, index: int) -> StartWorker:
-        self.units.left(index)
+    def _fill(self, place: LocalRank, index: int) -> StartWorker:
+        self.units.dissolve_group(index)
         place.refill(worker_id(self.node.node, index, self._nonce()))
         return StartWorker(place.worker)
 
-    def _place_of(self, worker: str) -> WorkerPlace | None:
+    def _place_of(self, worker: str) -> LocalRank | None:
         return next((place for place in self._places if place.worker == worker and not place.ended), None)
 
-    def _tell(self, message: AgentMessage, now: float) -> list[AgentInstruction]:
-        self._said_at = now if self._connected else self._said_at
-        return [Say(message)] if self._connected else []
+    def _send(self, message: AgentMessage, now: float) -> list[AgentInstruction]:
+        self._sent_at = now if self._connected else self._sent_at
+        return [SendToCoordinator(message)] if self._connected else []
 
     def _end(self, end: EndAgent) -> list[AgentInstruction]:
         if self.over is not None:

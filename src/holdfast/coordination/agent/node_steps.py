@@ -13,7 +13,7 @@ from itertools import chain
 import msgspec
 
 from holdfast.coordination.agent.kept_steps import KeptSteps
-from holdfast.coordination.agent.place import WorkerPlace
+from holdfast.coordination.agent.place import LocalRank
 from holdfast.protocol.messages.agent import AppliedSteps, Heartbeat
 from holdfast.protocol.messages.worker import Applied, KnownSteps
 
@@ -21,19 +21,19 @@ from holdfast.protocol.messages.worker import Applied, KnownSteps
 class NodeSteps:
     """The steps of one session of a node. A new session starts with new workers that have applied nothing."""
 
-    def __init__(self, places: Sequence[WorkerPlace], committed: int = 0) -> None:
+    def __init__(self, places: Sequence[LocalRank], committed: int = 0) -> None:
         """Start without steps; the steps up to `committed` are in the journal."""
         self.committed = committed
         self._places = places
         self._kept = KeptSteps()
         #: the connected coordinator knows the results of the kept steps up to this one
-        self._told = 0
+        self._reported = 0
         #: the newest generation that this node's workers have entered
         self._generation = 0
 
     # ---- events of the workers ----
 
-    def applied(self, place: WorkerPlace, message: Applied, now: float) -> Applied | None:
+    def on_applied(self, place: LocalRank, message: Applied, now: float) -> Applied | None:
         """Keep a step; return the message to send at once, or None.
 
         It is sent at once for a witness, or for a state hash that was not sent yet. A node sends one hash per step, and
@@ -41,29 +41,29 @@ class NodeSteps:
         """
         known = self._kept.hash_of(message.step)
         if message.step > self.committed:
-            self._kept.note(message, now)
+            self._kept.add(message, now)
         if message.state_hash and message.state_hash == known:
             message = msgspec.structs.replace(message, state_hash="")
         if not (message.witness or message.state_hash):
             return None
-        place.told = max(place.told, message.step)
-        if message.step <= max(self._told, self.committed) + 1:
-            self._told = max(self._told, message.step)
+        place.reported_step = max(place.reported_step, message.step)
+        if message.step <= max(self._reported, self.committed) + 1:
+            self._reported = max(self._reported, message.step)
         return message
 
-    def sent(self, message: KnownSteps) -> None:
+    def on_known_steps(self, message: KnownSteps) -> None:
         """Keep the steps that came with a state that a worker has received.
 
         A step in the journal may have been undone and repeated in a generation without this node.
         """
         again = [passed.step for passed in message.passed if passed.generation > self._generation]
         self.committed = min([self.committed, *(step - 1 for step in again)])
-        self._told = min(self._told, self.committed) if again else self._told
+        self._reported = min(self._reported, self.committed) if again else self._reported
         for passed in message.passed:
             if passed.step > self.committed:
-                self._kept.note_elsewhere(passed)
+                self._kept.add_received(passed)
 
-    def begin_with(self, step: int, generation: int) -> None:
+    def enter_generation(self, step: int, generation: int) -> None:
         """Record that `generation` starts from the state of `step`, so that later steps of older generations do not
         count.
         """
@@ -77,7 +77,7 @@ class NodeSteps:
     def undo_after(self, step: int, generation: float = math.inf) -> None:
         """Drop the steps after `step` that were applied in a generation before this one."""
         self._kept.undo_after(step, generation)
-        self._told = min(self._told, step)
+        self._reported = min(self._reported, step)
 
     # ---- knowledge of the coordinator ----
 
@@ -88,30 +88,30 @@ class NodeSteps:
 
     def replay(self) -> Iterator[AppliedSteps | Applied]:
         """Yield everything that a coordinator without any knowledge needs, and mark it as sent."""
-        self._told = self._kept.last
+        self._reported = self._kept.last
         for place in self._places:
-            place.told = place.applied
+            place.reported_step = place.applied
         pages = self._kept.pages(self._tops, self.committed) if self._tops else ()
-        return chain(pages, self._kept.odd)
+        return chain(pages, self._kept.contradictions)
 
-    def untold(self) -> list[AppliedSteps]:
+    def pop_unsent(self) -> list[AppliedSteps]:
         """Return the kept steps that were not sent yet, and mark them as sent."""
-        pages = self._kept.after(max(self._told, self.committed), self._tops)
-        self._told = max(self._told, self._kept.last)
+        pages = self._kept.pages_after(max(self._reported, self.committed), self._tops)
+        self._reported = max(self._reported, self._kept.last)
         return pages
 
-    def standing(self) -> Heartbeat | None:
+    def make_heartbeat(self) -> Heartbeat | None:
         """Return a heartbeat with the workers' positions, or None if they were sent already."""
         places = self._places
-        if not any(place.applied > place.told for place in places):
+        if not any(place.applied > place.reported_step for place in places):
             return None
         for place in places:
-            place.told = place.applied
+            place.reported_step = place.applied
         applied = tuple(place.applied for place in places)
         generation = min(place.generation for place in places if place.applied)
         return Heartbeat(generation=generation, applied=applied[:1] if len(set(applied)) == 1 else applied)
 
     @property
     def _tops(self) -> dict[str, int]:
-        """The newest step of each worker whose state may be newer than the journal."""
+        """The newest step of each worker that may be ahead of the journal."""
         return {place.worker: place.applied for place in self._places if place.applied > self.committed}

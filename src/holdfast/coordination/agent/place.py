@@ -35,10 +35,10 @@ from holdfast.protocol.messages.worker import (
 )
 from holdfast.protocol.names import node_and_index_of
 
-#: Only the latest message of each of these kinds is kept. A node replays FIRST_REPLAYED, then applied steps, then LAST_REPLAYED. So
-#: a report arrives after the steps that it mentions, and no such step is taken for lost.
-LIFE = (Attach, Warmed, Begun, Entered)
-STAND = (
+#: Only the latest message of each of these kinds is kept. A node replays FIRST_REPLAYED, then applied steps, then
+#: LAST_REPLAYED. So a report arrives after the steps that it mentions, and no such step is taken for lost.
+FIRST_REPLAYED = (Attach, Warmed, Begun, Entered)
+LAST_REPLAYED = (
     Prepared,
     Report,
     Complaint,
@@ -55,8 +55,8 @@ _GENERATION_BOUND = (Prepared, Report, Complaint, VoteRefused, Finished)
 
 
 @dataclass(slots=True)
-class WorkerPlace:
-    """One worker's place on the node; what is kept of the worker that fills it now."""
+class LocalRank:
+    """One local rank of the node, with the messages that are kept of its present worker."""
 
     worker: str = ""
     latest: dict[type, WorkerMessage] = field(default_factory=dict[type, WorkerMessage])
@@ -64,7 +64,7 @@ class WorkerPlace:
     top: int = 0
     top_generation: int = 0
     #: the worker's step as the connected coordinator knows it
-    told: int = 0
+    reported_step: int = 0
     #: How the previous worker ended, until the present one attaches and a coordinator was told of it. Or how the
     #: present worker ended, if it left its loop.
     down: WorkerDown | None = None
@@ -74,7 +74,7 @@ class WorkerPlace:
     #: whether its process has ended and is not replaced
     ended: bool = False
     stopped_since: float | None = None
-    #: whether the worker runs a warm-up whose result it has not reported, and is in no generation
+    #: whether the worker warms up and has not reported the result, and is in no generation
     warming: bool = False
 
     def refill(self, worker: str) -> None:
@@ -91,14 +91,14 @@ class WorkerPlace:
 
     def _clear(self) -> None:
         self.latest.clear()
-        self.top = self.top_generation = self.told = 0
+        self.top = self.top_generation = self.reported_step = 0
         self.warming = False
 
     def keep(self, message: WorkerMessage) -> None:
         """Keep a message of the worker for the replay."""
         if isinstance(message, Applied):
             self.top, self.top_generation = max(self.top, message.step), message.generation
-        elif isinstance(message, LIFE + STAND) and not self._is_complaint_of_pending(message):
+        elif isinstance(message, FIRST_REPLAYED + LAST_REPLAYED) and not self._is_complaint_of_pending(message):
             self.latest[type(message)] = message
         if isinstance(message, Begun | Entered | Warmed):
             self.warming = False
@@ -106,7 +106,7 @@ class WorkerPlace:
             self.down = None
         if isinstance(message, Entered | Report | Finished):
             # These messages contain the worker's step, too.
-            self.told = self.applied
+            self.reported_step = self.applied
         if isinstance(message, Entered):
             for kind in _GENERATION_BOUND:
                 self._forget_before(message.generation, kind)
@@ -129,7 +129,7 @@ class WorkerPlace:
         if isinstance(kept, _GENERATION_BOUND) and kept.generation < generation:
             del self.latest[kind]
 
-    def tell_who_is_gone(self) -> WorkerDown | None:
+    def pop_previous_down(self) -> WorkerDown | None:
         """Return how the previous worker ended if that must be reported. A worker that left its loop stays a member."""
         gone = self.down
         if gone is None or gone.has_left_loop:
@@ -139,7 +139,7 @@ class WorkerPlace:
             self.down = None
         return gone
 
-    def passed(self, order: Order | UnitAnswer) -> None:
+    def on_order_sent(self, order: Order | UnitAnswer) -> None:
         """Update the kept messages when an order is sent to the worker."""
         if isinstance(order, JobDone):
             self.done = True
@@ -148,14 +148,14 @@ class WorkerPlace:
         elif isinstance(order, StandBy):
             # Its promises no longer matter, and the warm-up before its first step was long ago.
             self.latest = {kind: kept for kind, kept in self.latest.items() if kind is Attach}
-            self.top = self.top_generation = self.told = 0
+            self.top = self.top_generation = self.reported_step = 0
             self.keep(Warmed(worker=self.worker, seconds=0.0))
         elif isinstance(order, Begin):
             # After a Begin, the worker is no longer fresh, whether it has already read the order or not.
             self.keep(Begun(worker=self.worker, generation=order.plan.generation))
             self._forget_before(order.plan.generation, Complaint)
 
-    def failed_warm_up(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
+    def warm_up_failure(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
         """Return the two messages that report a worker's end in a shadow step.
 
         Its cause does not count as the script's own failure, so the job does not end because of it.
@@ -180,10 +180,10 @@ class WorkerPlace:
         """Drop the steps after `step` that were applied in a generation before this one."""
         if self.top_generation < generation:
             self.top = min(self.top, step)
-        self.told = min(self.told, step)
+        self.reported_step = min(self.reported_step, step)
 
-    def looked_at(self, now: float, *, stopped: bool) -> float:
-        """Record whether the process is stopped at `now`; return for how many seconds it has been observed as stopped."""
+    def update_stopped_time(self, now: float, *, stopped: bool) -> float:
+        """Record whether the process is stopped now; return for how many seconds that has been observed."""
         if self.ended or not stopped:
             self.stopped_since = None
         elif self.stopped_since is None:
@@ -191,7 +191,7 @@ class WorkerPlace:
         return now - self.stopped_since if self.stopped_since is not None else 0.0
 
     @property
-    def raised_so(self) -> WorkerDown | None:
+    def script_error(self) -> WorkerDown | None:
         """The end of the worker if its script raised and its process was kept, or None."""
         raised = self.latest.get(Raised)
         if not isinstance(raised, Raised):
@@ -199,26 +199,26 @@ class WorkerPlace:
         kind, code = FailureKind.EXCEPTION, raised.exit_code
         return WorkerDown(worker=self.worker, kind=kind, detail=raised.detail, exit_code=code)
 
-    def gone_along(self, cause: str) -> WorkerDown:
+    def down_with_group(self, cause: str) -> WorkerDown:
         """Return the end of the worker, caused by the end of `cause`, another worker of its replica group."""
         detail = f"it ended because {cause} of its replica group ended"
         return WorkerDown(worker=self.worker, kind=FailureKind.PROCESS_EXIT, detail=detail, exit_code=EXIT_FAILED)
 
-    def kept(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
+    def kept_messages(self, kinds: tuple[type, ...]) -> list[WorkerMessage]:
         """Return the kept messages of some kinds, in the order of the kinds."""
         return [self.latest[kind] for kind in kinds if kind in self.latest]
 
 
-def kept_of_life(places: Sequence[WorkerPlace]) -> list[Kept]:
+def first_replayed(places: Sequence[LocalRank]) -> list[Kept]:
     """Return the messages to replay first: the ends of workers, and the states of the present ones."""
-    gone = [gone for place in places if (gone := place.tell_who_is_gone()) is not None]
-    return [*gone, *(message for place in places for message in place.kept(LIFE))]
+    gone = [gone for place in places if (gone := place.pop_previous_down()) is not None]
+    return [*gone, *(message for place in places for message in place.kept_messages(FIRST_REPLAYED))]
 
 
-def kept_of_stand(places: Sequence[WorkerPlace]) -> list[Kept]:
+def last_replayed(places: Sequence[LocalRank]) -> list[Kept]:
     """Return the messages to replay last: the positions of the workers, and which of them have left their loops."""
     left = [place.down for place in places if place.down is not None and place.down.has_left_loop]
-    return [*(message for place in places for message in place.kept(STAND)), *left]
+    return [*(message for place in places for message in place.kept_messages(LAST_REPLAYED)), *left]
 
 
 class WrittenParts:
@@ -237,7 +237,7 @@ class WrittenParts:
 
     @property
     def kept(self) -> tuple[WorkerMessage, ...]:
-        """What is to be told again."""
+        """The messages to replay."""
         return tuple(self._latest.values())
 
 

@@ -18,7 +18,7 @@ class PostedKeys:
     def __init__(self) -> None:
         self._collected: dict[int, Collected] = {}
 
-    def take(self, post: Post, members: frozenset[str]) -> Iterator[Posts]:
+    def add(self, post: Post, members: frozenset[str]) -> Iterator[Posts]:
         """Add a worker's key; return the bundles to send.
 
         Args:

@@ -12,7 +12,7 @@ from holdfast.protocol.messages.agent import AgentMessage, AppliedSteps, FromWor
 _HELLO_BYTES = (1 << 20) - (1 << 14)
 
 
-def fitting(
+def split_to_fit(
     messages: Iterator[Kept],
 ) -> tuple[tuple[Kept, ...], Kept | None]:
     """Return the first messages that fit into Hello, with at most one page of steps, and the message that no longer
@@ -29,7 +29,7 @@ def fitting(
     return tuple(kept), None
 
 
-def envelopes(messages: Iterable[Kept]) -> Iterator[AgentMessage]:
+def wrap_messages(messages: Iterable[Kept]) -> Iterator[AgentMessage]:
     """Yield the messages in the form in which they are sent after Hello."""
     for message in messages:
         yield message if isinstance(message, AppliedSteps | WorkerDown) else FromWorker(message=message)

@@ -20,28 +20,28 @@ class Restarts:
         self._most = MAX_RESTARTS
         self._budget = Budget()
 
-    def allowed(self, most: int, rules: Sequence[FailureRule]) -> None:
+    def set_limits(self, most: int, rules: Sequence[FailureRule]) -> None:
         """Set the coordinator's limit of restarts and the site's rules for classes of failures."""
         self._most, self._classes = most, FailureClasses(rules)
 
-    def refuse(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
+    def refuse_restart(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
         """Return why the node must leave after a process has died, or "" if the process may be replaced.
 
         Args:
             free: Whether the restart does not count, because the process was only warming up.
         """
-        if self.broken(down):
+        if self.is_machine_broken(down):
             return f"{self._class_of(down).status}: {down.detail}"
-        return "" if free else self.count(down.worker, down.detail, now)
+        return "" if free else self.count_failure(down.worker, down.detail, now)
 
-    def count(self, worker: str, why: str, now: float) -> str:
+    def count_failure(self, worker: str, why: str, now: float) -> str:
         """Count a failure of a worker; return why the node must leave, or "" if it may start another process."""
         tries = self._budget.count_try(now, index_of(worker))
         if tries > self._most:
             return f"its workers have failed {tries} times in {self._budget.window_s:.0f} s: {why}"
         return ""
 
-    def broken(self, down: WorkerDown) -> bool:
+    def is_machine_broken(self, down: WorkerDown) -> bool:
         """Return whether the cause of a process's end means that the machine is broken."""
         return self._class_of(down).severity is Severity.NODE
 

@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, Pass
-from holdfast.coordination.agent.replica_groups.refusals import CALLED_TWICE, difference, misfit, other_lists
+from holdfast.coordination.agent.instructions import AgentInstruction, KillHung, SendToWorkers
+from holdfast.coordination.agent.replica_groups.refusals import (
+    CALLED_TWICE,
+    describe_difference,
+    describe_misfit,
+    describe_other_lists,
+)
 from holdfast.protocol.layouts.group_messages import (
     JoinUnit,
     UnitAwaits,
@@ -23,12 +28,12 @@ from holdfast.protocol.messages.agent import Welcome
 from holdfast.protocol.names import MAX_POSTED_BYTES, index_of, is_key_of, posted_bytes
 
 #: a local rank that joins later than this after the first of its group is taken to hang before `holdfast.init()`
-COME_S = 600.0
+JOIN_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A worker that has come."""
+class _JoinRequest:
+    """A worker's request to join a replica group."""
 
     worker: str
     layout: Layout
@@ -36,7 +41,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Unit:
+class _Group:
     """A formed replica group, and how many bytes each of its workers has posted."""
 
     name: str
@@ -44,7 +49,7 @@ class _Unit:
     posted: dict[str, int] = field(default_factory=dict[str, int])
 
 
-class Units:
+class ReplicaGroups:
     """Forms replica groups of the workers that request it, and knows which workers belong together.
 
     Args:
@@ -53,11 +58,11 @@ class Units:
     """
 
     def __init__(self, workers: int, nonce: Callable[[], str]) -> None:
-        self.come_s = COME_S
+        self.join_timeout_s = JOIN_TIMEOUT_S
         self._workers, self._nonce = workers, nonce
         #: by index on the node: the requests of the workers, and their groups
-        self._asked: dict[int, _Asked] = {}
-        self._formed: dict[int, _Unit] = {}
+        self._requests: dict[int, _JoinRequest] = {}
+        self._formed: dict[int, _Group] = {}
         #: chooses the current one of several layouts; None until a coordinator has told which is current
         self._choose: Callable[[Layouts], Layout] | None = None
         #: the requests that wait for that
@@ -65,20 +70,20 @@ class Units:
         #: since when an incomplete group waits, by its first index; None starts the wait at the next tick
         self._since: dict[int, float | None] = {}
 
-    def take(self, word: UnitWord, now: float) -> list[AgentInstruction]:
+    def on_group_message(self, word: UnitWord, now: float) -> list[AgentInstruction]:
         """Handle a message of a worker to its replica group."""
         if isinstance(word, UnitPost):
-            return self._post(word)
+            return self._on_post(word)
         if not word.layouts:
-            return self._joined(_Asked(word.worker, word.layout), now)
-        if why := next((why for one in word.layouts if (why := misfit(one.layout, self._workers))), ""):
-            return [Pass((word.worker,), UnitRefused(why=why))]
+            return self._on_join(_JoinRequest(word.worker, word.layout), now)
+        if why := next((why for one in word.layouts if (why := describe_misfit(one.layout, self._workers))), ""):
+            return [SendToWorkers((word.worker,), UnitRefused(why=why))]
         if self._choose is None:
             self._early[index_of(word.worker)] = word
             return []
-        return self._joined(_Asked(word.worker, self._choose(word.layouts), word.layouts), now)
+        return self._on_join(_JoinRequest(word.worker, self._choose(word.layouts), word.layouts), now)
 
-    def informed(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
+    def on_welcome(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
         """Learn from a coordinator which layout is current, or with how many nodes the job starts.
 
         Workers that wait in a group of an outdated layout move to a group of the current one. Workers that have already
@@ -86,86 +91,97 @@ class Units:
         """
         choose = self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
         early, self._early = self._early, {}
-        waiting = [one for index, one in sorted(self._asked.items()) if self._waits(index) and one.layouts]
+        waiting = [one for index, one in sorted(self._requests.items()) if self._is_waiting(index) and one.layouts]
         for one in (one for one in waiting if choose(one.layouts) != one.layout):
-            del self._asked[index_of(one.worker)]
+            del self._requests[index_of(one.worker)]
             early[index_of(one.worker)] = JoinUnit(worker=one.worker, layouts=one.layouts)
-        self._wait_anew()
-        return [said for word in early.values() for said in self.take(word, now)]
+        self._restart_waits()
+        return [said for word in early.values() for said in self.on_group_message(word, now)]
 
-    def uninformed(self) -> None:
+    def on_disconnected(self) -> None:
         """Forget the current layout when the connection ends: new requests wait for the next coordinator."""
         self._choose = None
 
-    def attached(self, worker: str) -> list[AgentInstruction]:
+    def on_attach(self, worker: str) -> list[AgentInstruction]:
         """Record that a worker attaches.
 
         If it has not joined before, it uses no layout, and then no other worker may use one.
         """
         index = index_of(worker)
-        if index in self._asked:
+        if index in self._requests:
             return []
-        self._asked[index] = asked = _Asked(worker, WHOLE)
-        return self._refuse(difference(index, WHOLE, self._layouts(asked)) or self._other_lists(asked))
+        self._requests[index] = asked = _JoinRequest(worker, WHOLE)
+        return self._refuse_waiting(
+            describe_difference(index, WHOLE, self._other_layouts(asked)) or self._other_lists(asked)
+        )
 
-    def mates(self, worker: str) -> tuple[int, ...]:
+    def group_mates(self, worker: str) -> tuple[int, ...]:
         """Return the indices of the other workers in a worker's replica group."""
         unit = self._formed.get(index := index_of(worker))
         if unit is None or worker not in unit.workers:
             return ()
         return tuple(index_of(other) for other in unit.workers if index_of(other) != index)
 
-    def left(self, index: int) -> None:
+    def dissolve_group(self, index: int) -> None:
         """Dissolve the replica group of an index, because another process fills it."""
-        self._asked.pop(index, None)
+        self._requests.pop(index, None)
         self._early.pop(index, None)
         unit = self._formed.get(index)
         for worker in unit.workers if unit is not None else ():
             self._formed.pop(index_of(worker), None)
-        self._wait_anew()
+        self._restart_waits()
 
-    def late(self, now: float, workers: Sequence[str]) -> list[AgentInstruction]:
+    def end_late_workers(self, now: float, workers: Sequence[str]) -> list[AgentInstruction]:
         """End workers that have not joined their replica group in time, while others wait for them."""
         out: list[AgentInstruction] = []
         for first, since in list(self._since.items()):
-            if since is not None and now - since <= self.come_s:
+            if since is not None and now - since <= self.join_timeout_s:
                 continue
             self._since[first] = now
             if since is None:
                 continue
-            places = next((one.layout.places for one in self._waiting(first)), 0)
+            places = next((one.layout.places for one in self._waiting_requests(first)), 0)
             for index in range(first, first + places):
-                if index not in self._asked and workers[index]:
-                    out.append(KillHung(workers[index], f"{self._who(index, places)} did not come to {self._wait()}"))
+                if index not in self._requests and workers[index]:
+                    out.append(
+                        KillHung(
+                            workers[index],
+                            f"{self._describe_rank(index, places)} did not come to {self._describe_wait()}",
+                        )
+                    )
         return out
 
     # ---- inside ----
 
-    def _joined(self, word: _Asked, now: float) -> list[AgentInstruction]:
+    def _on_join(self, word: _JoinRequest, now: float) -> list[AgentInstruction]:
         index = index_of(word.worker)
-        if index in self._asked:
-            return [Pass((word.worker,), UnitRefused(why=CALLED_TWICE))]
-        if why := misfit(word.layout, self._workers):
-            return [Pass((word.worker,), UnitRefused(why=why))]
-        self._asked[index] = word
-        if why := difference(index, word.layout, self._layouts(word)) or self._other_lists(word):
-            return self._refuse(why) or [Pass((word.worker,), UnitRefused(why=why))]
+        if index in self._requests:
+            return [SendToWorkers((word.worker,), UnitRefused(why=CALLED_TWICE))]
+        if why := describe_misfit(word.layout, self._workers):
+            return [SendToWorkers((word.worker,), UnitRefused(why=why))]
+        self._requests[index] = word
+        if why := describe_difference(index, word.layout, self._other_layouts(word)) or self._other_lists(word):
+            return self._refuse_waiting(why) or [SendToWorkers((word.worker,), UnitRefused(why=why))]
         if word.layouts and word.layout.places == 1:
-            return [Pass((word.worker,), UnitFormed(unit=self._nonce(), workers=(word.worker,), layout=word.layout))]
+            return [
+                SendToWorkers(
+                    (word.worker,), UnitFormed(unit=self._nonce(), workers=(word.worker,), layout=word.layout)
+                )
+            ]
         first = index - index % word.layout.places
         self._since.setdefault(first, now)
-        here = tuple(one.worker for one in self._waiting(first))
+        here = tuple(one.worker for one in self._waiting_requests(first))
         there = {index_of(worker) for worker in here}
         missing = tuple(each for each in range(first, first + word.layout.places) if each not in there)
         if missing:
-            return [Pass(here, UnitAwaits(missing=missing))]
-        unit = _Unit(self._nonce(), here)
+            return [SendToWorkers(here, UnitAwaits(missing=missing))]
+        unit = _Group(self._nonce(), here)
         self._formed |= dict(zip(count(first), [unit] * len(here), strict=False))
         del self._since[first]
         layout = word.layout if word.layouts else WHOLE
-        return [Pass(here, UnitFormed(unit=unit.name, workers=here, layout=layout))]
+        return [SendToWorkers(here, UnitFormed(unit=unit.name, workers=here, layout=layout))]
 
-    def _post(self, post: UnitPost) -> list[AgentInstruction]:
+    def _on_post(self, post: UnitPost) -> list[AgentInstruction]:
         unit = self._formed.get(index_of(post.worker))
         if unit is None or unit.name != post.unit or post.worker not in unit.workers:
             return []
@@ -178,48 +194,50 @@ class Units:
                 )
             ]
         others = tuple(worker for worker in unit.workers if worker != post.worker)
-        return [Pass(others, UnitPosted(unit=unit.name, keys=post.keys))]
+        return [SendToWorkers(others, UnitPosted(unit=unit.name, keys=post.keys))]
 
-    def _refuse(self, why: str) -> list[AgentInstruction]:
-        """Refuse all waiting workers: if they disagree, there is no way to tell which one is right."""
-        waiting = tuple(self._asked[index].worker for index in sorted(self._asked) if self._waits(index))
+    def _refuse_waiting(self, why: str) -> list[AgentInstruction]:
+        """Refuse all waiting workers: if they disagree, nothing shows which one is right."""
+        waiting = tuple(self._requests[index].worker for index in sorted(self._requests) if self._is_waiting(index))
         if not why or not waiting:
             return []
         for worker in waiting:
-            del self._asked[index_of(worker)]
+            del self._requests[index_of(worker)]
         self._since.clear()
-        return [Pass(waiting, UnitRefused(why=why))]
+        return [SendToWorkers(waiting, UnitRefused(why=why))]
 
-    def _wait_anew(self) -> None:
+    def _restart_waits(self) -> None:
         """Restart the waiting times, because a process was started or moved to another group."""
-        self._since = dict.fromkeys(first for first in self._since if any(self._waiting(first)))
+        self._since = dict.fromkeys(first for first in self._since if any(self._waiting_requests(first)))
 
-    def _waits(self, index: int) -> bool:
-        return index not in self._formed and self._asked[index].layout != WHOLE
+    def _is_waiting(self, index: int) -> bool:
+        return index not in self._formed and self._requests[index].layout != WHOLE
 
-    def _waiting(self, first: int) -> Iterator[_Asked]:
+    def _waiting_requests(self, first: int) -> Iterator[_JoinRequest]:
         """Yield the waiting requests for the group that begins at this index."""
-        asked = (self._asked[index] for index in sorted(self._asked) if self._waits(index))
+        asked = (self._requests[index] for index in sorted(self._requests) if self._is_waiting(index))
         return (one for one in asked if index_of(one.worker) // one.layout.places * one.layout.places == first)
 
-    def _layouts(self, besides: _Asked) -> dict[int, Layout]:
+    def _other_layouts(self, besides: _JoinRequest) -> dict[int, Layout]:
         """Return the layouts of the other workers, except those with the same list: the coordinator chose theirs."""
         listed = besides.layouts
         return {
             i: one.layout
-            for i, one in self._asked.items()
+            for i, one in self._requests.items()
             if one is not besides and not (listed and one.layouts == listed)
         }
 
-    def _other_lists(self, asked: _Asked) -> str:
+    def _other_lists(self, asked: _JoinRequest) -> str:
         """Return which worker of the node lists other layouts than this one, or "" if all are equal."""
-        other = next((one for _, one in sorted(self._asked.items()) if one.layouts != asked.layouts), None)
+        other = next((one for _, one in sorted(self._requests.items()) if one.layouts != asked.layouts), None)
         return (
-            other_lists(index_of(asked.worker), asked.layouts, index_of(other.worker), other.layouts) if other else ""
+            describe_other_lists(index_of(asked.worker), asked.layouts, index_of(other.worker), other.layouts)
+            if other
+            else ""
         )
 
-    def _who(self, index: int, places: int) -> str:
+    def _describe_rank(self, index: int, places: int) -> str:
         return f"rank {index % places} of a replica group (worker {index} of the node)"
 
-    def _wait(self) -> str:
-        return f"holdfast.init() within {self.come_s:g} s of another rank"
+    def _describe_wait(self) -> str:
+        return f"holdfast.init() within {self.join_timeout_s:g} s of another rank"

@@ -10,7 +10,7 @@ from holdfast.protocol.layouts.layout_list import Layouts, describe_layouts
 CALLED_TWICE = "holdfast.init() was called twice: a process belongs to one replica group, with one layout"
 
 
-def misfit(layout: Layout, workers: int) -> str:
+def describe_misfit(layout: Layout, workers: int) -> str:
     """Return why a node with this many workers cannot be divided into replica groups, or "" if it can."""
     places = layout.places
     if workers % places == 0:
@@ -23,18 +23,18 @@ def misfit(layout: Layout, workers: int) -> str:
     )
 
 
-def difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
+def describe_difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
     """Return which worker of the node requests another layout than this one, or "" if all are equal."""
     other = next((known for known in sorted(others) if others[known] != layout), None)
     if other is None:
         return ""
     return (
-        f"worker {index} of this node asks for {_said(layout)}, worker {other} for {_said(others[other])}: "
-        "all must call holdfast.init() with the same layout"
+        f"worker {index} of this node asks for {_layout_text(layout)}, worker {other} for "
+        f"{_layout_text(others[other])}: all must call holdfast.init() with the same layout"
     )
 
 
-def other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> str:
+def describe_other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> str:
     """Return the message that two workers of a node list different layouts."""
     mine, theirs = (describe_layouts(listed) or "one layout" for listed in (layouts, others))
     return (
@@ -43,5 +43,5 @@ def other_lists(index: int, layouts: Layouts, other: int, others: Layouts) -> st
     )
 
 
-def _said(layout: Layout) -> str:
+def _layout_text(layout: Layout) -> str:
     return "no layout" if layout == WHOLE else str(layout)
