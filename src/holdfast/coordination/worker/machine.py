@@ -499,4 +499,4 @@ class WorkerMachine(StateAdoption):
     def _transition_error(self, name: str) -> InvalidTransitionError:
         place = f"generation {self.generation}, phase {self.phase}"
         story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.generations.stop}"
-        return InvalidTransitionError(f"{self.worker}: {name} is not allowed in {story}")
+        return InvalidTransitionError(f"{self.worker}: the boundary {name} is not allowed in {story}")
