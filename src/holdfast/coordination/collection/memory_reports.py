@@ -1,6 +1,6 @@
-"""Asks what nodes held and moved around a change of the members, and puts what comes into one event.
+"""Asks nodes for their memory use and traffic around a change of members, and emits the answers in one event.
 
-TrainMover's Figure 19: who leaves, who joins, and one that stays. Nothing is decided by it.
+It shows leaving and joining nodes, and one that stays, like Figure 19 of TrainMover. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from holdfast.protocol.messages.progress import MemoryTaken, TakeMemory
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
-#: they are asked so long after the change, which then is over: a planned one has two generations; and what they held so
-#: long before it is to be told as well
+#: Nodes are asked this many seconds after the change, which is then over (a planned one has two generations). The
+#: answers include the memory from this many seconds before it.
 AFTER_S, BEFORE_S = 2.0, 3.0
-#: an agent has its samples at hand
+#: agents answer from stored samples, so they need no more time than this
 ANSWER_S = 1.0
-#: of so many nodes an event tells, one of them a stayer
+#: the most nodes in an event, one of them a node that stays
 MAX_NODES = 4
 
 
@@ -29,27 +29,27 @@ class _Question:
     number: int
     at: float
     since_generation: int
-    #: those that were asked, by name
+    #: node -> its role in the change, for each node that was asked
     roles: dict[str, str]
     answers: dict[str, MemoryTaken] = field(default_factory=dict[str, MemoryTaken])
 
 
 class Memories:
-    """Of one job. What it remembers is no more than a coordinator may forget."""
+    """Collects the memory use of one job's nodes. A coordinator may lose this state without harm."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         #: the newest generation seen, and its nodes
         self._generation = 0
         self._nodes: tuple[str, ...] = ()
-        #: the change that is to be asked for: since when, and what was in force before it
+        #: the change to ask about: its time, and the generation and nodes before it
         self._changed_at = 0.0
         self._before: tuple[int, tuple[str, ...]] | None = None
         self._number = 0
         self._question: _Question | None = None
 
     def tick(self) -> None:
-        """See whether the members have changed; ask once that is over, and tell once all have had time to answer."""
+        """Detect changes of members, ask once a change is over, and emit the event once the time to answer is over."""
         now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
         if question is not None and now - question.at > ANSWER_S:
             self._tell(question)
@@ -61,7 +61,7 @@ class Memories:
             self._ask(*self._before)
 
     def told(self, node: Node, answer: MemoryTaken) -> None:
-        """A node has answered."""
+        """Record the answer of a node."""
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.roles:
             return

@@ -1,7 +1,7 @@
-"""The keys of groups under construction: each node sends one bundle, and gets one with those of all members.
+"""The keys of groups under construction: each node sends one bundle, and receives one with those of all members.
 
-A bundle is complete by what the plan says, never by time: when every member that it names has posted its keys, be it
-none. What comes later goes on by itself.
+A bundle is complete when every member of the plan has posted its keys, even if that is an empty set. This does not
+depend on time. Later keys are sent on at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from holdfast.protocol.plan import GenerationPlan
 
 
 class PostedTooMuchError(Exception):
-    """A worker has posted more for a generation than it may."""
+    """A worker has posted more bytes for a generation than allowed."""
 
 
 def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
-    """Cut what is posted into bundles that fit into a message each."""
+    """Split posts into bundles that each fit into a message."""
     bundle: list[Post] = []
     room = MAX_POSTED_BYTES
     for post in posts:
@@ -36,31 +36,33 @@ def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
 
 @dataclass(slots=True)
 class Collected:
-    """The keys of one generation, until they are complete."""
+    """The keys of one generation, until all members have posted."""
 
-    #: whose keys are awaited
+    #: the workers that must post
     members: frozenset[str]
     waiting: list[Post] = field(default_factory=list[Post])
-    #: how much each member has posted, in bytes
+    #: the bytes that each member has posted
     bytes: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def complete(self) -> bool:
-        """True once all members have posted."""
+        """Whether all members have posted."""
         return len(self.bytes) == len(self.members)
 
     def take(self, posts: Iterable[Post]) -> Sequence[Post]:
-        """Take keys; return those that are to go on now. Those of strangers are dropped.
+        """Add keys; return those to send on now. Keys of workers that are not members are dropped.
 
         Raises:
-            PostedTooMuchError: one has posted more than it may.
+            PostedTooMuchError: A worker has posted too many bytes.
         """
         for post in posts:
             if post.worker not in self.members:
                 continue
             posted = self.bytes.get(post.worker, 0) + posted_bytes(post.keys)
             if posted > MAX_POSTED_BYTES:
-                raise PostedTooMuchError(f"{post.worker} has posted {posted} bytes of keys: {MAX_POSTED_BYTES} at most")
+                raise PostedTooMuchError(
+                    f"{post.worker} has posted {posted} bytes of keys; at most {MAX_POSTED_BYTES} are allowed"
+                )
             self.bytes[post.worker] = posted
             self.waiting.append(post)
         if not self.complete:
@@ -70,17 +72,17 @@ class Collected:
 
 
 class KeyBundles:
-    """Collects what the members of the plan in force, and of the pending one, have posted."""
+    """Collects the keys that the members of the current and of the pending plan have posted."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._collected: dict[int, Collected] = {}
 
     def take(self, node: str, posts: Sequence[Post]) -> str:
-        """Take a node's bundle, and send on what is complete by it. Keys of other nodes' workers do not count.
+        """Add a node's bundle, and send on the keys that it completes. Keys of other nodes' workers are ignored.
 
         Returns:
-            what is wrong with it, "" where nothing is.
+            The error in the bundle, or "".
         """
         transaction = self._transaction
         plans = {
@@ -106,7 +108,7 @@ class KeyBundles:
         return ""
 
     def owing(self, plan: GenerationPlan) -> list[str]:
-        """Return the members for whose keys all others wait; none where nobody has posted, for that says nothing."""
+        """Return the members for whose keys all others wait. If no member has posted, that is not meaningful: none."""
         collected = self._collected.get(plan.generation)
         if collected is None or collected.complete:
             return []
@@ -116,4 +118,8 @@ class KeyBundles:
 def _under_another_name(post: Post, plan: GenerationPlan) -> str:
     rank = plan.rank(post.worker)
     key = next((key for key in post.keys if rank is not None and not is_key_of(rank, key)), None)
-    return f"{post.worker} has posted a key {key[:64]!r}, which is not that of rank {rank}" if key is not None else ""
+    return (
+        f"{post.worker} has posted the key {key[:64]!r}, which is not a key of its rank {rank}"
+        if key is not None
+        else ""
+    )

@@ -25,79 +25,80 @@ from holdfast.protocol.names import node_and_index_of
 from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
 from holdfast.protocol.state import source_kind
 
-#: steps announced in one transaction at the most, thousands after a long outage: a record holds all events of its
-#: transaction. Steps that log much count as several.
+#: The most steps announced in one transaction, since a record holds all events of its transaction. After a long outage,
+#: thousands of steps are due. Steps with large logs count as several.
 AT_ONCE = 2048
-#: nodes are told what they need not keep every so many heartbeats; where that were more of them in a heartbeat than
-#: `TOLD_AT_ONCE`, more seldom
+#: Nodes are told which steps they need not keep, every `SELDOM` heartbeats. That is less often if more than
+#: `TOLD_AT_ONCE` nodes per heartbeat would be told.
 SELDOM, TOLD_AT_ONCE = 4.0, 16
 
 
 class Progress:
-    """Committed steps; continues where the job stands by its events."""
+    """The committed steps of a job, and the recovery in progress. It continues from the events of the job."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self.ledger = StepLedger(transaction.position.step, transaction.record.passed)
         if transaction.record.plan is not None:
             self._follow(transaction.record.plan)
-        #: the step with which the script's loop ends, as it said last; 0 if it has not
+        #: the last step of the script's loop as the script reported it, or 0 if unknown
         self.last_step = 0
         self.recovery: RecoveryCost | None = None
         self.costs = MeasuredCosts(transaction)
-        #: what was there for the one step alone at whose end another generation took effect, until that is announced
+        #: the recovery that a swap ended after a single step, until its costs are announced
         self._swapped_away: RecoveryCost | None = None
-        #: what it has cost those to join that are there for others' places: seconds beside the step's own, and bytes
+        #: The costs of joining of the nodes that will take over others' ranks: seconds besides a step's own, and bytes.
         self._beside: dict[str, tuple[float, int]] = {}
-        #: what a change of layout has cost, until that is told
+        #: the cost of a layout change, until it is announced
         self._layout_cost: tuple[float, int] | None = None
-        #: committed steps after which a checkpoint was due and none was written
+        #: committed steps after which a checkpoint was due but not written
         self._left_out: list[int] = []
         self._told, self._told_at = transaction.position.step, 0.0
-        #: when the newest step was committed of which that is known, unix seconds; 0 where it is of none
+        #: when the newest step with a known time was committed, in Unix seconds; 0 if no time is known
         self._known_at = 0.0
 
     def begin(self, now: float, *, first: bool) -> None:
-        """This term begins; `first`: the job does."""
+        """Start a coordinator's term; `first`: the job starts, too."""
         position, decision = self._transaction.position, self._transaction.record.decision
         back = decision is not None and decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         if first:
             self._known_at = now
         elif decision is None or not back or position.step > decision.applied:
-            # (the time of a step whose v is unknown is when that was found; and a clock may have been set back)
+            # If the result of a step is unknown, its time is only when that was discovered. A clock may also have been
+            # set back.
             known = not math.isnan(position.loss) and position.step_time <= now
             self._known_at = position.step_time if known else 0.0
 
     def since_known(self, now: float) -> float:
-        """Return the seconds since the job was last known to be where the ledger says, infinite where nobody can."""
+        """Return the seconds since the job was last known to be at the ledger's step, or infinity if that is unknown."""
         return max(0.0, now - self._known_at) if self._known_at else math.inf
 
     @property
     def samples(self) -> int:
-        """Of all committed steps that no roll-back undid."""
+        """The samples of all committed steps, without undone ones."""
         return self._transaction.position.samples
 
     @property
     def loss(self) -> float:
-        """Of the step that was committed last."""
+        """The loss of the last committed step."""
         return self._transaction.position.loss
 
     @property
     def committed_at(self) -> float:
-        """When the step that was committed last was, unix seconds; 0 before the first."""
+        """When the last step was committed, in Unix seconds; 0 before the first."""
         return self._transaction.position.step_time
 
     @property
     def restarting(self) -> bool:
-        """True from the begin of a restart until what it has lost is done again."""
+        """Whether a restart of all workers is in progress, until the lost steps are repeated."""
         return self.recovery is not None and self.recovery.restart
 
     def release(self) -> bool:
-        """Announce the steps that all members have applied by now, the first `AT_ONCE`; tell whether there were any.
+        """Announce the steps that all members have applied, at most `AT_ONCE`; return whether there were any.
 
-        That a step has passed proves that all had applied the one before. But first everybody is to be heard of: only
-        then it is known what the generation's begin has cost, and what FORWARD leads to is here. Of those that have
-        left and are owed it proves nothing.
+        That a step has passed proves that all members had applied the previous one. But first all members must have
+        entered the generation: only then is the cost of its start known, and the result of a FORWARD is here. For
+        draining workers that have already left, it proves nothing.
         """
         proven = self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0
         if owed := self._owed:
@@ -105,14 +106,14 @@ class Progress:
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
-        """Announce a portion of the steps that these have applied, where they are more than one record should hold."""
+        """Announce some of the steps that these workers have applied, if there are too many for one record."""
         reached = self.ledger.slowest(workers)
         if not self.ledger.more_than(AT_ONCE, up_to=reached):
             return False
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=reached))
 
     def finished(self, plan: GenerationPlan) -> bool:
-        """Tell whether all members of `plan` have ended (or left) their loops, at the step that is committed."""
+        """Return whether all members of `plan` have finished or left their loops at the committed step."""
         return not self._transaction.members.unfinished(plan) and self.ledger.all_at_committed
 
     def skipped_too_often(self, at_most: int) -> str:
@@ -127,43 +128,50 @@ class Progress:
         return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def tell(self, every_s: float) -> None:
-        """Let the agents forget what is in the journal; not at every step: it takes a record and messages."""
+        """Let the agents forget the steps that are in the journal.
+
+        Not at every step, as it costs a record and messages.
+        """
         transaction = self._transaction
         seldom_s = every_s * max(SELDOM, len(transaction.members.nodes) / TOLD_AT_ONCE)
         if self.ledger.committed == self._told or transaction.now < self._told_at + seldom_s:
             return
         self._told, self._told_at = self.ledger.committed, transaction.now
-        transaction.change()  # whatever becomes of the journal, the record knows what the agents need not keep any more
+        # The record stores what the agents no longer keep, even if the journal is lost.
+        transaction.change()
         here = (node.connection for node in transaction.members.nodes.values())
         transaction.broadcast(here, Committed(term=transaction.record.term, step=self._told))
 
     def failed(self, failed_at: float, *, asked: bool = False) -> None:
-        """A recovery begins; one that is still under way goes on counting from its first failure.
+        """Start to measure a recovery. One that is still in progress keeps the time of its first failure.
 
         Args:
-            asked: nothing has failed, somebody leaves in good order.
+            asked: Whether nothing has failed: a node drains.
         """
         if self.recovery is not None and self.recovery.restart:
-            self.recovery.regrouped = 0.0  # what the restart has lost is still being done again
+            # The steps lost by the restart are still being repeated.
+            self.recovery.regrouped = 0.0
         elif self.recovery is None or self.recovery.regrouped:
-            taken = self.recovery.taken if self.recovery is not None else {}  # (of which nobody has told yet)
+            # These replaced ranks were not announced yet.
+            taken = self.recovery.taken if self.recovery is not None else {}
             self.recovery = RecoveryCost(
                 failed=failed_at, detected=self._transaction.now, action="shrink", taken=taken, asked=asked
             )
 
     def restarts(self) -> None:
-        """The recovery under way is a restart: it lasts until a step is committed that never was before."""
+        """Mark the recovery as a restart, which lasts until a new step is committed."""
         recovery = self.recovery
         if recovery is not None:
             recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._transaction.now
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
-        """A join or a rebalance takes effect after `step`; what it costs counts from the commit before."""
+        """Start to measure a join or a rebalance after `step`, from the commit before it."""
         self._follow(plan)
         since, before = self.committed_at or self._transaction.now, self.recovery
         if before is not None and before.regrouped and before.after_step < step:
-            self._swapped_away = before  # (all its members were there for one step)
+            # Its members were complete for one step.
+            self._swapped_away = before
         self.recovery = RecoveryCost(failed=since, detected=since, action=action, after_step=step, swap=True)
         self.recovery.source = source_kind(next(iter(plan.sources.values()), None))
         self.recovery.nodes = frozenset(member.node for member in plan.members)
@@ -176,7 +184,7 @@ class Progress:
         decision: Decision,
         salvaged: tuple[int | None, int | None],
     ) -> None:
-        """A decision leads to this plan; `salvaged`: micro-batches kept, and computed again."""
+        """Record the decision that leads to this plan. `salvaged`: the micro-batches that were kept, and repeated."""
         self._follow(plan)
         recovery = self.recovery
         if recovery is None:
@@ -201,21 +209,23 @@ class Progress:
             recovery.action = _replaced(plan.workers, workers)
 
     def replaced(self, moved: Mapping[str, tuple[str, str]], plan: GenerationPlan, why: str, *, whole: bool) -> None:
-        """These nodes take others' places in this plan, which are given with the reason why it is they.
+        """Record which nodes take over others' ranks in this plan.
 
-        Who was given one before, and has gone through no step since, is told of with them: another failure has come in
-        between, or another coordinator, which knows of those that are owed.
+        Nodes that have taken over a rank before, and have trained no step since, are announced together with them. This
+        happens after another failure, or under a new coordinator, which knows the draining nodes from the record.
 
         Args:
-            why: it is these that are filled, or none.
-            whole: all are.
+            moved: For each such node, the node that it replaces and the reason for choosing it.
+            why: Why this recovery replaces nodes, or not.
+            whole: Whether all lost nodes are replaced.
         """
         recovery = self.recovery
         if recovery is None:
             return
         recovery.why = why
         if whole and recovery.action == "shrink":
-            recovery.action = "replace"  # (who is there instead has joined before)
+            # The replacements had joined earlier.
+            recovery.action = "replace"
         here, before = {member.node for member in plan.members}, recovery.taken
         owed = {one.node: one for one in self._transaction.record.leaving if one.owed}
         given = {one.beside: (one.node, "") for one in owed.values() if one.beside}
@@ -223,37 +233,39 @@ class Progress:
         for name, (whose, of_it) in {**given, **moved}.items():
             gone = owed.get(whose)
             reason = FAILURE if gone is None else MOVE if gone.stays else DRAIN
-            first = before.get(whose)  # (it was lost before it had trained)
+            # The first replacement failed before it had trained.
+            first = before.get(whose)
             taken[name] = TakenPlace(whose, reason, of_it) if first is None else replace(first, why=of_it)
         merged = {**taken, **before, **{name: taken[name] for name in moved}}
         recovery.taken = {name: place for name, place in merged.items() if name in here and place.whose not in here}
 
     def puts_away(self, decision: Decision) -> None:
-        """The plan that was decided on is to put the state away for another layout: that is what the recovery is."""
+        """Mark the recovery as a layout change: the decided plan stashes the state."""
         if self.recovery is not None:
             self.recovery.action, self.recovery.restart = LAYOUT, True
             self.recovery.after_step = decision.applied
 
     def layout_stays(self) -> None:
-        """Nothing comes of that."""
+        """Undo `mark_layout_change`: the layout stays."""
         if self.recovery is not None and self.recovery.action == LAYOUT:
             self.recovery.action, self.recovery.restart = "retry", False
 
     def layout_changes(self) -> None:
-        """The state is put away: all workers are replaced."""
-        if self.recovery is None:  # (another coordinator has begun it)
+        """Record that the state is stashed and all workers will be replaced."""
+        # An earlier coordinator began the change.
+        if self.recovery is None:
             self.failed(self._transaction.now, asked=True)
         self.puts_away(Decision(kind=DecisionKind.ROLLBACK, applied=self.ledger.committed))
         self.costs.forget_steps()
 
     def layout_cost(self, since: float) -> tuple[float, int]:
-        """Return what the last change of layout has cost: for how long no step was committed, and bytes moved."""
+        """Return the cost of the last layout change: the time without a committed step, and the bytes moved."""
         cost, self._layout_cost = self._layout_cost, None
         return cost if cost is not None else (max(0.0, self.committed_at - since), 0)
 
     @property
     def _owed(self) -> list[str]:
-        """The workers that have left, and count still."""
+        """The workers of draining nodes that have left the plan but must still apply steps."""
         return [worker for one in self._transaction.record.leaving for worker in one.owed]
 
     def _follow(self, plan: GenerationPlan) -> None:
@@ -268,7 +280,7 @@ class Progress:
         return bool(released)
 
     def _note_the_end(self, done: CommittedStep) -> None:
-        """Where all are to stop after this step, that outlives their processes."""
+        """Store in the record that all workers stop after this step, so that it outlives their processes."""
         stopped = self._transaction.record.stopped
         if Wish.STOP in done.commit.wishes:
             self._transaction.change(stopped=Passed(step=done.step, commit=done.commit))
@@ -283,13 +295,13 @@ class Progress:
             self._left_out.append(done.step)
 
     def take_left_out(self) -> list[int]:
-        """Return the steps, since the last call, after which a checkpoint was due and none was written."""
+        """Return the steps since the last call after which a checkpoint was due but not written."""
         steps, self._left_out = self._left_out, []
         return steps
 
     def _announce(self, done: CommittedStep) -> None:
         commit, before = done.commit, self._transaction.position
-        # Nobody knows any more when a step passed whose witnesses are all dead; other machines' clocks may lag.
+        # If all witnesses of a step are dead, its time is unknown. Clocks of other machines may also lag.
         time = max(done.time or self._transaction.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         paused_s = min(done.paused_s, seconds)
@@ -321,7 +333,7 @@ class Progress:
             row = self._transaction.position.skipped_in_a_row
             self._transaction.emit_at(time, StepSkipped, step=done.step, why=commit.why_skipped, in_a_row=row)
             if row == 1:
-                self._transaction.change()  # Recorded: a coordinator that dies here must not lose the alert.
+                self._transaction.change()  # Write the record: a coordinator that fails here must not lose the alert.
         elif _only_loss_is_infinite(commit) and (math.isfinite(before.loss) or not before.step):
             self._transaction.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
@@ -335,7 +347,7 @@ class Progress:
             self._tell_cost(done, recovery)
 
     def _tell_cost(self, done: CommittedStep, recovery: RecoveryCost) -> None:
-        """What began before this step is over with it: say what it has cost."""
+        """Announce the cost of a recovery that this step completes."""
         self.costs.switched(recovery, self.committed_at)
         costs = recovery.costs(self.committed_at)
         if recovery.action == LAYOUT:
@@ -350,7 +362,10 @@ class Progress:
             self._moved(recovery)
 
     def _moved(self, recovery: RecoveryCost) -> None:
-        """Tell who has taken whose place, and what that has cost; of those that joined first, both parts of it."""
+        """Announce which nodes have taken over ranks, and the cost.
+
+        For nodes that joined first, this includes joining.
+        """
         down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
         if recovery.swap:
             cost = max(0.0, down_s - self.costs.step_s), recovery.moved_bytes
@@ -369,12 +384,12 @@ class Progress:
 
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
-    """Return what became of a plan of other members: other processes, other nodes, or fewer."""
+    """Return the action that leads from the workers before to the present ones: restart, replace or shrink."""
     if set(map(node_and_index_of, workers)) == set(map(node_and_index_of, before)):
         return "restart"
     return "replace" if len(workers) == len(before) else "shrink"
 
 
 def _only_loss_is_infinite(commit: Commit) -> bool:
-    """Return whether a known step has a loss that is not finite, and gradients that are."""
+    """Return whether a step with a known result has finite gradients but a loss that is not finite."""
     return commit.sample_hashes >= 0 and not commit.skipped and not math.isfinite(commit.mean_loss)

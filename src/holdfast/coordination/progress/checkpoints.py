@@ -1,8 +1,8 @@
-"""Which checkpoints count: those whose parts are all there, of steps that all members have applied, on the lineage.
+"""Decides which checkpoints count: they have all parts, all members have applied their step, and it is on the lineage.
 
-Each member writes a part, and its agent tells of it, whether the member still lives or not. Parts of one name make one
-checkpoint: all members of a generation have applied its step in it, for each writes its part only then. So a checkpoint
-whose parts are all there needs no look at who has written them; one that a failure has cut through never has all.
+Each member writes a part, which its agent reports even if the member has died. Parts with the same name form one
+checkpoint. A member writes its part only after it has applied the step, so a checkpoint with all parts proves that all
+members of its generation had applied it. A failure during writing leaves a checkpoint without all parts.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import KnownCheckpoint
 
-#: how many stay: one more than the newest, which may be damaged after it was kept
+#: the number of kept checkpoints: the newest, and one more in case the newest gets damaged
 KEPT = 2
-#: checkpoints whose parts are awaited at a time
+#: the most checkpoints whose parts are awaited at the same time
 _OPEN = 8
-#: nodes that an event names
+#: the most nodes that an event names
 _NAMED_NODES = 16
-#: how many checkpoints are left out, one after the other, before it is reported
+#: a delay is reported after this many checkpoints in a row were left out
 _REPORTED_FROM = 3
 
 
 def retained(checkpoints: Iterable[KnownCheckpoint]) -> tuple[tuple[KnownCheckpoint, ...], tuple[str, ...]]:
-    """Return those that stay, oldest first, and the names of those that newer ones supersede."""
+    """Return the checkpoints to keep, oldest first, and the names of the superseded ones."""
     ordered = sorted(checkpoints, key=lambda known: (known.term, known.generation, known.step))
     return tuple(ordered[-KEPT:]), tuple(known.name for known in ordered[:-KEPT])
 
 
 @dataclass(slots=True)
 class _Open:
-    """A checkpoint of which some parts are written. `sealer`: the node that was asked to make it count."""
+    """A checkpoint with only some of its parts, or not sealed yet."""
 
+    #: the number of its parts
     count: int
     parts: dict[int, CheckpointWritten] = field(default_factory=dict[int, CheckpointWritten])
+    #: the node that was ordered to seal it, or ""
     sealer: str = ""
 
     @property
@@ -54,35 +56,35 @@ class _Open:
 
     @property
     def nodes(self) -> list[str]:
-        """Those whose workers have written a part."""
+        """The nodes whose workers have written a part."""
         return list(dict.fromkeys(node_of(part.worker) for part in self.parts.values()))
 
 
 class CheckpointBook:
-    """Accepts what is written, once it is whole; and says when it is time to write."""
+    """Accepts complete checkpoints, and decides when to save."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
         self._transaction = transaction
         self._config = config
         self._costs = costs
         self._open: dict[CheckpointName, _Open] = {}
-        #: names that never come to count, whatever is still told of them
+        #: names of checkpoints that never count, whatever is still reported about them
         self._void: list[str] = []
-        #: the checkpoint that is not dropped to make room for newer ones: the first of those that are open
+        #: the oldest open checkpoint, which is never dropped to make room for newer ones
         self._first: CheckpointName | None = None
-        #: how many that were due were left out since one was kept, and when the first of them was
+        #: the number of due checkpoints left out since the last one was kept, and when the first was
         self._left_out, self._left_out_since = 0, 0.0
-        #: it is reported once this many were left out
+        #: the number of left out checkpoints from which the delay is reported
         self._reported_from = _REPORTED_FROM
-        #: so many in a row could not be written
+        #: the number of checkpoints in a row that could not be written
         self._failed = 0
-        #: somebody wants one of a later step than this; None: nobody does
+        #: a checkpoint of a step after this one was requested; None: no request
         self._wanted: int | None = None
-        #: the generation whose first member was asked for that
+        #: the generation whose first member was told of the request
         self._asked = 0
-        #: when all were asked for one because it was time
+        #: when all workers were told to save because a save was due
         self._asked_at = 0.0
-        #: `_prior_s`, and of which generation, and failure rate, that is
+        #: the value of `_prior_s`, and the generation and failure rate for which it was computed
         self._prior, self._prior_of = PRIOR_S, (0, 0.0)
 
     def take(
@@ -90,7 +92,7 @@ class CheckpointBook:
         message: CheckpointWritten | CheckpointKept | CheckpointUnwritten | CheckpointDamaged,
         committed: int,
     ) -> bool:
-        """Take in what is told; True where the generation cannot go on (its checkpoint is damaged)."""
+        """Handle a report; return True if the generation cannot continue, because its checkpoint is damaged."""
         match message:
             case CheckpointDamaged():
                 return self._damaged(message)
@@ -105,11 +107,11 @@ class CheckpointBook:
 
     @property
     def newest_written(self) -> int:
-        """The newest step of which all parts of a checkpoint are written, whether or not it counts yet; 0 for none."""
+        """The newest step with all parts of a checkpoint written, whether it counts yet or not; 0 for none."""
         return max((name.step for name, one in self._open.items() if one.complete), default=0)
 
     def accept(self, committed: int) -> None:
-        """Have those made count whose parts are all there, of steps up to `committed`."""
+        """Seal the complete checkpoints of steps up to `committed`, drop abandoned ones, and request due saves."""
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             if one.complete and name.step <= committed:
                 self._seal(name, one)
@@ -123,7 +125,7 @@ class CheckpointBook:
 
     @property
     def period_s(self) -> float | None:
-        """How long after a checkpoint the next one is due, None where steps are counted or none are kept."""
+        """The seconds between checkpoints, or None if the period is in steps or none are kept."""
         record = self._transaction.record
         if not (record.saves and record.saves_in_time):
             return None
@@ -133,7 +135,7 @@ class CheckpointBook:
 
     @property
     def _prior_s(self) -> float:
-        """For how long it counts that a save was needed once: by how often the pool's nodes fail, if it is in one."""
+        """The seconds in which one save is expected to be needed, from the failure rate of the pool's nodes, if known."""
         record = self._transaction.record
         plan, rate = record.plan, record.held.failure_rate if record.held is not None else 0.0
         if plan is None or not rate:
@@ -147,13 +149,14 @@ class CheckpointBook:
         return self._prior
 
     def _ask_in_time(self, committed: int) -> None:
-        """Have all save after the same step, the next one to pass, where it is time for that."""
+        """Order all workers to save after the next step to pass, if a save is due."""
         record, now, period_s = self._transaction.record, self._transaction.now, self.period_s
         plan = record.plan
         if period_s is None or plan is None or plan.last or committed <= self._newest:
             return
         since = max(record.saving.saved_at, record.run_since, self._asked_at)
-        if since <= now < since + period_s:  # (where a clock was set back, nobody knows how long it was)
+        # If a clock was set back, the time since the last save is unknown, so save.
+        if since <= now < since + period_s:
             return
         self._asked_at = now
         self._transaction.order(plan.workers[0], AskCheckpoint(if_free=True))
@@ -161,7 +164,7 @@ class CheckpointBook:
     def note_left_out(self, steps: Sequence[int]) -> None:
         """Report that checkpoints become less frequent: none is begun after these steps, although one is due.
 
-        It is reported again each time that twice as many were left out.
+        The report is repeated each time the number of left out checkpoints has doubled.
         """
         plan = self._transaction.record.plan
         if not steps or plan is None:
@@ -181,7 +184,7 @@ class CheckpointBook:
         )
 
     def _writing_nodes(self, plan: GenerationPlan) -> tuple[str, ...]:
-        """Return the nodes whose parts of the oldest unfinished checkpoint are missing, or all if that is not known."""
+        """Return the nodes whose parts of the oldest unfinished checkpoint are missing, or all nodes if unknown."""
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             missing = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
             if missing and name.generation == plan.generation:
@@ -194,21 +197,21 @@ class CheckpointBook:
         return known[-1].step if known else 0
 
     def _passed_over(self, name: CheckpointName) -> bool:
-        """Tell whether one of the same step, or of a later one, counts already."""
+        """Return whether a checkpoint of this step or a later one already counts."""
         return name.step <= self._newest
 
     def want(self, committed: int) -> None:
-        """A person asks for a checkpoint of a step after this one; of several generations, each is asked once.
+        """Request a checkpoint of a step after this one, for a user. Each later generation is asked once, too.
 
         Raises:
-            BadInputError: the job keeps none.
+            BadInputError: The job keeps no checkpoints.
         """
         if not self._transaction.record.saves:
             raise BadInputError("the job keeps no checkpoints: start it with --checkpoint-dir DIR")
         self._wanted, self._asked = committed, 0
 
     def rolled_back(self, *, to_snapshot: bool) -> None:
-        """What was written of the abandoned steps never counts; `to_snapshot`: no checkpoint was needed."""
+        """Drop all unsealed checkpoints after a rollback. `to_snapshot`: it did not need a checkpoint."""
         self._left_out = 0
         if not to_snapshot:
             self._transaction.change(saving=gone_back(self._transaction.record.saving))
@@ -218,7 +221,7 @@ class CheckpointBook:
     # ---- parts ----
 
     def _written(self, message: CheckpointWritten) -> None:
-        """A part is written."""
+        """Record that a part was written."""
         name = _name_of(message)
         if name is None or message.part >= message.parts:
             return
@@ -235,17 +238,18 @@ class CheckpointBook:
         if message.parts == one.count:
             one.parts[message.part] = message
         while len(self._open) > _OPEN:
-            # The first one may lack the part of a slow node alone. If newer ones took its place, none would be whole.
+            # The oldest may only lack the part of a slow node. If newer ones replaced it, none would ever be complete.
             self._drop(min(other for other in self._open if other != self._first))
 
     def _seal(self, name: CheckpointName, one: _Open) -> None:
-        """Its step is committed: it is to count."""
+        """Order a node to seal a complete checkpoint, once its step is committed."""
         transaction, there = self._transaction, self._transaction.members.nodes
         if one.sealer in there:
             return
         one.sealer = next((node for node in (*one.nodes, *there) if node in there), "")
         parts = [one.parts[number] for number in range(one.count)]
-        transaction.change()  # a checkpoint that counts says that its step is committed
+        # A sealed checkpoint proves that its step is committed.
+        transaction.change()
         order = AcceptCheckpoint(
             term=name.term,
             generation=name.generation,
@@ -258,7 +262,7 @@ class CheckpointBook:
         transaction.order_node(one.sealer, order)
 
     def _left(self, name: CheckpointName, one: _Open) -> bool:
-        """Tell whether somebody has left the job, or its loop, without a part of it: nobody is to wait for that."""
+        """Return whether a worker has left the job or its loop without writing its part, which will never come."""
         plan, members = self._transaction.record.plan, self._transaction.members
         if plan is None or plan.generation != name.generation or members.unfinished(plan) == len(plan.workers):
             return False
@@ -267,12 +271,13 @@ class CheckpointBook:
         return any(worker in members.left for worker in lacking) or any(info and info.finished for info in infos)
 
     def _unwritten(self, message: CheckpointUnwritten) -> None:
-        """A part cannot be written, or the whole not be made to count: training goes on, and it is told."""
+        """Report that a part could not be written, or a checkpoint not sealed. Training goes on."""
         name, node = _name_of(message), node_of(message.worker)
         if name is None or any(one.name == name.folder for one in self._transaction.record.checkpoints):
             return
         if name.folder in self._void:
-            self._prune([node], (name.folder,))  # (its worker waits for that, like all others)
+            # The worker waits for this answer, like all others.
+            self._prune([node], (name.folder,))
             return
         if self._is_overtaken(name) or not self._on_lineage(message):
             self._drop(name, node)
@@ -296,9 +301,9 @@ class CheckpointBook:
         return any((other.term, other.generation) > (name.term, name.generation) for other in later)
 
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
-        """It never comes to count: whoever waits for it need not, and it may be removed."""
+        """Drop a checkpoint that will never count: release the waiting workers, and let it be removed."""
         one = self._open.pop(name, None)
-        # One that is being sealed may be told of as kept to a coordinator that has never heard of this.
+        # A later coordinator, which does not know of this, may still receive the report that it was sealed.
         if one is not None and one.sealer:
             self._transaction.change(superseded=(*self._transaction.record.superseded, name.folder)[-MAX_PRUNED:])
         self._void = [*self._void, name.folder][-4 * _OPEN :]
@@ -307,7 +312,7 @@ class CheckpointBook:
     # ---- what counts ----
 
     def _kept(self, message: CheckpointKept) -> None:
-        """An accepted checkpoint has its manifest."""
+        """Record that an accepted checkpoint was sealed: it has its manifest."""
         transaction, record, node = self._transaction, self._transaction.record, node_of(message.worker)
         name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
@@ -317,8 +322,8 @@ class CheckpointBook:
             self._drop(name, node)
             return
         if self._passed_over(name) or not self._on_lineage(message) or message.name in self._void:
-            # It was accepted before a decision that has abandoned its step, or before a newer one counted, which may be
-            # all that a later coordinator knows of it: to be removed, with the next that are, if it is not yet.
+            # It was accepted before a decision abandoned its step, or before a newer checkpoint counted. A later
+            # coordinator may know nothing else of it. It is removed together with the next ones, if it still exists.
             transaction.change(superseded=(*record.superseded, known.name)[-MAX_PRUNED:])
             return
         checkpoints, old = retained((*record.checkpoints, known))
@@ -349,7 +354,7 @@ class CheckpointBook:
             self._prune([node], superseded)
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
-        """Strike out a checkpoint that cannot be read; True where it was one that counted."""
+        """Remove a checkpoint that cannot be read from those that count; return whether it was one of them."""
         transaction = self._transaction
         remaining = tuple(known for known in transaction.record.checkpoints if known.name != message.name)
         if len(remaining) == len(transaction.record.checkpoints):
@@ -357,14 +362,17 @@ class CheckpointBook:
         superseded = (*transaction.record.superseded, message.name)[-MAX_PRUNED:]
         transaction.change(checkpoints=remaining, unreadable=transaction.record.unreadable + 1, superseded=superseded)
         transaction.emit(CheckpointRejected, name=message.name, why=message.why)
-        for node in transaction.members.nodes:  # (who could read it counts on it: its step is to be written again)
+        # All nodes, even those that could read it, must save its step again.
+        for node in transaction.members.nodes:
             transaction.order_node(
                 node, PruneCheckpoints(term=transaction.record.term, names=(message.name,), remove=False)
             )
         return True
 
     def remind(self, node: str) -> None:
-        """A node is back: of one that cannot be read it may not have heard, if a coordinator has died just then."""
+        """Repeat the order about unreadable checkpoints to a node that has reconnected; the first one may have been
+        lost.
+        """
         record = self._transaction.record
         if record.unreadable and record.superseded:
             self._transaction.order_node(
@@ -377,10 +385,10 @@ class CheckpointBook:
         return known and on_lineage(record, message)
 
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
-        """Have checkpoints removed, by the first of these nodes; the others are told that they do not count.
+        """Let the first of these nodes remove checkpoints; tell the others that they do not count.
 
-        None that counts is: what was written of it may be told again, late. Nor one that cannot be read, while there is
-        no other: a person may make something of it.
+        Checkpoints that count are never removed, even if late reports about them arrive. An unreadable one is kept
+        while there is no other: an expert may recover something from it.
         """
         record = self._transaction.record
         stays = {known.name for known in record.checkpoints} or {*record.superseded} - {*self._void}
@@ -395,7 +403,7 @@ def _settled(name: CheckpointName) -> AcceptCheckpoint:
 
 
 def _name_of(message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> CheckpointName | None:
-    """Return the name that a message is about, None where it is none, or another's."""
+    """Return the name in a message, or None if it is invalid or does not match the message."""
     try:
         name = parse_name(message.name)
     except ValueError:

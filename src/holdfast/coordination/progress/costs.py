@@ -1,4 +1,4 @@
-"""What steps and migrations have cost so far: what the next ones are predicted from."""
+"""Measured costs of steps, recoveries and migrations, from which the costs of the next ones are predicted."""
 
 from __future__ import annotations
 
@@ -9,40 +9,52 @@ from statistics import median
 from holdfast.coordination.progress.recovery_cost import RecoveryCost
 from holdfast.coordination.transaction import Transaction
 
-#: Until something was measured: bytes per second of a 10 Gbit/s network.
+#: the default, until something was measured: bytes per second of a 10 Gbit/s network
 DEFAULT_BANDWIDTH = 1e9
-#: What a switch takes beside the transfers, at the least: measured as a difference of two steps it may come out as
-#: nothing, and then every trifle would be worth a switch.
+#: The least pause of a switch besides its transfers. The pause is measured as a difference of two step times and may
+#: come out as 0; then every trifle would justify a switch.
 LEAST_PAUSE_S = 0.1
-#: Likewise a rebalance, whose experts travel beside its first step; until one was measured it counts as any switch.
+#: the same for a rebalance, whose transfers overlap its first step; until one was measured, it counts as any switch
 LEAST_REBALANCE_S = 0.02
-#: Smaller transfers measure latency.
+#: smaller transfers measure the latency
 _LEAST_BYTES = 1 << 20
 _STEPS = 64
-#: with fewer steps of a size nothing is said of it: the first have what was built and moved in them
+#: the number of steps of one world size from which a median is used; the first steps include setup and transfers
 _ENOUGH_STEPS = 8
-#: of each kind so many measurements count
+#: the number of measurements of each kind that are kept
 _NEWEST = 5
 
 
 class Cost(StrEnum):
-    """What was measured, in seconds if the name says nothing else; it is kept, whoever coordinates."""
+    """A quantity that is measured, in seconds unless its name says otherwise. It is stored in the job's record."""
 
-    START = "start_s"  # from a standby's coming until its workers have built their model
-    WARM_UP = "warm_s"  # a standby's shadow steps
-    DECISION = "decide_s"  # from the stop of a generation until it is decided what comes after it
-    BUILD = "build_s"  # of a generation's group
-    SWAP = "swap_s"  # what a join takes of the steps, beside a step's own time
-    TRANSFER = "transfer_s"  # a whole node's state, to one that had none
-    STATE = "state_bytes"  # what it received
-    HIT = "hit_s"  # a node was lost, and nobody took its place: from then to the first step, beside a usual one
-    REPLACED = "replaced_s"  # likewise, and a standby did
-    LAYOUT = "layout_s"  # from the stop for another layout to the first step under it, beside a usual one
-    ROLLED_BACK = "rolled_back_s"  # likewise, and the job went back to what was saved: with what was done again
-    LOSS = "lost_at"  # when nodes were lost, unix seconds
+    #: from the arrival of a standby until its workers have built their model
+    START = "start_s"
+    #: a standby's shadow steps
+    WARM_UP = "warm_s"
+    #: from the stop of a generation to the decision about the next one
+    DECISION = "decide_s"
+    #: building the group of a generation
+    BUILD = "build_s"
+    #: the pause that a join causes, besides the step's own time
+    SWAP = "swap_s"
+    #: the transfer of a whole node's state to a node without one
+    TRANSFER = "transfer_s"
+    #: the size of that state
+    STATE = "state_bytes"
+    #: from the loss of a node that was not replaced to the first step, less a usual step
+    HIT = "hit_s"
+    #: the same, if a standby replaced the node
+    REPLACED = "replaced_s"
+    #: from the stop for another layout to the first step under it, less a usual step
+    LAYOUT = "layout_s"
+    #: the same after a rollback to a saved state, including the repeated steps
+    ROLLED_BACK = "rolled_back_s"
+    #: the times of losses of nodes, in Unix seconds
+    LOSS = "lost_at"
 
 
-#: until something was measured
+#: estimates, until something was measured
 PRIORS = {
     Cost.START: 5.0,
     Cost.WARM_UP: 5.0,
@@ -57,39 +69,39 @@ PRIORS = {
     Cost.ROLLED_BACK: 0.0,
     Cost.LOSS: 0.0,
 }
-#: what a recovery from a failure measures, by what it did
+#: the cost that a recovery measures, by its action
 _RECOVERED = {"shrink": Cost.HIT, "replace": Cost.REPLACED}
-#: the first loss is expected after so long
+#: the expected time until the first loss
 FIRST_LOSS_S = 3600.0
-#: losses that lie closer together are one
+#: losses closer together than this count as one
 _ONE_LOSS_S = 1.0
 
 
 class MeasuredCosts:
-    """Step times, bandwidth and pauses of this job; a coordinator that takes over measures those anew.
+    """Step times, bandwidth and pauses of this job. A new coordinator measures these again.
 
-    What else moves and restarts have cost is in the record.
+    The other costs are stored in the job's record.
     """
 
     def __init__(self, transaction: Transaction | None = None) -> None:
         self._transaction = transaction
-        #: what is written with the next measurement: a loss must not wait for a write
+        #: measurements of losses to write with the next other one, so that a loss never waits for a write
         self._unwritten: dict[str, tuple[float, ...]] = {}
         self.bandwidth = DEFAULT_BANDWIDTH
         self.pause_s = LEAST_PAUSE_S
         self._seconds: deque[float] = deque(maxlen=_STEPS)
-        #: when they were committed, unix seconds
+        #: when these steps were committed, in Unix seconds
         self._times: deque[float] = deque(maxlen=_STEPS)
-        #: by the number of workers
+        #: step times by the number of workers
         self._by_world: dict[int, deque[float]] = {}
 
     @property
     def step_s(self) -> float:
-        """The median of the last steps' seconds, 0 before the first."""
+        """The median seconds of the last steps, or 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
 
     def measured(self, cost: Cost, value: float) -> None:
-        """Something took so long, or so much."""
+        """Record a measurement: seconds, or bytes for `Cost.STATE`."""
         if self._transaction is None or value < 0:
             return
         newest = {str(cost): (*self._known(cost), value)[-_NEWEST:]}
@@ -97,7 +109,7 @@ class MeasuredCosts:
         self._unwritten.clear()
 
     def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
-        """Write down what a failure has cost."""
+        """Record the cost of a failure."""
         if recovery.asked or recovery.swap:
             return
         kind = Cost.ROLLED_BACK if recovery.restart else _RECOVERED.get(recovery.action)
@@ -105,21 +117,21 @@ class MeasuredCosts:
             self.measured(kind, max(0.0, committed - recovery.failed - self.step_s))
 
     def of(self, cost: Cost) -> float:
-        """Return what something costs: the median of what was measured last, before that a guess."""
+        """Return the median of the last measurements of a cost, or an estimate before the first."""
         return median(known) if (known := self._known(cost)) else PRIORS[cost]
 
     def is_measured(self, cost: Cost) -> bool:
-        """Tell whether `of` is more than a guess."""
+        """Return whether a cost was measured, so that `of` is not just an estimate."""
         return bool(self._known(cost))
 
     def lost(self, now: float) -> None:
-        """A node was lost."""
+        """Record the loss of a node."""
         times = self._known(Cost.LOSS)
         if not times or now - times[-1] > _ONE_LOSS_S:
             self._unwritten[Cost.LOSS] = (*times, now)[-_NEWEST:]
 
     def between_losses_s(self, now: float) -> float:
-        """Return how long the job may expect to go on until it loses a node: by its last losses, and a guess beside."""
+        """Return the expected time until the next loss of a node, from the last losses and a prior estimate."""
         if self._transaction is None:
             return FIRST_LOSS_S
         times = self._known(Cost.LOSS)
@@ -133,35 +145,36 @@ class MeasuredCosts:
         return self._unwritten.get(cost) or self._transaction.record.costs.get(cost, ())
 
     def step(self, seconds: float, time: float, world: int) -> None:
-        """A step of so many workers took so long, and was committed then."""
+        """Record the duration of a step with this many workers, which was committed at `time`."""
         if seconds > 0:
             self._seconds.append(seconds)
             self._times.append(time)
             self._by_world.setdefault(world, deque(maxlen=_STEPS)).append(seconds)
 
     def step_of(self, world: int) -> float:
-        """Return the median seconds of a step with so many workers, 0 where too few are known."""
+        """Return the median seconds of a step with this many workers, or 0 if too few are known."""
         return self.paces().get(world, 0.0)
 
     def forget_steps(self) -> None:
-        """Steps take another time from here on."""
+        """Forget all step times, because steps take a different time now."""
         self._seconds.clear()
         self._times.clear()
         self._by_world.clear()
 
     def paces(self) -> dict[int, float]:
-        """Return the median seconds of a step by the number of workers, where enough steps of it are known."""
+        """Return the median seconds of a step by the number of workers, for all numbers with enough steps."""
         return {world: median(known) for world, known in self._by_world.items() if len(known) >= _ENOUGH_STEPS}
 
     def slowed_s(self, since: float) -> float:
-        """Return how much longer than usual the steps took that were committed since then, all together."""
+        """Return the total time by which the steps committed since then took longer than usual."""
         steps = [seconds for seconds, time in zip(self._seconds, self._times, strict=True) if time > since]
         return max(0.0, sum(steps) - self.step_s * len(steps))
 
     def switched(self, recovery: RecoveryCost, committed: float) -> None:
-        """A generation's first step is committed: what moved, and what the switch took beside that.
+        """Record the bytes and the pause of a switch, once the first step of the new generation is committed.
 
-        Joins measure no bandwidth: there a stayer's transfer includes the wait for the joiner's dense state.
+        Joins do not measure the bandwidth: the transfers between their other members include waiting for the new node's
+        dense state.
         """
         self._keep(recovery, committed)
         if recovery.action == "grow":
@@ -170,11 +183,12 @@ class MeasuredCosts:
         if bytes_moved >= _LEAST_BYTES and seconds > 0:
             self.bandwidth = bytes_moved / seconds
         if recovery.action == "rebalance":
-            waited_s = max(0.0, seconds - self.step_s)  # (what comes beside the step takes as long as that for nothing)
+            # The part of the transfer that overlaps the step costs nothing.
+            waited_s = max(0.0, seconds - self.step_s)
             self.pause_s = max(LEAST_REBALANCE_S, committed - recovery.failed - self.step_s - waited_s)
 
     def _keep(self, recovery: RecoveryCost, committed: float) -> None:
-        """Write down what a recovery, or a join, has measured."""
+        """Record the costs that a recovery or a join has measured."""
         if recovery.action == "grow" and recovery.swap:
             self.measured(Cost.SWAP, max(0.0, committed - recovery.failed - self.step_s))
         elif recovery.decided and recovery.regrouped and not recovery.restart:

@@ -1,4 +1,4 @@
-"""What evaluations came to: told once for each step, whoever tells it, and how often."""
+"""Results of evaluations: each is reported once per step, even if several members or messages report it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from holdfast.protocol.record import MAX_EVALUATIONS
 
 
 class EvaluationBook:
-    """Tells of evaluations of members; messages of others never get here."""
+    """Emits the results of members. The caller filters out messages of other workers."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
     def take(self, message: EvaluationDone) -> None:
-        """Tell what is news in a member's message, unless it is of a lineage that was left."""
+        """Emit the new results in a member's message, unless it belongs to an abandoned lineage."""
         transaction, record = self._transaction, self._transaction.record
         if not record.lineage <= message.generation <= record.generation:
             return
         told = dict(record.evaluated)
         news = [result for result in message.results if result.step > told.get(result.name, 0)]
         for result in sorted(news, key=lambda one: (one.step, one.name)):
-            told.pop(result.name, None)  # the names that are reported longest ago come first
+            told.pop(result.name, None)  # The names that were reported longest ago stay first.
             told[result.name] = result.step
             metrics = {key: value if math.isfinite(value) else None for key, value in result.metrics.items()}
             transaction.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
@@ -32,7 +32,7 @@ class EvaluationBook:
             transaction.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))
 
     def rolled_back(self, step: int) -> None:
-        """What comes after `step` is evaluated once more."""
+        """Allow the evaluations after `step` to be reported a second time."""
         evaluated = self._transaction.record.evaluated
         if any(newest > step for newest in evaluated.values()):
             self._transaction.change(evaluated={name: min(newest, step) for name, newest in evaluated.items()})

@@ -1,4 +1,4 @@
-"""What a journal lacks of what the record knows: a power cut, or somebody with an editor, took it."""
+"""Finds the events that a journal has lost, for example in a power failure, although the record knows of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from holdfast.protocol.record import Record
 
 
 def missing_events(record: Record, tail: Position) -> list[AnyEvent]:
-    """Return the events to append to a journal that ends at `tail`, so that it goes on where the record stands.
+    """Return the events to append to a journal that ends at `tail`, so that it continues from the record.
 
-    The events of the record's last transition are all there. One `journal_repaired` stands for what is missing before
-    them. Nothing of it is a guess: agents are told to forget only what the record knows, so that steps committed after
-    the record was written come once more from them.
+    The record contains all events of its last transition. A single `journal_repaired` replaces those that are missing
+    before them. None of this is guessed: agents forget only steps that the record knows, so they report all later steps
+    again.
     """
     out: list[AnyEvent] = []
     known = record.position

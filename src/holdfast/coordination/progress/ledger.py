@@ -1,4 +1,4 @@
-"""Which steps every member has applied, and whether the members agree."""
+"""The steps that each member has applied, whether the members agree, and which steps are committed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from holdfast.protocol.messages.worker import Applied, Report
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import Passed
 
-#: A claim to have applied more steps than this beyond the journal's is none that training leads to: months of it.
+#: A report of a step further beyond the journal's than this is rejected: that would be months of training.
 MAX_BEYOND = 1 << 22
-#: No step takes less time: one of a single rank that computes next to nothing takes several times as long.
+#: The shortest possible step: even a single rank that computes next to nothing takes several times as long.
 LEAST_STEP_S = 2e-4
-#: of steps beyond what is known, whatever the clocks show: those of two machines may be seconds apart
+#: the number of unknown steps that is plausible whatever the clocks show, as clocks of machines may differ by seconds
 CLOCKS_APART = 10_000
 
 
 class DivergedError(Exception):
-    """Two replicas have different v of the same step: a broken invariant, never tolerated."""
+    """Two replicas have different results of the same step. This violates an invariant and is never tolerated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommittedStep:
-    """One step that all members have applied; `time` is the last one's; `paused_s`: its script's longest pause."""
+    """One step that all members have applied."""
 
+    #: the number of the step
     step: int
     commit: Commit
     world: int
+    #: when the last member applied it
     time: float
+    #: the longest pause of its script
     paused_s: float = 0.0
 
 
@@ -47,12 +50,12 @@ class _Pending:
     time: float = 0.0
     worker: str = ""
     paused_s: float = 0.0
-    #: of the state after the step: the nodes where it has this hash
+    #: state hash after the step -> nodes with this hash
     hashes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     @property
     def of_a_role_that_differs(self) -> list[set[str]]:
-        """The nodes that have each hash, of the first part of the state of which there are several."""
+        """The nodes with each hash, for the first role with several hashes."""
         for one in self.hashes:
             same = [nodes for other, nodes in self.hashes.items() if are_of_same_role(one, other)]
             if len(same) > 1:
@@ -61,24 +64,27 @@ class _Pending:
 
 
 class StepLedger:
-    """Collects Applied reports; a step is committed when the slowest live member has applied it.
+    """Collects reports of applied steps. A step is committed when the slowest live member has applied it.
 
-    Reports may come twice (replayed after a coordinator's outage) and long after the fact.
+    A report may arrive twice (replayed after a coordinator's outage) and long after the fact.
     """
 
     def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
-        """Continue after `committed`; of the steps in `passed` v is known, whoever is left to tell of them."""
+        """Continue after `committed`.
+
+        `passed` has the known results of later steps, in case their witnesses are dead.
+        """
         self.committed = committed
         #: the newest step that a roll-back undid: who has not heard of that yet may still tell of it
         self._undone = 0
         self._standings = Standings(committed)
-        #: the generation whose members are followed, and the step that a later one's v proves them to have applied
+        #: the generation with the counted members, and the step that all of them have provably applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
-        #: the first step after which the states of some members differ, 0 where there is none
+        #: the first step after which the states of members differ, or 0
         self.differing = 0
         self._members: tuple[str, ...] = ()
-        #: up to this step, v of those that are missing is known to nobody; and the samples that each of them had
+        #: up to this step, missing results are unknown to all members; and the number of samples of each such step
         self._given_up = self._samples = 0
         for known in passed:
             self.expect(known.step, known.commit)
@@ -91,30 +97,33 @@ class StepLedger:
         return tuple(Passed(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
 
     def plausible(self, step: int, seconds: float) -> bool:
-        """Tell whether somebody may have applied this step, so many seconds after the one that was committed last."""
+        """Return whether a worker may have applied this step `seconds` after the last commit."""
         return step <= max(self.committed, self._undone) + min(MAX_BEYOND, CLOCKS_APART + seconds / LEAST_STEP_S)
 
     def knows(self, step: int) -> bool:
-        """Tell whether nothing new can be told of a step."""
+        """Return whether the result of a step is already known."""
         known = self._steps.get(step)
         return step <= self.committed or (known is not None and not _is_unknown(known))
 
     def expect(self, step: int, commit: Commit) -> None:
-        """A step has passed with this v; who applies it is still to be heard."""
+        """Record that a step has passed with this result. Which workers have applied it is still unknown."""
         if step > self.committed:
             self._steps.setdefault(step, _Pending(commit))
 
     def decided(self, step: int, commit: Commit) -> None:
-        """It was decided to finish a step with this v: what was raised where it passed does not count, unless here."""
+        """Record the decision to finish a step with this result.
+
+        It replaces the flags of an earlier report of the step.
+        """
         self.expect(step, commit)
         if step > self.committed:
             self._steps[step].commit = commit
 
     def note(self, message: Applied, now: float) -> None:
-        """Take in one worker's report, heard now.
+        """Record one worker's report, received now.
 
         Raises:
-            DivergedError: the worker's v differs from another's.
+            DivergedError: The result differs from another worker's.
         """
         self.settle(message.worker, message.step)
         news = _Pending(message.commit, message.world, now, message.worker, message.paused_s)
@@ -122,16 +131,16 @@ class StepLedger:
         self.prove(message.step, message.generation)
 
     def learn(self, kept: KeptStep, worker: str, time: float) -> None:
-        """Take in what an agent has kept of a step; `worker`: one who has applied it, at `time` (unix seconds).
+        """Record a step that an agent has kept; `worker` has applied it at `time` (Unix seconds).
 
         Raises:
-            DivergedError: v differs from that which others told.
+            DivergedError: The result differs from the known one.
         """
         self._learn(kept.step, _Pending(kept.commit.as_commit, kept.world, time, worker), kept.state_hash)
         self.prove(kept.step, kept.generation)
 
     def give_up_to(self, step: int, global_batch: int) -> None:
-        """Nobody on some node knows v of the steps up to this one any more; others may."""
+        """Record that a node no longer has the results of the steps up to this one. Other nodes may still have them."""
         self._given_up, self._samples = max(self._given_up, step), global_batch
 
     def _learn(self, step: int, news: _Pending, state_hash: str) -> None:
@@ -144,7 +153,8 @@ class StepLedger:
             raise DivergedError(
                 f"step {step}: {known.worker} and {news.worker} differ ({known.commit} against {news.commit})"
             )
-        if state_hash:  # (a node tells its workers' hash once)
+        # A node reports one hash for its workers.
+        if state_hash:
             known.hashes.setdefault(state_hash, set()).add(node_of(news.worker))
             if sum(are_of_same_role(state_hash, other) for other in known.hashes) > 1:
                 self.differing = min(step, self.differing or step)
@@ -153,7 +163,7 @@ class StepLedger:
         known.paused_s = max(known.paused_s, news.paused_s)
 
     def diverged(self) -> str:
-        """Say after which step which nodes' states differ, once all have told theirs; "" where they do not."""
+        """Return a message about the nodes whose states differ, once all members have reported, or "" if none differ."""
         known = self._steps.get(self.differing)
         if known is None:
             return ""
@@ -162,44 +172,45 @@ class StepLedger:
         if self._more_will_tell(odd | most) and max(self._steps) == self.differing:
             return ""
         if len(odd) < len(most):
-            what, suspects = f"is not that of the {len(most)} others", odd
+            what, suspects = f"differs from that of the {len(most)} other nodes", odd
         else:
-            what, suspects = "differ, and which is right nobody can say", odd | most
+            what, suspects = "differ, and nothing shows which is right", odd | most
         where = ", ".join(sorted(suspects))
         return (
-            f"step {self.differing}: the state of {where} {what}: the likely cause is the script, if it changes state "
-            "on one worker alone or keeps some outside the model, the optimizer's state_dict() and extra; if it does "
-            "not, test the memory and the accelerators of these nodes"
+            f"step {self.differing}: the state of {where} {what}. The likely cause is the script, if it changes state "
+            "on one worker alone or keeps some outside the model, the optimizer's state_dict() and extra. Otherwise  "
+            "test the memory and the accelerators of these nodes"
         )
 
     def _more_will_tell(self, told: set[str]) -> bool:
-        """Tell whether somebody elsewhere has not come to the step yet after which states differ.
+        """Return whether a worker of another node has not reached the step after which states differ.
 
-        Whoever has tells its hash first; whose state came from another node never has one.
+        A worker reports its hash before it counts as having reached the step. One that received its state from another
+        node has no hash.
         """
         elsewhere = (worker for worker in self._members if node_of(worker) not in told)
         return any((self._standings.of(worker) or 0) < self.differing for worker in elsewhere)
 
     def prove(self, step: int, generation: int) -> None:
-        """A step has passed in a generation: all of its members had applied the one before."""
+        """Record that a step has passed in a generation, so that all members had applied the previous one."""
         if generation == self._generation:
             self._proven = max(self._proven, step - 1)
 
     @property
     def proven(self) -> int:
-        """The newest step that a later one proves all members to have applied, 0 where there is none."""
+        """The newest step that all members have provably applied, or 0."""
         return self._proven
 
     def settle(self, worker: str, step: int) -> None:
-        """A worker holds the state of `step` now, by whatever way."""
+        """Record that a worker has the state of `step`, from any source."""
         self._standings.note((worker,), step)
 
     def settle_all(self, workers: Iterable[str], step: int) -> None:
-        """These workers hold the state of `step` now."""
+        """Record that these workers have the state of `step`."""
         self._standings.note(workers, step)
 
     def forget(self, worker: str) -> None:
-        """A worker is gone; its own steps no longer hold the others up."""
+        """Remove a worker that is gone, so that the others no longer wait for it."""
         self._standings.forget(worker)
 
     def applied_by(self, worker: str) -> int | None:
@@ -207,10 +218,10 @@ class StepLedger:
         return self._standings.of(worker)
 
     def hear(self, reports: Collection[Report], global_batch: int) -> None:
-        """Take in where all members stand, and make up for steps that passed, but whose witnesses are all dead.
+        """Learn the positions of all members, and fill in steps that passed although all their witnesses are dead.
 
-        To be called when every member's messages are known: what is missing now will not come any more. A report
-        still knows v of its last step; of those before only the samples are certain, their loss is NaN.
+        Call it when all messages of all members have arrived, so that missing results are lost. A report contains the
+        result of its last step. Of earlier steps only the number of samples is certain; their loss is NaN.
         """
         top = 0
         for report in reports:
@@ -228,23 +239,23 @@ class StepLedger:
 
     @property
     def due(self) -> bool:
-        """True where all members are known to have applied the next step."""
+        """Whether all members are known to have applied the next step."""
         return self._standings.all_beyond
 
     @property
     def all_at_committed(self) -> bool:
-        """True where the members hold the state of the committed step, all of them, and of no later one."""
+        """Whether all members have exactly the state of the committed step."""
         return self._standings.all_there
 
     def undo_after(self, step: int) -> None:
-        """A decision undoes what came after `step`: who applied it alone is expelled, its v void."""
+        """Undo the steps after `step`, as decided: workers that alone applied one are expelled, and its result is void."""
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
         self.differing = self.differing if self.differing <= step else 0
         self._given_up = min(self._given_up, step)
         self._standings.go_back(step)
 
     def reset(self, step: int) -> None:
-        """Go back: what came after `step` never counted."""
+        """Roll back to `step`: later steps never counted."""
         self._undone = max(self._undone, self.committed)
         self.committed = step
         self._standings.reset(step)
@@ -252,29 +263,29 @@ class StepLedger:
         self._given_up = self.differing = 0
 
     def follow(self, generation: int, members: Collection[str]) -> None:
-        """This generation is in force from now on, these are its members."""
+        """Count the members of this generation from now on."""
         self._generation, self._proven = generation, 0
         self._members = tuple(members)
         self._standings.follow(members)
 
     def without(self, workers: Collection[str]) -> None:
-        """These count no more: nobody waits for them."""
+        """Remove these workers from the counted members, so that no step waits for them."""
         self._members = tuple(worker for worker in self._members if worker not in workers)
         self._standings.follow(self._members)
 
     def more_than(self, at_most: int, *, up_to: int) -> bool:
-        """Tell whether the steps after the committed one, up to this one, count as more than so many."""
+        """Return whether the uncommitted steps up to this one count as more than `at_most`."""
         if up_to - self.committed > at_most:
             return True
         pending = (self._steps.get(step) for step in range(self.committed + 1, up_to + 1))
         return sum(1 if step is None else step_weight(step.commit) for step in pending) > at_most
 
     def release(self, at_most: int = sys.maxsize, *, up_to: int = 0) -> list[CommittedStep]:
-        """Return the steps newly applied by all members, in order; members not heard of hold everything up.
+        """Return the steps that all members have newly applied, in order. A member with an unknown step blocks all.
 
         Args:
-            at_most: how many, where those that log much count as several; the last one may be more than is left.
-            up_to: so far everybody is, whatever was heard of each.
+            at_most: The limit of their weights; steps with large logs count as several. The last step may exceed it.
+            up_to: The step that all members have provably applied, whatever they have reported.
         """
         out: list[CommittedStep] = []
         room = at_most
@@ -303,5 +314,5 @@ def _is_unknown(pending: _Pending) -> bool:
 
 
 def _bits(commit: Commit) -> bytes:
-    """Return what identifies v in every bit; a NaN equals itself here."""
+    """Return the bytes of a result, to compare it exactly: a NaN equals itself here."""
     return msgspec.msgpack.encode(commit)

@@ -1,8 +1,8 @@
-"""What is known of the experts' loads: every placement follows them.
+"""The loads of the experts, from which placements are computed.
 
-Each report is whole in itself (the weighted sums of all steps so far, kept by every worker, told by rank 0), so nothing
-of it is stored: the agents keep the newest one and tell a restarted coordinator. On the wire loads are one blob:
-tokens per step as little-endian 32-bit floats, layer by layer.
+Each report is complete: the weighted sums over all steps so far, which every worker has and rank 0 reports. So loads
+are not stored: the agents keep the newest report and send it to a restarted coordinator. On the wire, loads are one
+blob: tokens per step as little-endian 32-bit floats, layer by layer.
 
 Axes: L layers, E experts.
 """
@@ -30,29 +30,29 @@ def decode_loads(blob: bytes, shape: ExpertShape) -> FloatArray:
     """Return tokens per step, layer and expert `(L, E)`.
 
     Raises:
-        ValueError: the blob does not fit the shape, or holds what is no load.
+        ValueError: The blob has the wrong size, or contains a value that is not a load.
     """
     tokens = np.frombuffer(blob, dtype=_TOKENS).astype(np.float64)
     if tokens.size != shape.layers * shape.experts or not (np.isfinite(tokens) & (tokens >= 0)).all():
-        raise ValueError(f"{len(blob)} bytes are no loads of {shape.experts} experts in {shape.layers} layers")
+        raise ValueError(f"{len(blob)} bytes are not the loads of {shape.experts} experts in {shape.layers} layers")
     return tokens.reshape(shape.layers, shape.experts)
 
 
 class LoadBook:
-    """The newest loads that a member has told."""
+    """The newest loads that a member has reported."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._told = (0, 0)
-        #: tokens per step `(L, E)`; None: nobody has told any yet
+        #: tokens per step `(L, E)`, or None before the first report
         self.tokens: FloatArray | None = None
-        #: what one expert of one layer has in parameters and optimizer state
+        #: bytes of parameters and optimizer state of one expert of one layer
         self.expert_bytes = 0
-        #: seconds that one expert's work for one token takes, forward and backward
+        #: seconds of one expert's work for one token, forward and backward
         self.token_s = 0.0
 
     def take(self, message: Loads) -> bool:
-        """Take in a member's report, unless it is older than what is known; False where it is no such thing."""
+        """Store a member's report, unless it is older than the known one; return False if it is invalid."""
         shape, told = self._transaction.record.expert_shape, (message.generation, message.step)
         if shape is None or told <= self._told:
             return True

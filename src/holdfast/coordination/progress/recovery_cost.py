@@ -1,18 +1,18 @@
-"""What a recovery (or a join, or a rebalance) costs, from the failure to the first step committed after it."""
+"""The cost of a recovery, a join or a rebalance, from the failure to the first step committed after it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: why a generation is broken, unless somebody says otherwise
+#: the default reason for a broken generation
 FAILURE = "failure"
-#: somebody leaves in good order
+#: a node drains
 DRAIN = "drain"
-#: somebody gives its place to a standby
+#: a node is replaced by a standby while it still works
 MOVE = "move"
-#: another layout is to be in force
+#: the layout changes
 LAYOUT = "layout"
-#: all that there is is saved, and the job ends
+#: the job saves its state and ends
 SAVE = "save"
 
 
@@ -20,18 +20,19 @@ SAVE = "save"
 class TakenPlace:
     """Whose place somebody has taken; `reason`: failure, drain, move; `why` it is this one who has."""
 
+    #: the node that had it before
     whose: str
+    #: failure, drain or move
     reason: str
+    #: why this node was chosen
     why: str
 
 
 @dataclass(slots=True)
 class RecoveryCost:
-    """Times of one recovery (or join) under way; seconds on the coordinator's clock.
+    """The times of one recovery, join or rebalance in progress, in seconds on the coordinator's clock.
 
-    It ends with the first committed step after `after_step`. `swap`: a join at a step boundary, without a failure.
-    `restart`: all workers are started again; what they have lost is done again before it ends. `asked`: nothing has
-    failed.
+    It ends with the first committed step after `after_step`.
     """
 
     failed: float
@@ -39,10 +40,13 @@ class RecoveryCost:
     action: str
     source: str = "none"
     after_step: int = 0
+    #: whether it is a join or a rebalance at a step boundary, without a failure
     swap: bool = False
+    #: whether all workers are restarted; it then lasts until the lost steps are repeated
     restart: bool = False
+    #: whether it was requested and nothing has failed
     asked: bool = False
-    #: 0 for a join: it was decided before its costs begin
+    #: 0 for a join, which is decided before its costs begin
     decided: float = 0.0
     regrouped: float = 0.0
     moved_bytes: int = 0
@@ -50,28 +54,28 @@ class RecoveryCost:
     experts_moved: int = 0
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
-    #: of a join: the nodes of the plan
+    #: the nodes of the plan, for a join
     nodes: frozenset[str] = frozenset()
-    #: who has taken a place, and whose
+    #: the ranks that were taken over, by the nodes that took them
     taken: dict[str, TakenPlace] = field(default_factory=dict[str, "TakenPlace"])
-    #: why this was done, of what could have been
+    #: why this action was chosen
     why: str = ""
-    #: that one member has received
+    #: the most bytes that one member has received
     most_bytes: int = 0
 
     def swapped_at(self, step: int, time: float) -> None:
-        """A step is committed; a join costs from the one on whose boundary it took effect."""
+        """Start the cost of a join at the commit of the step at which it took effect."""
         if self.swap and step == self.after_step:
             self.failed = self.detected = time
 
     def moved(self, received_bytes: int, transfer_s: float) -> None:
-        """One member has received its state."""
+        """Record that a member has received its state."""
         self.moved_bytes += received_bytes
         self.most_bytes = max(self.most_bytes, received_bytes)
         self.transfer_s = max(self.transfer_s, transfer_s)
 
     def costs(self, committed: float) -> dict[str, float | int | str | None]:
-        """Return the fields of the `recovered` event for a first commit at this time."""
+        """Return the fields of the event `recovered`, if the first step was committed at this time."""
         decided = max(self.decided, self.detected)
         return {
             "action": self.action,

@@ -1,9 +1,9 @@
-"""Whether a standby takes a lost node's place at once, or the others go on without it and the standby joins them then.
+"""Chooses whether a standby replaces a lost node at once, or joins later while the others go on without it.
 
-At once: all stand still while the state travels, as far as the step that is done again does not take as long. Later:
-the state travels while the others train, with fewer nodes, and another change of generation lets the standby in. The
-larger the state and the more nodes there are, the more is to be said for later. Until the standby is there, a part of
-the state may have a single copy: then the next loss costs what has to be done again.
+At once: all members wait for the state transfer, unless the repeated step takes as long. Later: the state is
+transferred while fewer nodes train, and another change of generation admits the standby. The larger the state and the
+more nodes there are, the better is later. Until the standby has joined, part of the state may have a single copy; then
+the next loss causes a rollback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 
-#: the way that is usual is left for none that saves less
+#: the usual way is kept unless another saves at least this much
 LEAST_GAIN_S = 1.0
 
 
@@ -24,10 +24,15 @@ class NodesLost:
     be done again if those were lost, too. `experts`: nobody computes before all of them are there.
     """
 
+    #: the number of nodes before the loss
     nodes: int
+    #: the number of lost nodes
     lost: int
+    #: the least number of remaining nodes that hold each part of the state
     copies: int
+    #: the seconds of work that must be repeated if those nodes fail, too
     back_s: float
+    #: whether the model has experts; then no step is computed before all of them are placed
     experts: bool = False
 
 
@@ -40,7 +45,7 @@ class Replacement:
 
 
 def choose(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
-    """Choose what costs less training, the chance of the next loss included; guesses alone are no reason to wait."""
+    """Choose the cheaper way, including the risk of another loss. Without measurements, replace at once."""
     transfer_s, swap_s = costs.of(Cost.TRANSFER), costs.of(Cost.SWAP)
     beside_s = transfer_s + costs.of(Cost.BUILD)
     still_s = max(0.0, transfer_s - (0.0 if loss.experts else costs.step_s))
@@ -51,8 +56,8 @@ def choose(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
     known = costs.is_measured(Cost.TRANSFER) and costs.is_measured(Cost.SWAP)
     at_once = not known or at_once_s <= later_s + LEAST_GAIN_S
     said = (
-        f"a standby that takes the place at once costs {at_once_s:.2f} s of training, one that joins later, while "
-        f"{loss.nodes - loss.lost} of {loss.nodes} nodes go on, {later_s:.2f} s{'' if known else ' (guesses)'}"
+        f"a standby that takes over at once costs {at_once_s:.2f} s of training; one that joins later, while "
+        f"{loss.nodes - loss.lost} of {loss.nodes} nodes go on, {later_s:.2f} s{'' if known else ' (estimates)'}"
     )
     if rate:
         said += f"; another loss meanwhile, once in {1 / rate:.0f} s, would cost {loss.back_s:.0f} s"

@@ -1,11 +1,10 @@
-"""How often a job is saved where nobody has said so: as often as wastes least, by what a save costs and how often one
-was needed.
+"""The period of checkpoints of a job without a configured one: it minimizes the time lost to saves and rollbacks.
 
-A save costs training what it stood for the copy, or what steps took longer while it was written, whichever is more. A
-save is needed where the job goes back to one. How often that is, is estimated from this run, with one day in which it
-happened once before that: so a job that has just begun is neither saved all the time nor hardly ever. Where a pool
-says how often its nodes fail, that day is shorter if a job of so few nodes, or of so few copies of its experts, would
-by that have gone back more often.
+A save costs the time that training stood still for the copy, or by which steps were slower while it was written,
+whichever is more. A save is needed when the job rolls back to one. That rate is estimated from this run, with a prior
+of one rollback in one day. So a job that has just started is saved neither all the time nor hardly ever. If a pool
+measures the failure rate of its nodes, the prior is shorter if a job of this size, and with this many copies of its
+experts, would roll back more often.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ from holdfast.planning.checkpointing import daly_period
 from holdfast.planning.waf.survival import lost_with_all, lost_with_experts
 from holdfast.protocol.record import Saving
 
-#: what is assumed before anything was seen: one loss in so many seconds
+#: the prior: one rollback in this many seconds
 PRIOR_S = 86400.0
-#: saves cost at most this share of the time, unless that would be too seldom
+#: saves cost at most this share of the time, within the bounds of the period
 MOST_SHARE = 0.01
-#: a save that costs less is as good as one that costs this much
+#: a save that costs less counts as this much
 _LEAST_COST_S = 1e-3
-#: of how many saves the cost is averaged
+#: the number of saves over which the cost is averaged
 _AVERAGED = 8
 
 
 def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds, prior_s: float = PRIOR_S) -> float:
-    """Return how long after a save the next one is due, in seconds.
+    """Return the seconds from one save to the next.
 
     Args:
-        lived_s: since this run was begun. prior_s: for how long it counts that a save was needed once before that.
+        lived_s: The seconds since this run began.
+        prior_s: The seconds in which one save was needed, as a prior.
     """
     if not saving.saves:
         return bounds.first_s
@@ -41,11 +41,14 @@ def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds, prior_
 
 
 def prior_s(nodes: int, failure_rate: float, exposed_s: float, *, experts: int, slots: int) -> float:
-    """Return how long a job goes on until it needs a save, by how often nodes of its pool fail; a day at the most.
+    """Return the seconds in which a job needs one save, from the failure rate of its pool's nodes; at most one day.
 
     Args:
-        nodes: its own. failure_rate: of a node, per second. exposed_s: until what a node had lies elsewhere again.
-        experts: of a layer, 0 where it has none. slots: of a node, for these.
+        nodes: The number of nodes of the job.
+        failure_rate: The failures of a node per second.
+        exposed_s: The seconds until the state of a failed node has a second copy again.
+        experts: The number of experts of a layer, or 0.
+        slots: The number of experts that a node can hold per layer.
     """
     if experts and slots:
         rate = lost_with_experts(nodes, failure_rate, exposed_s, 1.0, experts=experts, slots=slots)[nodes]
@@ -55,7 +58,7 @@ def prior_s(nodes: int, failure_rate: float, exposed_s: float, *, experts: int, 
 
 
 def saved(saving: Saving, now: float, cost_s: float) -> Saving:
-    """Return what is known after another save, kept now, that has cost so much."""
+    """Return the statistics after another save at `now` that cost this many seconds."""
     cost_s = max(0.0, cost_s)
     share = 1 / min(saving.saves + 1, _AVERAGED)
     mean = saving.cost_s + share * (cost_s - saving.cost_s)
@@ -63,5 +66,5 @@ def saved(saving: Saving, now: float, cost_s: float) -> Saving:
 
 
 def gone_back(saving: Saving) -> Saving:
-    """Return what is known once the job has gone back to a save, or lacked one."""
+    """Return the statistics after a rollback to a save, or after one was missing."""
     return msgspec.structs.replace(saving, losses=saving.losses + 1)

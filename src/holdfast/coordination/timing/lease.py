@@ -1,4 +1,4 @@
-"""For how long a node counts as alive after its last word: learnt from how far apart its words usually are."""
+"""The lease of a node: how long it counts as alive after its last message, learned from the usual gaps between them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from holdfast.coordination.timing.times import FAILURE, FLOOR_S
 
-#: the longest gap of the last one or two of these counts, in seconds
+#: the longest gap of the last one or two windows of this many seconds counts
 WINDOW_S = 30.0
 
 
 def least_lease_s(lease_s: float, beat_s: float) -> float:
-    """Return the shortest lease that is learnt, of a node that says a word every `beat_s` seconds at the least."""
+    """Return the shortest lease for a node that sends a message at least every `beat_s` seconds."""
     return min(lease_s, FAILURE * beat_s + FLOOR_S)
 
 
@@ -24,16 +24,20 @@ class LearntLease:
     before_s: in the one before.
     """
 
+    #: when the newest message arrived that was counted, in seconds
     word: float
+    #: when this window began
     began: float
+    #: the longest gap in this window
     longest_s: float = 0.0
+    #: the longest gap in the previous window
     before_s: float = math.inf
 
     @property
     def lasts_s(self) -> float:
-        """Three times the longest gap, and a little more."""
+        """The lease: three times the longest gap, and a little more."""
         return FAILURE * max(self.before_s, self.longest_s) + FLOOR_S
 
     def roll(self, now: float) -> None:
-        """A window is over."""
+        """Start a new window."""
         self.before_s, self.longest_s, self.began = self.longest_s, 0.0, now

@@ -1,4 +1,4 @@
-"""What an agent reads of one worker's progress, and what a coordinator is to make of it."""
+"""A worker's progress as its agent reads it, and how long its threads wait for a core."""
 
 from __future__ import annotations
 
@@ -11,93 +11,98 @@ from holdfast.protocol.messages.progress import Activity
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """How often a worker was done with an activity in its process's life, and how long all of those took, and the
-    longest, in seconds."""
+    """All durations of an activity in the life of a worker's process."""
 
+    #: how often the activity has ended
     count: int
+    #: the sum of its durations, in seconds
     sum_s: float
+    #: the longest duration, in seconds
     longest_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveWait:
-    """One of a worker's newest waits in a collective: its name, how many took part, its bytes here.
+    """One of a worker's newest waits in a collective, on the machine's monotonic clock."""
 
-    `since` and `until` (None: not over) are on the machine's monotonic clock.
-    """
-
+    #: the name of the collective
     what: str
+    #: the number of ranks that take part
     size: int
+    #: the bytes on this rank
     bytes: int
     since: float
+    #: None if the wait is not over
     until: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Where a worker's training thread stands; times on the machine's monotonic clock, in seconds.
-
-    `since`: when this activity began. `waits_since`: in a collective, None where it waits in none; `looked`: when it
-    last looked whether that has ended, or found that the last one had. `world`: members of its generation.
-    `starved_s`: for how long in its life it was ready to run and had no core; `others_starved_s`: the same of the
-    process's other threads, by number, where they were looked at: one of them may have the interpreter's lock.
-    `collected_s`: for how long the process has collected garbage in its life; no thread runs meanwhile.
-    """
+    """The activity of a worker's training thread. Times are on the machine's monotonic clock, in seconds."""
 
     generation: int
     step: int
     activity: Activity
     micro_batch: int | None
+    #: when the activity began
     since: float
+    #: the number of members of its generation
     world: int
+    #: when the wait in a collective began, or None if it does not wait
     waits_since: float | None = None
+    #: when the thread last checked whether that wait is over, or found that the last one was
     looked: float = 0.0
+    #: for how long, in its life, the thread was ready to run but had no core
     starved_s: float = 0.0
+    #: for how long, in its life, the process has collected garbage; no thread runs meanwhile
     collected_s: float = 0.0
+    #: `starved_s` of the process's other threads that were checked, by number; one of them may hold the interpreter's
+    #: lock
     others_starved_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressAccount:
-    """What an agent reads more seldom: a worker's totals, and its newest waits, oldest first.
-
-    `link_bytes_per_s`: how fast its data goes out to a peer; 0: not known.
-    """
+    """A worker's totals and its newest waits, oldest first. The agent reads them less often than `Reading`."""
 
     totals: Mapping[Activity, Total] = field(default_factory=dict[Activity, Total])
     waits: tuple[CollectiveWait, ...] = ()
     reason: str = ""
+    #: the rate at which its data reaches a peer, or 0 if unknown
     link_bytes_per_s: float = 0.0
 
 
 class ThreadClock(NamedTuple):
-    """What the kernel tells of a thread: whether it is ready to run (or runs), and in its life, in seconds, for how
-    long it ran, and for how long it was ready and had no core, as far as those waits are over."""
+    """The kernel's counters of a thread."""
 
+    #: whether the thread is ready to run, or runs
     ready: bool
+    #: for how long it ran in its life, in seconds
     ran_s: float
+    #: for how long it was ready but had no core, in seconds; only waits that are over
     waited_s: float
 
 
 @dataclass(slots=True)
 class _Known:
     clock: ThreadClock
-    #: since when it has been seen to be ready, and not to run
+    #: since when it has been ready without running
     ready_since: float
 
 
 class CoreWaits:
-    """For how long one process's threads were ready to run and had no core, in seconds, waits included that last.
+    """Measures how long a process's threads were ready to run but had no core, including waits that still last.
 
-    The kernel counts such a wait once it is over: on a loaded machine a thread may be ready for half a second, and all
-    its counters stand. So who was ready at two looks and has not run between them has waited from the first one on.
+    The kernel counts such a wait only once it is over. On a loaded machine a thread may wait for half a second while
+    its counters do not change. So a thread that is ready at two checks, and has not run in between, has waited since
+    the first.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def look(self, now: float, threads: Mapping[int, ThreadClock]) -> dict[int, float]:
-        """Return for how long each of these threads was ready and had no core, in its life."""
+        """Return for each thread how long it was ready but had no core in its life, in seconds."""
         waited = dict[int, float]()
         for thread, clock in threads.items():
             known = self._known.get(thread)
@@ -110,5 +115,5 @@ class CoreWaits:
         return waited
 
     def forget_but(self, threads: Mapping[int, ThreadClock]) -> None:
-        """Those that are not among these have ended."""
+        """Forget the threads that are not among these: they have ended."""
         self._known = {thread: known for thread, known in self._known.items() if thread in threads}

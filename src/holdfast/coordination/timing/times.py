@@ -1,8 +1,8 @@
-"""What is usual, and from when on something counts as late: running means per activity and world size.
+"""Usual durations and the limits beyond which an activity counts as late: running means by activity and world size.
 
-Three times the mean is a failure and 1.1 times is worth a warning, as Unicron has it (4.1); the first is made longer by
-a floor, since on a shared machine a phase of a millisecond may well take fifty, and anything may take one and a half
-steps longer than usual: what is short varies most, and a hang is found within three steps all the same.
+As in Unicron (4.1), three times the mean is a failure, and 1.1 times is worth a warning. The first limit is extended by
+a floor: on a shared machine, a phase of one millisecond may well take fifty. Also, any activity may take one and a half
+steps longer than usual, because short activities vary the most. A hang is still found within three steps.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from holdfast.protocol.messages.progress import Activity
 #: Unicron 4.1
 FAILURE = 3.0
 WARNING = 1.1
-#: a process that is ready to run may have to wait about so long for a core
+#: a process that is ready to run may have to wait about this long for a core
 FLOOR_S = 0.2
-#: of a step, by so much anything may take longer than usual
+#: in steps: any activity may take this much longer than usual
 STEPS_LONGER = 1.5
-#: so many must have ended before anybody is judged by them: the first ones compile, allocate and connect
+#: the number of durations from which limits apply; the first ones compile, allocate and connect
 WARM_UP = 3
-#: Until then somebody may be late all the same who takes far longer than others at it, but not before so many seconds:
-#: longer than any group takes to be built (`build_gloo`).
+#: Until then, a worker is late only if it takes far longer than others at the same activity, and not before this many
+#: seconds. That is longer than building any group takes (`build_gloo`).
 UNKNOWN_S = 30.0
 #: Until then, the network is suspected after all members have waited for each other for this many seconds. The first
 #: operations of a large model take long.
 TOGETHER_S = 120.0
-#: a mean is that of about so many of the newest
+#: a mean covers about this many of the newest durations
 MEMORY = 50
-#: What is short most of the time and long now and then (a script's evaluation, a checkpoint): that it has ended once by
-#: itself shows what it may take.
+#: Activities that are mostly short and sometimes long, such as an evaluation of the script, or a checkpoint. The
+#: longest duration so far shows how long they may take.
 UNEVEN = frozenset(
     {
         Activity.ENTERING,
@@ -43,11 +43,11 @@ UNEVEN = frozenset(
         Activity.PAUSED,
     }
 )
-#: of that, so many times the longest
+#: the limit of these activities, in multiples of the longest duration
 LONGEST = 2.0
-#: where only other worlds' times are known, theirs count so many times: shares and partners are others
+#: The factor for limits taken from other world sizes, whose shares and partners differ.
 OTHER_WORLD = 2.0
-#: Nobody is late in these: they last until somebody else does something, or a process is gone.
+#: Activities that are never late: they last until another worker acts, or until the process ends.
 ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED, Activity.ENDING, Activity.WARMING})
 
 
@@ -59,7 +59,7 @@ class RunningMean:
     mean_s: float = 0.0
 
     def add(self, count: int, mean_s: float) -> None:
-        """Take in `count` durations that took `mean_s` each; what is late counts as just late, lest it become usual."""
+        """Add `count` durations of `mean_s` each. A late one counts as the limit, so that it does not become usual."""
         if self.warm:
             mean_s = min(mean_s, self.limit_s)
         self.count += count
@@ -68,12 +68,12 @@ class RunningMean:
 
     @property
     def warm(self) -> bool:
-        """True where enough have ended to judge others by them."""
+        """Whether there are enough durations to apply the limit."""
         return self.count >= WARM_UP
 
     @property
     def limit_s(self) -> float:
-        """From when on one counts as late."""
+        """The duration above which one counts as late."""
         return FAILURE * self.mean_s + FLOOR_S
 
 
@@ -83,13 +83,14 @@ class Times:
     def __init__(self) -> None:
         self._means: dict[tuple[Activity, int], RunningMean] = {}
         self._longest: dict[Activity, float] = {}
-        #: The longest of the first ones of a process, by activity: these compile, allocate and start loader workers.
+        #: the longest of the first durations of a process, by activity: these compile, allocate and start loader
+        #: workers
         self._longest_first: dict[Activity, float] = {}
-        #: how often something took longer than usual, by activity
+        #: the number of durations that were longer than usual, by activity
         self.warnings: Counter[Activity] = Counter()
 
     def add(self, activity: Activity, world: int, new: Total) -> None:
-        """Take in what has ended since the last time; of `longest_s`, whatever is known."""
+        """Add the durations that have ended since the last call; `new.longest_s` may be older."""
         mean = self._means.setdefault((activity, world), RunningMean())
         usual_s = new.sum_s / new.count
         if mean.warm and usual_s > WARNING * mean.mean_s:
@@ -98,7 +99,7 @@ class Times:
         self._longest[activity] = max(self._longest.get(activity, 0.0), new.longest_s)
 
     def add_first(self, activity: Activity, longest_s: float) -> None:
-        """Record the longest of what a process has done first."""
+        """Record the longest of a process's first durations of an activity."""
         self._longest_first[activity] = max(self._longest_first.get(activity, 0.0), longest_s)
 
     def first_limit_s(self, activity: Activity, world: int) -> float | None:
@@ -109,12 +110,12 @@ class Times:
         return max(limit_s, LONGEST * self._longest_first.get(activity, 0.0))
 
     def mean_s(self, activity: Activity, world: int) -> float | None:
-        """Return what an activity takes in a world of this size; None where that is not known."""
+        """Return the usual duration of an activity in a world of this size, or None if unknown."""
         mean = self._means.get((activity, world))
         return mean.mean_s if mean is not None and mean.warm else None
 
     def limit_s(self, activity: Activity, world: int) -> float | None:
-        """Return for how long an activity may last in a world of this size; None where nobody can say."""
+        """Return how long an activity may last in a world of this size, or None if there is no limit yet."""
         if activity in ENDLESS:
             return None
         mean = self._means.get((activity, world))
@@ -135,7 +136,7 @@ class Times:
         return max(mean.limit_s, mean.mean_s + STEPS_LONGER * self._step_s(world))
 
     def _step_s(self, world: int) -> float:
-        """Return what a step in a world of this size takes, all that happens in each one together; 0 if unknown."""
+        """Return the usual duration of a whole step in a world of this size, or 0 if unknown."""
         applied = self._means.get((Activity.APPLYING, world))
         if applied is None or not applied.warm:
             return 0.0
