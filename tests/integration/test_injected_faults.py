@@ -73,5 +73,5 @@ def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: P
     job.inject("corrupt-state", second)
     why = job.wait(JobFailed).why
     assert "replicas diverged" in why
-    assert f"the state of {second} is not that of the 2 others" in why, why
+    assert f"the state of {second} differs from that of the 2 other nodes" in why, why
     assert job.wait_exit(DEADLINE_S) == 1

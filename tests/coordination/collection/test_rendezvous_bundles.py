@@ -95,7 +95,7 @@ def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -
     job.tell("n0", msg.Posts(posts=(post("n0", key="7", value=bytes(MAX_POSTED_BYTES // 8)),)))
     ((node, why),) = expelled(job)
     assert node == "n0"
-    assert f"bytes of keys: {MAX_POSTED_BYTES} at most" in why
+    assert f"bytes of keys; at most {MAX_POSTED_BYTES} are allowed" in why
 
 
 def test_a_member_posts_under_its_own_rank_alone() -> None:
@@ -103,7 +103,7 @@ def test_a_member_posts_under_its_own_rank_alone() -> None:
     job = Job().start()
     forged = msg.Post(worker=w("n1"), generation=1, keys={own("n1", "a"): b"v", own("n2", "a"): b"v"})
     job.tell("n1", msg.Posts(posts=(forged,)))
-    assert expelled(job) == [("n1", "n1/0/a has posted a key '2:a', which is not that of rank 1")]
+    assert expelled(job) == [("n1", "n1/0/a has posted the key '2:a', which is not a key of its rank 1")]
     assert not bundles(job)
 
 

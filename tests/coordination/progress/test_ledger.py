@@ -60,7 +60,7 @@ def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
             assert ledger.release() == []
             state_hash = "bad" if worker == w("n1") else "good"
             ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-        assert ledger.diverged().startswith("step 1: the state of n1 is not that of the 2 others: the likely")
+        assert ledger.diverged().startswith("step 1: the state of n1 differs from that of the 2 other nodes.")
         assert ledger.release() == []
         ledger.undo_after(0)
         assert ledger.diverged() == ""
@@ -71,7 +71,7 @@ def test_of_two_states_nobody_knows_which_is_right() -> None:
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS, ("good", "bad"), strict=False):
         ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-    assert ledger.diverged().startswith("step 1: the state of n0, n1 differ, and which is right nobody can say")
+    assert ledger.diverged().startswith("step 1: the state of n0, n1 differ, and nothing shows which is right")
 
 
 def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() -> None:

@@ -1,6 +1,6 @@
 """Asks nodes for their memory use and traffic around a change of members, and emits the answers in one event.
 
-It shows leaving and joining nodes, and one that stays, like Figure 19 of TrainMover. No decision depends on it.
+The event shows leaving and joining nodes, and one that stays, like Figure 19 of TrainMover. No decision depends on it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from holdfast.protocol.messages.progress import MemoryTaken, TakeMemory
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
-#: Nodes are asked this many seconds after the change, which is then over (a planned one has two generations). The
-#: answers include the memory from this many seconds before it.
+#: Nodes are asked `AFTER_S` seconds after the change. A planned change has two generations, and both are then over. The
+#: answers begin `BEFORE_S` seconds before the change.
 AFTER_S, BEFORE_S = 2.0, 3.0
-#: agents answer from stored samples, so they need no more time than this
+#: The most seconds to wait for answers. Agents answer from stored samples, so they need no more time.
 ANSWER_S = 1.0
 #: the most nodes in an event, one of them a node that stays
 MAX_NODES = 4

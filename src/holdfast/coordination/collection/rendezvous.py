@@ -1,7 +1,7 @@
-"""The keys of groups under construction: each node sends one bundle, and receives one with those of all members.
+"""Exchanges the keys of a group under construction: each node sends one bundle, and receives one with all keys.
 
-A bundle is complete when every member of the plan has posted its keys, even if that is an empty set. This does not
-depend on time. Later keys are sent on at once.
+The exchange is complete when every member of the plan has posted its keys, even if it has none. It does not depend
+on time. Keys that are posted later are forwarded at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Collected:
         return len(self.bytes) == len(self.members)
 
     def take(self, posts: Iterable[Post]) -> Sequence[Post]:
-        """Add keys; return those to send on now. Keys of workers that are not members are dropped.
+        """Add keys; return the keys to forward now. Keys of workers that are not members are dropped.
 
         Raises:
             PostedTooMuchError: A worker has posted too many bytes.
@@ -79,7 +79,7 @@ class KeyBundles:
         self._collected: dict[int, Collected] = {}
 
     def take(self, node: str, posts: Sequence[Post]) -> str:
-        """Add a node's bundle, and send on the keys that it completes. Keys of other nodes' workers are ignored.
+        """Add a node's bundle, and forward the keys that it completes. Keys of other nodes' workers are ignored.
 
         Returns:
             The error in the bundle, or "".
@@ -108,7 +108,7 @@ class KeyBundles:
         return ""
 
     def owing(self, plan: GenerationPlan) -> list[str]:
-        """Return the members for whose keys all others wait. If no member has posted, that is not meaningful: none."""
+        """Return the members that have not posted their keys, or none of them if no member has posted yet."""
         collected = self._collected.get(plan.generation)
         if collected is None or collected.complete:
             return []

@@ -1,4 +1,4 @@
-"""Announces the steps that all members have applied, and what recoveries have cost."""
+"""Announces the steps that all members have applied, and the costs of recoveries."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from holdfast.protocol.state import source_kind
 #: The most steps announced in one transaction, since a record holds all events of its transaction. After a long outage,
 #: thousands of steps are due. Steps with large logs count as several.
 AT_ONCE = 2048
-#: Nodes are told which steps they need not keep, every `SELDOM` heartbeats. That is less often if more than
-#: `TOLD_AT_ONCE` nodes per heartbeat would be told.
+#: Every `SELDOM` heartbeats, all nodes receive the newest committed step, so that they can drop older ones. In a large
+#: job this happens less often: at most `TOLD_AT_ONCE` nodes per heartbeat, on average.
 SELDOM, TOLD_AT_ONCE = 4.0, 16
 
 
@@ -47,7 +47,7 @@ class Progress:
         self.costs = MeasuredCosts(transaction)
         #: the recovery that a swap ended after a single step, until its costs are announced
         self._swapped_away: RecoveryCost | None = None
-        #: The costs of joining of the nodes that will take over others' ranks: seconds besides a step's own, and bytes.
+        #: the cost of joining of each node that will replace a draining one: seconds without the step, and bytes
         self._beside: dict[str, tuple[float, int]] = {}
         #: the cost of a layout change, until it is announced
         self._layout_cost: tuple[float, int] | None = None
@@ -58,7 +58,11 @@ class Progress:
         self._known_at = 0.0
 
     def begin(self, now: float, *, first: bool) -> None:
-        """Start a coordinator's term; `first`: the job starts, too."""
+        """Find out when the job was last known to be at its step, at the start of a coordinator's term.
+
+        Args:
+            first: Whether the job starts, too.
+        """
         position, decision = self._transaction.position, self._transaction.record.decision
         back = decision is not None and decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
         if first:
@@ -70,7 +74,7 @@ class Progress:
             self._known_at = position.step_time if known else 0.0
 
     def since_known(self, now: float) -> float:
-        """Return the seconds since the job was last known to be at the ledger's step, or infinity if that is unknown."""
+        """Return the seconds since the job was known to be at the ledger's step, or infinity if unknown."""
         return max(0.0, now - self._known_at) if self._known_at else math.inf
 
     @property
@@ -106,7 +110,11 @@ class Progress:
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
-        """Announce some of the steps that these workers have applied, if there are too many for one record."""
+        """Announce some of the steps that these workers have applied, if there are too many for one record.
+
+        Returns:
+            Whether any were announced.
+        """
         reached = self.ledger.slowest(workers)
         if not self.ledger.more_than(AT_ONCE, up_to=reached):
             return False
@@ -128,16 +136,19 @@ class Progress:
         return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def tell(self, every_s: float) -> None:
-        """Let the agents forget the steps that are in the journal.
+        """Send the newest committed step to the agents, so that they drop the steps that are in the journal.
 
-        Not at every step, as it costs a record and messages.
+        This costs a write of the record and messages, so it is not done at every step.
+
+        Args:
+            every_s: The interval of heartbeats in seconds.
         """
         transaction = self._transaction
         seldom_s = every_s * max(SELDOM, len(transaction.members.nodes) / TOLD_AT_ONCE)
         if self.ledger.committed == self._told or transaction.now < self._told_at + seldom_s:
             return
         self._told, self._told_at = self.ledger.committed, transaction.now
-        # The record stores what the agents no longer keep, even if the journal is lost.
+        # Write the record first: it must know the steps that the agents drop, even if the journal is lost.
         transaction.change()
         here = (node.connection for node in transaction.members.nodes.values())
         transaction.broadcast(here, Committed(term=transaction.record.term, step=self._told))
@@ -184,7 +195,12 @@ class Progress:
         decision: Decision,
         salvaged: tuple[int | None, int | None],
     ) -> None:
-        """Record the decision that leads to this plan. `salvaged`: the micro-batches that were kept, and repeated."""
+        """Record the decision that leads to this plan.
+
+        Args:
+            before: The previous plan, if any.
+            salvaged: The number of micro-batches that were kept, and the number that are repeated; None if unknown.
+        """
         self._follow(plan)
         recovery = self.recovery
         if recovery is None:
@@ -259,7 +275,11 @@ class Progress:
         self.costs.forget_steps()
 
     def layout_cost(self, since: float) -> tuple[float, int]:
-        """Return the cost of the last layout change: the time without a committed step, and the bytes moved."""
+        """Return the cost of the last layout change: the seconds without a committed step, and the bytes moved.
+
+        Args:
+            since: When the change began, if its cost was not measured.
+        """
         cost, self._layout_cost = self._layout_cost, None
         return cost if cost is not None else (max(0.0, self.committed_at - since), 0)
 

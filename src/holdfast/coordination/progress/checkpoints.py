@@ -26,7 +26,7 @@ from holdfast.protocol.record import KnownCheckpoint
 
 #: the number of kept checkpoints: the newest, and one more in case the newest gets damaged
 KEPT = 2
-#: the most checkpoints whose parts are awaited at the same time
+#: the most unsealed checkpoints at the same time
 _OPEN = 8
 #: the most nodes that an event names
 _NAMED_NODES = 16
@@ -56,7 +56,7 @@ class _Open:
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes whose workers have written a part."""
+        """The nodes on which a part was written."""
         return list(dict.fromkeys(node_of(part.worker) for part in self.parts.values()))
 
 
@@ -80,9 +80,9 @@ class CheckpointBook:
         self._failed = 0
         #: a checkpoint of a step after this one was requested; None: no request
         self._wanted: int | None = None
-        #: the generation whose first member was told of the request
+        #: the generation in which the first member received the request
         self._asked = 0
-        #: when all workers were told to save because a save was due
+        #: when a save was last requested because the period had passed
         self._asked_at = 0.0
         #: the value of `_prior_s`, and the generation and failure rate for which it was computed
         self._prior, self._prior_of = PRIOR_S, (0, 0.0)
@@ -135,7 +135,7 @@ class CheckpointBook:
 
     @property
     def _prior_s(self) -> float:
-        """The seconds in which one save is expected to be needed, from the failure rate of the pool's nodes, if known."""
+        """The seconds in which one save is expected to be needed, from the failure rate of the nodes if known."""
         record = self._transaction.record
         plan, rate = record.plan, record.held.failure_rate if record.held is not None else 0.0
         if plan is None or not rate:
@@ -162,7 +162,7 @@ class CheckpointBook:
         self._transaction.order(plan.workers[0], AskCheckpoint(if_free=True))
 
     def note_left_out(self, steps: Sequence[int]) -> None:
-        """Report that checkpoints become less frequent: none is begun after these steps, although one is due.
+        """Report that checkpoints become less frequent: none was begun after these steps, although one was due.
 
         The report is repeated each time the number of left out checkpoints has doubled.
         """
@@ -184,7 +184,7 @@ class CheckpointBook:
         )
 
     def _writing_nodes(self, plan: GenerationPlan) -> tuple[str, ...]:
-        """Return the nodes whose parts of the oldest unfinished checkpoint are missing, or all nodes if unknown."""
+        """Return the nodes that still write the oldest unfinished checkpoint, or all nodes if unknown."""
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             missing = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
             if missing and name.generation == plan.generation:
@@ -201,7 +201,7 @@ class CheckpointBook:
         return name.step <= self._newest
 
     def want(self, committed: int) -> None:
-        """Request a checkpoint of a step after this one, for a user. Each later generation is asked once, too.
+        """Request a checkpoint of a step after this one, for a user. The request is repeated once in each generation.
 
         Raises:
             BadInputError: The job keeps no checkpoints.
@@ -211,7 +211,11 @@ class CheckpointBook:
         self._wanted, self._asked = committed, 0
 
     def rolled_back(self, *, to_snapshot: bool) -> None:
-        """Drop all unsealed checkpoints after a rollback. `to_snapshot`: it did not need a checkpoint."""
+        """Drop all unsealed checkpoints after a rollback.
+
+        Args:
+            to_snapshot: Whether a snapshot was restored, so that no checkpoint was needed.
+        """
         self._left_out = 0
         if not to_snapshot:
             self._transaction.change(saving=gone_back(self._transaction.record.saving))
@@ -238,7 +242,7 @@ class CheckpointBook:
         if message.parts == one.count:
             one.parts[message.part] = message
         while len(self._open) > _OPEN:
-            # The oldest may only lack the part of a slow node. If newer ones replaced it, none would ever be complete.
+            # The oldest may lack only the part of a slow node. If newer ones replaced it, none would ever be complete.
             self._drop(min(other for other in self._open if other != self._first))
 
     def _seal(self, name: CheckpointName, one: _Open) -> None:
@@ -288,20 +292,21 @@ class CheckpointBook:
         self._drop(name, node)
 
     def _is_overtaken(self, name: CheckpointName) -> bool:
-        """Return whether a newer checkpoint counts, or has all its parts: an older one is no longer of use."""
+        """Return whether a newer checkpoint counts or is being sealed, so that an older one has no use."""
         sealing = any(one.sealer and other > name for other, one in self._open.items())
         return sealing or self._passed_over(name)
 
     def _may_be_removed(self, name: CheckpointName) -> bool:
-        """Return whether one of a later generation is being sealed: its sealer removes unsealed ones of earlier ones.
+        """Return whether a checkpoint of a later generation is being sealed, so that `name` may be removed.
 
-        It may have listed the folders before `name` was sealed, and remove it afterwards.
+        The sealer removes unsealed checkpoints of earlier generations. It may have listed the folders before `name` was
+        sealed, and remove it afterwards.
         """
         later = [other for other, one in self._open.items() if one.sealer]
         return any((other.term, other.generation) > (name.term, name.generation) for other in later)
 
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
-        """Drop a checkpoint that will never count: release the waiting workers, and let it be removed."""
+        """Drop a checkpoint that will never count: release the waiting workers, and order its removal."""
         one = self._open.pop(name, None)
         # A later coordinator, which does not know of this, may still receive the report that it was sealed.
         if one is not None and one.sealer:
@@ -354,7 +359,7 @@ class CheckpointBook:
             self._prune([node], superseded)
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
-        """Remove a checkpoint that cannot be read from those that count; return whether it was one of them."""
+        """Stop counting a checkpoint that cannot be read; return whether it counted."""
         transaction = self._transaction
         remaining = tuple(known for known in transaction.record.checkpoints if known.name != message.name)
         if len(remaining) == len(transaction.record.checkpoints):
@@ -362,7 +367,7 @@ class CheckpointBook:
         superseded = (*transaction.record.superseded, message.name)[-MAX_PRUNED:]
         transaction.change(checkpoints=remaining, unreadable=transaction.record.unreadable + 1, superseded=superseded)
         transaction.emit(CheckpointRejected, name=message.name, why=message.why)
-        # All nodes, even those that could read it, must save its step again.
+        # All nodes must save its step again, even the ones that could read it.
         for node in transaction.members.nodes:
             transaction.order_node(
                 node, PruneCheckpoints(term=transaction.record.term, names=(message.name,), remove=False)
@@ -370,9 +375,7 @@ class CheckpointBook:
         return True
 
     def remind(self, node: str) -> None:
-        """Repeat the order about unreadable checkpoints to a node that has reconnected; the first one may have been
-        lost.
-        """
+        """Repeat the order about unreadable checkpoints to a reconnected node, which may have missed the first."""
         record = self._transaction.record
         if record.unreadable and record.superseded:
             self._transaction.order_node(
@@ -385,10 +388,10 @@ class CheckpointBook:
         return known and on_lineage(record, message)
 
     def _prune(self, nodes: Iterable[str], names: tuple[str, ...]) -> None:
-        """Let the first of these nodes remove checkpoints; tell the others that they do not count.
+        """Order the first of these nodes to remove checkpoints, and inform the others that they do not count.
 
         Checkpoints that count are never removed, even if late reports about them arrive. An unreadable one is kept
-        while there is no other: an expert may recover something from it.
+        until there is another: a human may recover something from it.
         """
         record = self._transaction.record
         stays = {known.name for known in record.checkpoints} or {*record.superseded} - {*self._void}

@@ -1,4 +1,4 @@
-"""Measured costs of steps, recoveries and migrations, from which the costs of the next ones are predicted."""
+"""Measures the costs of steps, recoveries and migrations, and predicts the next ones from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_BANDWIDTH = 1e9
 #: The least pause of a switch besides its transfers. The pause is measured as a difference of two step times and may
 #: come out as 0; then every trifle would justify a switch.
 LEAST_PAUSE_S = 0.1
-#: the same for a rebalance, whose transfers overlap its first step; until one was measured, it counts as any switch
+#: The same for a rebalance: its transfers overlap its first step. Until one was measured, it counts as any switch.
 LEAST_REBALANCE_S = 0.02
 #: smaller transfers measure the latency
 _LEAST_BYTES = 1 << 20

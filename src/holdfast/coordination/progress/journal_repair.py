@@ -1,4 +1,4 @@
-"""Finds the events that a journal has lost, for example in a power failure, although the record knows of them."""
+"""Finds events that the record knows but the journal has lost, for example in a power failure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from holdfast.protocol.record import Record
 def missing_events(record: Record, tail: Position) -> list[AnyEvent]:
     """Return the events to append to a journal that ends at `tail`, so that it continues from the record.
 
-    The record contains all events of its last transition. A single `journal_repaired` replaces those that are missing
-    before them. None of this is guessed: agents forget only steps that the record knows, so they report all later steps
-    again.
+    The record contains all events of its last transition. A single `journal_repaired` replaces earlier missing ones.
+    No step is lost: agents drop only steps that the record knows, so they report all later steps again.
     """
     out: list[AnyEvent] = []
     known = record.position

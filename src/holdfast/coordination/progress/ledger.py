@@ -75,7 +75,7 @@ class StepLedger:
         `passed` has the known results of later steps, in case their witnesses are dead.
         """
         self.committed = committed
-        #: the newest step that a roll-back undid: who has not heard of that yet may still tell of it
+        #: the newest step that a rollback has undone; workers that do not know of the rollback may still report it
         self._undone = 0
         self._standings = Standings(committed)
         #: the generation with the counted members, and the step that all of them have provably applied
@@ -140,7 +140,11 @@ class StepLedger:
         self.prove(kept.step, kept.generation)
 
     def give_up_to(self, step: int, global_batch: int) -> None:
-        """Record that a node no longer has the results of the steps up to this one. Other nodes may still have them."""
+        """Record that a node no longer has the results of the steps up to this one; other nodes may have them.
+
+        Args:
+            global_batch: The number of samples of each such step.
+        """
         self._given_up, self._samples = max(self._given_up, step), global_batch
 
     def _learn(self, step: int, news: _Pending, state_hash: str) -> None:
@@ -163,7 +167,7 @@ class StepLedger:
         known.paused_s = max(known.paused_s, news.paused_s)
 
     def diverged(self) -> str:
-        """Return a message about the nodes whose states differ, once all members have reported, or "" if none differ."""
+        """Return a message that names the nodes with differing states, once all members have reported, or ""."""
         known = self._steps.get(self.differing)
         if known is None:
             return ""
@@ -178,7 +182,7 @@ class StepLedger:
         where = ", ".join(sorted(suspects))
         return (
             f"step {self.differing}: the state of {where} {what}. The likely cause is the script, if it changes state "
-            "on one worker alone or keeps some outside the model, the optimizer's state_dict() and extra. Otherwise  "
+            "on one worker alone or keeps some outside the model, the optimizer's state_dict() and extra. Otherwise, "
             "test the memory and the accelerators of these nodes"
         )
 
@@ -218,10 +222,10 @@ class StepLedger:
         return self._standings.of(worker)
 
     def hear(self, reports: Collection[Report], global_batch: int) -> None:
-        """Learn the positions of all members, and fill in steps that passed although all their witnesses are dead.
+        """Record the steps of all members, and fill in steps that passed although all their witnesses are dead.
 
-        Call it when all messages of all members have arrived, so that missing results are lost. A report contains the
-        result of its last step. Of earlier steps only the number of samples is certain; their loss is NaN.
+        Call it once all messages of all members have arrived: a result that is still missing is lost. A report contains
+        the result of its last step. Of earlier steps only the number of samples is certain; their loss is NaN.
         """
         top = 0
         for report in reports:
@@ -248,7 +252,10 @@ class StepLedger:
         return self._standings.all_there
 
     def undo_after(self, step: int) -> None:
-        """Undo the steps after `step`, as decided: workers that alone applied one are expelled, and its result is void."""
+        """Undo the steps after `step`, as decided: their results are void.
+
+        A worker that alone applied one of them is expelled.
+        """
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
         self.differing = self.differing if self.differing <= step else 0
         self._given_up = min(self._given_up, step)

@@ -1,8 +1,8 @@
 """The loads of the experts, from which placements are computed.
 
-Each report is complete: the weighted sums over all steps so far, which every worker has and rank 0 reports. So loads
-are not stored: the agents keep the newest report and send it to a restarted coordinator. On the wire, loads are one
-blob: tokens per step as little-endian 32-bit floats, layer by layer.
+Each report is complete: it contains weighted sums over all steps so far. Every worker has them, and rank 0 reports
+them. So the coordinator does not store loads: agents keep the newest report and send it to a restarted coordinator. On
+the wire, loads are one blob: tokens per step as little-endian 32-bit floats, layer by layer.
 
 Axes: L layers, E experts.
 """

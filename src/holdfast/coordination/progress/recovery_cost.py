@@ -18,7 +18,7 @@ SAVE = "save"
 
 @dataclass(frozen=True, slots=True)
 class TakenPlace:
-    """Whose place somebody has taken; `reason`: failure, drain, move; `why` it is this one who has."""
+    """A rank that one node has taken over from another."""
 
     #: the node that had it before
     whose: str

@@ -12,17 +12,13 @@ from dataclasses import dataclass
 
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 
-#: the usual way is kept unless another saves at least this much
+#: the standby joins later only if that saves at least this many seconds of training
 LEAST_GAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesLost:
-    """What was lost: `lost` of `nodes`.
-
-    `copies`: on how many of the nodes that are left each part of the state lives at least. `back_s`: what would have to
-    be done again if those were lost, too. `experts`: nobody computes before all of them are there.
-    """
+    """The extent of a loss of nodes."""
 
     #: the number of nodes before the loss
     nodes: int
@@ -38,7 +34,7 @@ class NodesLost:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Whether a standby takes the place at once, and why."""
+    """Whether a standby takes over a rank at once, and why."""
 
     at_once: bool
     why: str

@@ -1,10 +1,10 @@
 """The period of checkpoints of a job without a configured one: it minimizes the time lost to saves and rollbacks.
 
-A save costs the time that training stood still for the copy, or by which steps were slower while it was written,
-whichever is more. A save is needed when the job rolls back to one. That rate is estimated from this run, with a prior
-of one rollback in one day. So a job that has just started is saved neither all the time nor hardly ever. If a pool
-measures the failure rate of its nodes, the prior is shorter if a job of this size, and with this many copies of its
-experts, would roll back more often.
+The cost of a save is the longer of two times: training stood still for the copy, or steps were slower while it was
+written. The rate of rollbacks to a save is estimated from this run, with a prior of one rollback a day. So a job that
+has just started saves neither too often nor too rarely. If the job is in a pool that measures the failure rate of its
+nodes, the prior interval becomes shorter if a job of this size, with this many copies of its experts, would roll back
+more often.
 """
 
 from __future__ import annotations

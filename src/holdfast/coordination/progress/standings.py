@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Standings:
-    """The newest step whose state each worker is known to have.
+    """The newest step that each worker is known to have applied.
 
     `record_step` takes constant time per worker, however many members there are.
     """
@@ -77,7 +77,7 @@ class Standings:
         self._behind += self._at[self._step]
 
     def go_back(self, step: int) -> None:
-        """Forget the workers that were beyond `step`, because their state is void until they receive that of `step`."""
+        """Forget the workers that were beyond `step`: their state is void until they receive that of `step`."""
         self._of = {worker: known for worker, known in self._of.items() if known <= step}
         self._count()
 

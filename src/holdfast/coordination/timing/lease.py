@@ -18,11 +18,7 @@ def least_lease_s(lease_s: float, beat_s: float) -> float:
 
 @dataclass(slots=True)
 class LearntLease:
-    """Of one node, looked at with every tick; times in seconds. Nothing is learnt before the first window is over.
-
-    word: when the newest word came that was looked at. began: this window. longest_s: the longest gap in it;
-    before_s: in the one before.
-    """
+    """The learned lease of one node. It is infinite until the first window is over."""
 
     #: when the newest message arrived that was counted, in seconds
     word: float

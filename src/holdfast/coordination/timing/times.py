@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.coordination.timing.reading import Total
 from holdfast.protocol.messages.progress import Activity
 
-#: Unicron 4.1
+#: multiples of the mean, from Unicron 4.1
 FAILURE = 3.0
 WARNING = 1.1
 #: a process that is ready to run may have to wait about this long for a core
@@ -22,10 +22,10 @@ FLOOR_S = 0.2
 STEPS_LONGER = 1.5
 #: the number of durations from which limits apply; the first ones compile, allocate and connect
 WARM_UP = 3
-#: Until then, a worker is late only if it takes far longer than others at the same activity, and not before this many
+#: Before that, a worker is late only if it takes far longer than others at the same activity, and not before this many
 #: seconds. That is longer than building any group takes (`build_gloo`).
 UNKNOWN_S = 30.0
-#: Until then, the network is suspected after all members have waited for each other for this many seconds. The first
+#: Before that, the network is suspected after all members have waited for each other for this many seconds. The first
 #: operations of a large model take long.
 TOGETHER_S = 120.0
 #: a mean covers about this many of the newest durations
@@ -45,7 +45,7 @@ UNEVEN = frozenset(
 )
 #: the limit of these activities, in multiples of the longest duration
 LONGEST = 2.0
-#: The factor for limits taken from other world sizes, whose shares and partners differ.
+#: the factor for a limit taken from another world size, since shares and partners differ
 OTHER_WORLD = 2.0
 #: Activities that are never late: they last until another worker acts, or until the process ends.
 ENDLESS = frozenset({Activity.STARTING, Activity.AWAITING, Activity.FINISHED, Activity.ENDING, Activity.WARMING})
@@ -115,7 +115,7 @@ class Times:
         return mean.mean_s if mean is not None and mean.warm else None
 
     def limit_s(self, activity: Activity, world: int) -> float | None:
-        """Return how long an activity may last in a world of this size, or None if there is no limit yet."""
+        """Return how long an activity may last in a world of this size, or None if the limit is unknown or infinite."""
         if activity in ENDLESS:
             return None
         mean = self._means.get((activity, world))
