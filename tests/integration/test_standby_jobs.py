@@ -43,7 +43,7 @@ def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> Non
     job.signal_node("node-1")
     begun = job.wait(GenerationStarted, reason="replace")
     assert begun.members == tuple("standby-0" if name == "node-1" else name for name in before)
-    assert job.wait(Recovered, action="replace").why.startswith("a standby that takes the place at once costs ")
+    assert job.wait(Recovered, action="replace").why.startswith("a standby that takes over at once costs ")
     moved = job.wait(NodeMoved)
     assert (moved.from_node, moved.to_node, moved.moved_bytes > 0) == ("node-1", "standby-0", True)
     job.wait(StandbyReady, node="standby-1")  # Another standby was started.

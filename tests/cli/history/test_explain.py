@@ -149,7 +149,7 @@ def test_bad_input(words: tuple[str, ...], complaint: str, file: Path) -> None:
 
 def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
     event = made("step_committed", 1.0, seq=2, step=1, samples=8, world_size=2, step_s=1.0)
-    told = Explanation(event=event, action="replace", chosen="a standby that takes the place at once costs 0.00 s")
+    told = Explanation(event=event, action="replace", chosen="a standby that takes over at once costs 0.00 s")
     lines = list(explanation_lines(told))
     assert lines[1:3] == ["recovered by: replace; state, 0.0 MB moved", f"  {told.chosen}"]
 

@@ -33,7 +33,7 @@ def lost(*, nodes: int = 4, copies: int = 3, back_s: float = 0.0) -> NodesLost:
 def test_before_anything_was_measured_it_is_at_once() -> None:
     choice = choose(MeasuredCosts(), lost(), 0.0)
     assert choice.at_once
-    assert choice.why.endswith("(guesses)")
+    assert choice.why.endswith("(estimates)")
 
 
 def test_state_that_comes_while_the_step_is_done_again_costs_nothing() -> None:
@@ -96,7 +96,7 @@ def recovered(job: Job, *members: str) -> ev.Recovered:
 
 def test_the_event_says_why_a_standby_has_taken_the_place() -> None:
     event = recovered(beside(), "n0", "s0", "n2", "n3")
-    assert (event.action, event.why.startswith("a standby that takes the place at once costs")) == ("replace", True)
+    assert (event.action, event.why.startswith("a standby that takes over at once costs")) == ("replace", True)
 
 
 def test_the_event_says_why_it_has_not_and_it_joins_then() -> None:

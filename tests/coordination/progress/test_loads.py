@@ -25,7 +25,7 @@ def test_a_blob_says_what_went_into_it(values: list[float]) -> None:
 
 @pytest.mark.parametrize("tokens", [np.ones((2, 3)), np.full((2, 4), np.nan), -np.ones((2, 4)), np.ones((0, 4))])
 def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
-    with pytest.raises(ValueError, match="are no loads of 4 experts in 2 layers"):
+    with pytest.raises(ValueError, match="are not the loads of 4 experts in 2 layers"):
         decode_loads(encode_loads(tokens), SHAPE)
 
 
