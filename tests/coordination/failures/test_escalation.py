@@ -63,7 +63,7 @@ def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back(
         report_steps(job)
         job.connect(coming("n2", f"n2/0/{number}", host="rack7"))
     (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft) and event.reason == "quarantined"]
-    assert left.detail == "it has failed 2 times in 300 s, at last: connection_lost"
+    assert left.detail == "it has failed 2 times in 300 s, most recently: connection_lost"
     (refused,) = job.sent(msg.Refused)
     assert (refused.exit_code, refused.retry) == (EXIT_REFUSED, False)
     assert "node n2 is quarantined: it has failed 2 times" in refused.why

@@ -237,7 +237,7 @@ def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
     job = Units(nodes=2).begin()
     job.down(w("n0", 1))
     (failed,) = job.said(ev.FailureDetected)
-    assert failed.detail == "gone; worker 0 of its unit is replaced with it"
+    assert failed.detail == "gone; worker 0 of its replica group is replaced with it"
     assert job.machine.context.interruption.awaited(set()) == [w("n1", 0), w("n1", 1)], (
         "no worker waits for the other local rank"
     )

@@ -103,7 +103,7 @@ def test_where_the_one_that_was_named_is_lost_the_next_warm_one_takes_the_place(
     complete_move(job, "s1", 3)
     assert moved(job) == [("n1", "s1")]
     (event,) = [event for event in job.events if isinstance(event, ev.NodeMoved)]
-    assert event.detail == "standby s0, which was asked for, cannot have it"
+    assert event.detail == "standby s0, which was asked for, cannot replace it"
 
 
 def test_without_another_one_the_next_that_comes_is_waited_for_and_that_is_said() -> None:

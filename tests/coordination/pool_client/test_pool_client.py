@@ -264,7 +264,7 @@ def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, a
     assert (begun.members, begun.decision) == (("n1",), "start")
     (back,) = job.said(ev.RolledBack)
     assert back.to_step == 0
-    assert "no checkpoint is kept yet: the job begins anew" in back.why
+    assert "no checkpoint is kept yet: the job restarts from step 0" in back.why
     job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
     job.step(1, "n1", generation=begun.generation)
     job.step(2, "n1", generation=begun.generation)

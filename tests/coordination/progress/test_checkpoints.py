@@ -326,7 +326,7 @@ def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
     assert job.orders(msg.Begin)[w("n1")].decision == msg.Decision(kind=DecisionKind.START, applied=0)
     (back,) = job.said(ev.RolledBack)
     assert back.to_step == 0
-    assert "no checkpoint is kept yet: the job begins anew" in back.why
+    assert "no checkpoint is kept yet: the job restarts from step 0" in back.why
 
 
 def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:

@@ -167,7 +167,7 @@ def without_state(
         rollback = Decision(kind=DecisionKind.ROLLBACK, applied=newest.step, source=CheckpointSource(name=newest.name))
         return Verdict(decision=rollback, holders=(), why=f"{_names(lost)} have no live copy", lost=_names(lost))
     if committed == 0 or anew:
-        why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job begins anew"
+        why = f"{_names(lost)} have no live copy and no checkpoint is kept yet: the job restarts from step 0"
         start, first = Decision(kind=DecisionKind.START, applied=0), next(iter(whole_units(fresh, places)), ())
         return Verdict(decision=start, holders=first, why=why if committed else "", lost=_names(lost))
     what = f"{_names(lost)} of step {committed} have no live copy"

@@ -163,7 +163,7 @@ class Replacements:
         """Return why this standby replaces a leaving node."""
         if one.to == name:
             return "it was asked for"
-        gone = f"standby {one.to}, which was asked for, cannot have it; " if one.to else ""
+        gone = f"standby {one.to}, which was asked for, cannot replace it; " if one.to else ""
         return (gone + self._whence(one.node, name)).removesuffix("; ")
 
     def _may_come(self, name: str) -> bool:

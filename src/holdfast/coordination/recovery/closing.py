@@ -128,7 +128,7 @@ class Closing:
         if not self.under_way or self._transaction.now - self._since <= limit_s:
             return
         here = self._awaits and any(self._transaction.members.regular)
-        if here and self._goes_back(f"its workers did not come within {limit_s:g} s, and the job is to end"):
+        if here and self._goes_back(f"its workers did not come within {limit_s:g} s, and the job must end"):
             # The previous layout's workers get the same time.
             self._since = self._transaction.now
         else:

@@ -175,7 +175,7 @@ class Failures:
             self._is_the_machines(failure) or self._escalation.is_exhausted(Severity.NODE, tries)
         )
         if node is not None and beyond:
-            often = f"it has failed {tries} times in {WINDOW_S:.0f} s, at last: "
+            often = f"it has failed {tries} times in {WINDOW_S:.0f} s, most recently: "
             why = f"{'' if self._is_the_machines(failure) else often}{why or failure.kind}"
             transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=why, alone=True))
         elif node is not None and (failure.kind is FailureKind.HANG or failure.evidence.category == REPLICA_DIFFERS):
@@ -200,5 +200,5 @@ def _describe_mates(mates: Sequence[str]) -> str:
         return ""
     names = sorted({index_of(mate) for mate in mates})
     one = len(names) == 1
-    said = f"worker{'' if one else 's'} {', '.join(map(str, names))} of its unit {'is' if one else 'are'}"
+    said = f"worker{'' if one else 's'} {', '.join(map(str, names))} of its replica group {'is' if one else 'are'}"
     return f"; {said} replaced with it"
