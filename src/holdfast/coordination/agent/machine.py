@@ -32,7 +32,7 @@ from holdfast.coordination.agent.node_steps import NodeSteps
 from holdfast.coordination.agent.place import LocalRank, WrittenParts, first_replayed, last_replayed
 from holdfast.coordination.agent.posted_keys import PostedKeys
 from holdfast.coordination.agent.replay import split_to_fit, wrap_messages
-from holdfast.coordination.agent.replica_groups.forming import Units
+from holdfast.coordination.agent.replica_groups.forming import ReplicaGroups
 from holdfast.coordination.agent.restarts import Restarts
 from holdfast.coordination.collection.rendezvous import PostedTooMuchError
 from holdfast.coordination.hang_detection.watchdog import LateWatch
