@@ -262,7 +262,7 @@ class Progress:
             self.recovery.after_step = decision.applied
 
     def layout_stays(self) -> None:
-        """Undo `mark_layout_change`: the layout stays."""
+        """Undo `puts_away`: the layout stays."""
         if self.recovery is not None and self.recovery.action == LAYOUT:
             self.recovery.action, self.recovery.restart = "retry", False
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class Standings:
     """The newest step that each worker is known to have applied.
 
-    `record_step` takes constant time per worker, however many members there are.
+    `note` takes constant time per worker, however many members there are.
     """
 
     def __init__(self, step: int) -> None:
