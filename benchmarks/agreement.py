@@ -13,7 +13,7 @@ import statistics
 import time
 from multiprocessing.connection import Connection
 
-from holdfast.control.link.replica_group.page import ProposalPage, Proposals
+from holdfast.control.link.replica_group.page import MappedProposals, ProposalPage
 from holdfast.protocol.layouts.proposals import Proposal
 
 FORK = multiprocessing.get_context("fork")
@@ -45,7 +45,7 @@ def measure(places: int, agreements: int, apart_s: float) -> tuple[list[float], 
     path = page.path
 
     def run(place: int, pipe: Connection) -> None:
-        proposals, spent = Proposals(path, place=place, places=places), 0.0
+        proposals, spent = MappedProposals(path, place=place, places=places), 0.0
         while (step := pipe.recv()) >= 0:
             if apart_s:
                 time.sleep(apart_s * ((place + step) % places) / places)

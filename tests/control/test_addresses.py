@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from holdfast.control import addresses
-from holdfast.control.addresses import advertised_address, is_beside
+from holdfast.control.addresses import advertised_address, is_on_this_host
 
 
 def listener(host: str) -> socket.socket:
@@ -18,7 +18,7 @@ def test_a_server_on_the_loopback_address_alone_is_reached_from_there() -> None:
     with listener("127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert advertised_address(url) == "127.0.0.1"
-        assert is_beside(url)
+        assert is_on_this_host(url)
 
 
 def test_a_server_that_others_can_reach_is_told_an_address_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,11 +28,11 @@ def test_a_server_that_others_can_reach_is_told_an_address_that_they_can_reach(m
     with listener("") as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert advertised_address(url) == "127.0.0.2"
-        assert is_beside(url)
+        assert is_on_this_host(url)
 
 
 def test_a_server_whose_name_leads_nowhere_is_not_beside() -> None:
-    assert not is_beside("http://no-such-host.invalid:7000")
+    assert not is_on_this_host("http://no-such-host.invalid:7000")
 
 
 def test_the_own_addresses_are_no_loopback_addresses() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.output_relay import MAX_LINE, TAIL_LINES, OutputRelay, Which, cut
+from holdfast.control.output_relay import MAX_LINE, TAIL_LINES, OutputRelay, Which, split_lines
 
 DEADLINE_S = 60.0
 W0, W1 = "n0/0/aa", "n0/1/bb"
@@ -46,7 +46,7 @@ def prints(relay: OutputRelay, worker: str, *lines: str, failed: bool | None = F
     for stream in streams:
         os.close(stream)
     if failed is not None:
-        relay.ended(worker, failed=failed)
+        relay.on_ended(worker, failed=failed)
 
 
 def test_lines_come_with_their_nodes_name_each_on_its_stream_and_in_a_file(
@@ -82,14 +82,14 @@ def test_of_rank_0_is_printed_what_it_printed_before_it_had_a_rank_too(
     streams = {worker: process(one, worker) for worker in (W0, W1)}
     for worker, (out, _) in streams.items():
         os.write(out, f"{worker} begins\n".encode())
-    one.knows(1, W1)
-    one.entered(1)
+    one.on_plan(1, W1)
+    one.on_generation(1)
     for worker, (out, _) in streams.items():
         os.write(out, f"{worker} trains\n".encode())
     for worker, both in streams.items():
         for stream in both:
             os.close(stream)
-        one.ended(worker, failed=False)
+        one.on_ended(worker, failed=False)
     one.close(DEADLINE_S)
     assert capfd.readouterr().out.splitlines() == ["[n0.1] n0/1/bb begins", "[n0.1] n0/1/bb trains"]
 
@@ -117,8 +117,8 @@ def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: Mak
     one._post(hold)
     assert reader.wait(DEADLINE_S)
     prints(one, W0, "late\n")
-    one.knows(1, W0)
-    one.entered(1)
+    one.on_plan(1, W0)
+    one.on_generation(1)
     held.set()
 
 
@@ -126,7 +126,7 @@ def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_fo
     one = OutputRelay("n0", str(tmp_path))
     one.open(W0)
     one.close(0.1)
-    one.ended(W0, failed=True)
+    one.on_ended(W0, failed=True)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_fo
     ],
 )
 def test_lines_are_cut_where_they_end(data: bytes, at_end: bool, lines: list[bytes]) -> None:
-    assert cut(data, at_end=at_end) == lines
+    assert split_lines(data, at_end=at_end) == lines
 
 
 def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
@@ -172,7 +172,7 @@ def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
             shown += capfd.readouterr().out
     os.close(out)
     os.close(err)
-    relay.ended(W0, failed=False)
+    relay.on_ended(W0, failed=False)
     relay.close(DEADLINE_S)
     assert lost == [(str(log), os.strerror(errno.ENOSPC))]
     missing = f"[holdfast: 2 lines are missing here: {os.strerror(errno.ENOSPC)}]"

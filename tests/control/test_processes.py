@@ -91,7 +91,7 @@ def test_a_handle_never_reaches_a_later_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     handle = ProcessHandle(child.pid)
-    assert handle.gone
+    assert handle.is_reaped
     handle.send_signal(signal.SIGKILL)
     handle.close()
 
@@ -130,7 +130,7 @@ def test_a_child_dies_with_its_parent() -> None:
     parent.wait()
     parent.stdout.close()
     handle = ProcessHandle(pid)
-    asyncio.run(asyncio.wait_for(handle.ended(), DEADLINE))
+    asyncio.run(asyncio.wait_for(handle.wait_ended(), DEADLINE))
     handle.close()
 
 

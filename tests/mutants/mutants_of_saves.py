@@ -144,7 +144,7 @@ SAVE_MUTANTS = (
         module="control.link.checkpoints.lanes",
         qualname="CheckpointLanes._lane_for",
         tests=("control/link/test_checkpoint_lanes.py",),
-        old="first if first.free else second",
+        old="first if first.is_free else second",
         new="first",
         why="the last save of a job would wait for one that is still being written",
     ),

@@ -35,7 +35,7 @@ def advertised_address(server: str) -> str:
     return next((address for address in _outer_addresses() if _accepts(address, port)), local)
 
 
-def is_beside(server: str) -> bool:
+def is_on_this_host(server: str) -> bool:
     """Return whether a server runs on this host: connections to it do not leave the host. False if it is not known."""
     try:
         local, peer = _route(*_place(server))

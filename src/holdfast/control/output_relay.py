@@ -140,15 +140,15 @@ class OutputRelay:
             self._reported.add(path)
             self._on_lost(path, error.strerror or str(error))
 
-    def knows(self, generation: int, leader: str) -> None:
+    def on_plan(self, generation: int, leader: str) -> None:
         """Handle the plan of a generation, in which `leader` has rank 0."""
         self._post(partial(self._on_plan, generation, leader))
 
-    def entered(self, generation: int) -> None:
+    def on_generation(self, generation: int) -> None:
         """Handle that a generation is in force."""
         self._post(partial(self._on_generation, generation))
 
-    def ended(self, worker: str, *, failed: bool) -> None:
+    def on_ended(self, worker: str, *, failed: bool) -> None:
         """Handle the end of a process. Its last output may still arrive."""
         self._post(partial(self._on_ended, worker, failed))
 
@@ -211,7 +211,7 @@ class OutputRelay:
     def _read(self, pipe: _Pipe) -> None:
         printer = pipe.printer
         data = os.read(pipe.source, _CHUNK)
-        *lines, pipe.rest = cut(pipe.rest + data, at_end=not data)
+        *lines, pipe.rest = split_lines(pipe.rest + data, at_end=not data)
         if printer.log is not None:
             self._write_log(printer.log, lines)
         if self._which == "all" or (self._which == "rank0" and self._leader == printer.worker):
@@ -262,7 +262,7 @@ def log_path(folder: str, node: str, place: int) -> str:
     return f"{folder}/{node}.{place}.log"
 
 
-def cut(data: bytes, *, at_end: bool) -> list[bytes]:
+def split_lines(data: bytes, *, at_end: bool) -> list[bytes]:
     """Cut data into lines with line ends. The last item is the unfinished line, or b"".
 
     A carriage return ends a line too, because progress bars write it.

@@ -36,7 +36,7 @@ class ZygoteResources(NamedTuple):
     lifeline: int
 
 
-class Loaded:
+class ImportedFiles:
     """The state of the files of all imported modules, and of the files that tell Python where to find modules."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Loaded:
         self._files = {file: _fingerprint(file) for file in files if isinstance(file, str)}
         self._path_files = _path_files()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether any file has changed, so that later imports may not match the earlier ones."""
         return self._path_files != _path_files() or any(
             _fingerprint(file) != before for file, before in self._files.items()
@@ -54,14 +54,14 @@ class Loaded:
 
 def serve(requests: socket.socket) -> ZygoteResources | None:
     """Fork zygotes on request. Return None when the socket is closed, and in a forked zygote its resources."""
-    loaded = Loaded()
+    loaded = ImportedFiles()
     with contextlib.suppress(ConnectionError):  # the requester has ended
         requests.send(READY)
         while True:
             data, descriptors, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, _DESCRIPTORS)
             if not data:
                 break
-            if loaded.changed():
+            if loaded.has_changed():
                 requests.send(CHANGED)
                 break
             if _fork_twice():

@@ -148,7 +148,7 @@ class ProcessHandle:
             self._fd = -1  # it has ended and was reaped already
 
     @property
-    def gone(self) -> bool:
+    def is_reaped(self) -> bool:
         """Whether the process was reaped, so that it can no longer be signalled."""
         return self._fd < 0
 
@@ -163,7 +163,7 @@ class ProcessHandle:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, number)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the process has ended. Its parent may not have reaped it yet."""
         if self._fd < 0:
             return
@@ -234,7 +234,7 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """Wait for its end, reap it, and return its exit code (negative for a signal)."""
-        await self._handle.ended()
+        await self._handle.wait_ended()
         return self.reap()
 
     def reap(self) -> int:

@@ -66,7 +66,7 @@ async def run_program(command: str, data: bytes = b"") -> None:
             env=for_workers(os.environ),
             start_new_session=True,
         )
-        complaints.begin()
+        complaints.start_reading()
         try:
             code = await process.wait()
         except BaseException:
@@ -95,7 +95,7 @@ class _Stderr:
         os.close(self._read_end)
         os.close(self.theirs)
 
-    def begin(self) -> None:
+    def start_reading(self) -> None:
         """Read whenever data arrives, so that the program is never blocked."""
         asyncio.get_running_loop().add_reader(self._read_end, self._read)
 

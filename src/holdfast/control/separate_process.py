@@ -24,7 +24,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Aside(Generic[Q, A]):
+class BackgroundSolver(Generic[Q, A]):
     """Answers one question at a time in a process.
 
     A new question ends the previous one. Use it within an event loop.
@@ -60,7 +60,7 @@ class Aside(Generic[Q, A]):
         self._log = log
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, question: Q) -> None:
+    def start(self, question: Q) -> None:
         """Answer this question from now on."""
         before, self._task = self._task, None
         self._task = asyncio.get_running_loop().create_task(self._replace(before, question))

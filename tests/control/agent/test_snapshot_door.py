@@ -15,7 +15,7 @@ from holdfast.control.agent.snapshots.fetching import SnapshotFetcher
 from holdfast.control.agent.snapshots.part_server import SnapshotServer
 from holdfast.control.link import wire as link_wire
 from holdfast.control.link.snapshots.files import DamagedPartError, PartWriter, StoredPart, part_path, read_body
-from holdfast.control.link.snapshots.reading import ANSWER, MAGIC, REQUEST, TAG, RemotePart, proof
+from holdfast.control.link.snapshots.reading import ANSWER, MAGIC, REQUEST, TAG, RemotePart, compute_proof
 from holdfast.control.link.wire import Wire
 from holdfast.protocol.messages.agent import WantedPart
 from holdfast.protocol.state import Keeper, SnapshotPart
@@ -148,7 +148,7 @@ def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
             connection, _ = listener.accept()
             wire, mine = Wire(connection), b"m" * 32
             nonces = wire.read(len(MAGIC) + 32)[len(MAGIC) :] + mine
-            wire.write(mine + proof(KEY, b"keeper", nonces))
+            wire.write(mine + compute_proof(KEY, b"keeper", nonces))
             (length,) = REQUEST.unpack(wire.read(REQUEST.size))
             wire.read(length + TAG)
             folder = tmp_path / "there"
@@ -156,7 +156,7 @@ def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
             write(folder, part())
             stored = StoredPart(part_path(folder, part()), "job")
             header = msgspec.msgpack.encode(stored.header)
-            wire.write(ANSWER.pack(len(header)), header, proof(KEY, b"header", nonces, header), stored.manifest)
+            wire.write(ANSWER.pack(len(header)), header, compute_proof(KEY, b"header", nonces, header), stored.manifest)
             stored.close()
             wire.read(ANSWER.size)
             served.set()

@@ -107,20 +107,20 @@ def test_once_it_is_lifted_everything_is_as_it_was(framework: Path, monkeypatch:
             monkeypatch.delitem(sys.modules, name)
     guard = TrainingGuard()
     guard.install()
-    assert TrainingGuard.installed() is guard
+    assert TrainingGuard.find_installed() is guard
     from lightning.pytorch.trainer import trainer  # pyright: ignore
 
     later = TrainingGuard()
     later.install()  # This guard finds the module already imported.
     with pytest.raises(BadInputError, match=r"lightning\.Trainer\.fit"):
         trainer.Trainer().fit("model", 1)
-    guard.lift()
-    guard.lift()
+    guard.remove()
+    guard.remove()
     with pytest.raises(BadInputError, match=r"lightning\.Trainer\.fit"):
         trainer.Trainer().fit("model", 1)
-    later.lift()
+    later.remove()
     assert trainer.Trainer().fit("model", epochs=3) == ("model", 3)
-    assert TrainingGuard.installed() is None
+    assert TrainingGuard.find_installed() is None
     for name in list(sys.modules):
         if name.partition(".")[0] == "lightning":
             del sys.modules[name]

@@ -45,7 +45,7 @@ def handed_on(alert: str, *events: ActionRequested, longest_s: float = 20.0, pat
     async def send_all() -> None:
         alerts = Alerts(alert, longest_s)
         for event in events:
-            alerts.tell(event)
+            alerts.enqueue(event)
         await alerts.close(patience_s)
 
     asyncio.run(send_all())

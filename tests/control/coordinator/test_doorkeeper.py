@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.control.coordinator.server import bind
-from holdfast.control.serving.connection_limits import ConnectionLimiter, Limits, check_room
+from holdfast.control.coordinator.server import open_listener
+from holdfast.control.serving.connection_limits import ConnectionLimiter, ConnectionLimits, check_room
 from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 
@@ -62,8 +62,8 @@ class Visitor:
 class Door:
     """A connection limiter, and a way to connect to it from any loopback address."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.listener = bind("127.0.0.1", 0)
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.listener = open_listener("127.0.0.1", 0)
         self.keeper = ConnectionLimiter(self.listener, Greeter, None, CountedLog(LOG, time.monotonic), limits)
         self._visitors: list[Visitor] = []
 
@@ -73,7 +73,7 @@ class Door:
         self._visitors.append(visitor)
         await visitor.greeted()
         if known:
-            self.keeper.known(visitor.address)
+            self.keeper.on_authenticated(visitor.address)
         return visitor
 
     def close(self) -> None:
@@ -84,9 +84,9 @@ class Door:
 
 def play(story: Callable[[Door], Awaitable[None]], **limits: float) -> None:
     async def run() -> None:
-        door = Door(Limits(**{"strangers": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
+        door = Door(ConnectionLimits(**{"strangers": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
         try:
-            with door.keeper.opened():
+            with door.keeper.accepting():
                 await asyncio.wait_for(story(door), DEADLINE_S)
         finally:
             door.close()
@@ -189,8 +189,8 @@ def test_a_place_that_was_left_is_free() -> None:
 
 def test_it_takes_nobody_once_it_is_closed() -> None:
     async def run() -> None:
-        door = Door(Limits())
-        with door.keeper.opened():
+        door = Door(ConnectionLimits())
+        with door.keeper.accepting():
             await door.come()
         with socket.create_connection(door.listener.getsockname()) as late:
             late.setblocking(False)

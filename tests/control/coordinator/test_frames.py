@@ -21,9 +21,9 @@ def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: 
     ends = {sum(map(len, whole[:number])) for number in range(len(whole) + 1)}
     data, at, follows = b"".join(whole), 0, FrameTracker()
     for cut in [*cuts, len(data)]:
-        follows.take(data[at : at + cut])
+        follows.process(data[at : at + cut])
         at = min(at + cut, len(data))
-        assert follows.between is (at in ends)
+        assert follows.is_between_frames is (at in ends)
 
 
 @given(st.binary(min_size=1, max_size=125))
@@ -55,10 +55,10 @@ def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[in
         while len(got) < size:
             count = min(len(buffer.room), size - len(got))
             buffer.room[:count] = came[len(got) : len(got) + count]
-            got += buffer.take(count)
+            got += buffer.get_data(count)
             reads += 1
         assert got == came
         assert reads <= 2 + size // LARGE_BYTES
         buffer.room[0] = 7
-        assert buffer.take(1) == b"\7"
+        assert buffer.get_data(1) == b"\7"
         assert len(buffer.room) == SMALL_BYTES, "a connection with little data must keep a small buffer"

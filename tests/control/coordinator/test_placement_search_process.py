@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.coordinator.placement_search_process import searcher as make_searcher
-from holdfast.control.separate_process import Aside
+from holdfast.control.coordinator.placement_search_process import make_searcher
+from holdfast.control.separate_process import BackgroundSolver
 from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
 from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.inputs import Planned
@@ -19,7 +19,7 @@ from holdfast.planning import Shortage
 from holdfast.protocol.plan import ExpertShape
 
 PATIENCE_S = 60.0
-Searcher = Aside[PlacementSearch, PlacementAnswer]
+Searcher = BackgroundSolver[PlacementSearch, PlacementAnswer]
 
 
 def search(generation: int = 1, *, within_s: float = PATIENCE_S) -> PlacementSearch:
@@ -80,7 +80,7 @@ async def process_of(searcher: Searcher, before: set[int]) -> int:
 
 def test_what_is_found_is_what_would_be_found_here() -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
-        searcher.begin(search())
+        searcher.start(search())
         assert await answers.get() == Planned(1, search().solve())
 
     play(story)
@@ -89,7 +89,7 @@ def test_what_is_found_is_what_would_be_found_here() -> None:
 def test_one_that_dies_has_found_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()
-        searcher.begin(search())
+        searcher.start(search())
         os.kill(await process_of(searcher, before), signal.SIGKILL)
         assert await answers.get() == Planned(1, None)
 
@@ -102,7 +102,7 @@ def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(cap
 
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()
-        searcher.begin(search(within_s=3.0))
+        searcher.start(search(within_s=3.0))
         stuck = await process_of(searcher, before)
         os.kill(stuck, signal.SIGSTOP)
         assert await answers.get() == Planned(1, None)
@@ -116,7 +116,7 @@ def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(cap
 def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         searcher.code = f"import os, sys; os.write(int(sys.argv[2]), b'{answer}')"
-        searcher.begin(search())
+        searcher.start(search())
         assert await answers.get() == Planned(1, None)
 
     play(story)
@@ -126,13 +126,13 @@ def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: 
 def test_one_that_never_ends_is_ended_by_the_next_and_at_the_end() -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()
-        searcher.begin(search(1))
+        searcher.start(search(1))
         stuck = await process_of(searcher, before)
         os.kill(stuck, signal.SIGSTOP)
-        searcher.begin(search(2))
+        searcher.start(search(2))
         assert (await answers.get()).generation == 2
         assert stuck not in children()
-        searcher.begin(search(3))
+        searcher.start(search(3))
         os.kill(await process_of(searcher, before), signal.SIGSTOP)
 
     play(story)

@@ -194,8 +194,8 @@ def test_a_stop_is_sent_without_waiting_for_an_acknowledgement(shared: Coordinat
     """Accepted connections have TCP_NODELAY set, as the kernel reports through the coordinator's descriptors."""
     code = (
         "import os, socket, sys\n"
-        "from holdfast.control.coordinator.server import bind\n"
-        "listener = bind('127.0.0.1', 0)\n"
+        "from holdfast.control.serving.listening import open_listener\n"
+        "listener = open_listener('127.0.0.1', 0)\n"
         "client = socket.create_connection(listener.getsockname())\n"
         "listener.setblocking(True)\n"
         "accepted = listener.accept()[0]\n"
@@ -347,11 +347,11 @@ class FakeSocket:
         self.sent: list[bytes] = []
         self.closed: list[tuple[int, str]] = []
         self.user: Any = None
-        self.stands = True
+        self.is_open = True
         self.reads = True
 
     @property
-    def writes(self) -> bool:
+    def is_writable(self) -> bool:
         return len(self.sent) < self.room
 
     def take_over(self, user: Any) -> None:
@@ -367,8 +367,8 @@ class FakeSocket:
         self.reads = True
 
     def abort(self) -> None:
-        self.stands = False
-        self.user.ended(1006)
+        self.is_open = False
+        self.user.on_closed(1006)
 
     async def close(self, code: int, reason: str) -> None:
         """Close with starlette's signature."""
@@ -385,18 +385,18 @@ class FakeShell:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def refused(self) -> None:
+    def count_refusal(self) -> None:
         self.story.append("refused")
 
-    async def add(self, number: int, connection: Any, message: Any) -> None:
+    async def add_connection(self, number: int, connection: Any, message: Any) -> None:
         self.story.append(("hello", number))
         self.connection = connection
 
-    def heard(self, number: int, message: Any) -> asyncio.Future[Any] | None:
+    def on_message(self, number: int, message: Any) -> asyncio.Future[Any] | None:
         self.story.append(message)
         return None if self.gate.is_set() else asyncio.ensure_future(self.gate.wait())
 
-    async def remove(self, number: int) -> None:
+    async def remove_connection(self, number: int) -> None:
         self.story.append(("gone", number))
 
 
@@ -411,7 +411,7 @@ def _connection(socket: FakeSocket, shell: FakeShell | None = None) -> AgentConn
 
 
 def _attend(shell: FakeShell, socket: FakeSocket, **limits: float) -> asyncio.Task[None]:
-    return asyncio.create_task(AgentChannel(shell, **limits).attend(socket, socket))  # type: ignore[arg-type]
+    return asyncio.create_task(AgentChannel(shell, **limits).serve_socket(socket, socket))  # type: ignore[arg-type]
 
 
 def test_messages_leave_in_order_and_the_close_comes_last() -> None:
@@ -449,7 +449,7 @@ def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_
             connection.send(part)
         socket.room = 1 << 20
         connection.on_writable()
-        assert socket.stands
+        assert socket.is_open
         assert socket.sent == [Framer()(part) for part in [*parts, b"stop"]]
 
     _run(main())
@@ -460,13 +460,13 @@ def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:
         socket, shell = FakeSocket(room=2), FakeShell()
         serving = _attend(shell, socket)
         await asyncio.sleep(0)
-        socket.user.received(msgspec.msgpack.encode(hello("slow")))
+        socket.user.on_message(msgspec.msgpack.encode(hello("slow")))
         while shell.connection is None:
             await asyncio.sleep(0)
         for _ in range(agent_channel.MAX_QUEUED_BYTES // MAX_MESSAGE_BYTES + 4):
             shell.connection.send(b"x" * MAX_MESSAGE_BYTES)
         await serving
-        assert (len(socket.sent), socket.stands) == (2, False)
+        assert (len(socket.sent), socket.is_open) == (2, False)
         return shell.story
 
     assert _run(main()) == [("hello", 1), ("gone", 1)]
@@ -483,7 +483,7 @@ def test_one_that_is_closed_and_does_not_read_its_last_word_is_not_waited_for(mo
         await serving
         return socket
 
-    assert not _run(main()).stands
+    assert not _run(main()).is_open
 
 
 def test_who_says_nothing_is_closed() -> None:
@@ -504,14 +504,14 @@ def test_what_comes_while_something_is_written_down_waits_and_nothing_more_is_re
         serving = _attend(shell, socket)
         await asyncio.sleep(0)
         beats = [Heartbeat(generation=1, applied=(step,)) for step in range(3)]
-        socket.user.received(msgspec.msgpack.encode(hello("n0")))
+        socket.user.on_message(msgspec.msgpack.encode(hello("n0")))
         assert socket.reads
         shell.gate.clear()
         for beat in beats:
-            socket.user.received(msgspec.msgpack.encode(beat))
+            socket.user.on_message(msgspec.msgpack.encode(beat))
         assert not socket.reads
-        socket.stands = False
-        socket.user.ended(1006)
+        socket.is_open = False
+        socket.user.on_closed(1006)
         while len(shell.story) < 2:
             await asyncio.sleep(0)
         assert shell.story == [("hello", 1), beats[0]]

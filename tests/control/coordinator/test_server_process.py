@@ -18,7 +18,7 @@ from server_bench import PATIENCE_S, CoordinatorProcess, EarlyEndError, attach, 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from holdfast.control.coordinator.server import bind, open_job_store
+from holdfast.control.coordinator.server import open_job_store, open_listener
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.registry import live_jobs
 from holdfast.control.store.interface import Store, StoreError
@@ -112,7 +112,7 @@ def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> N
 
 def test_what_can_be_no_hosts_name_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"cannot listen on the address a\.\.b"):
-        bind("a..b", 0)
+        open_listener("a..b", 0)
 
 
 @pytest.mark.parametrize(("takeover", "kind"), [(False, BadInputError), (True, StoreError)])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
-from holdfast.control.serving.machine_shell import MOST_AT_ONCE, Turns
+from holdfast.control.serving.machine_shell import MAX_INPUTS, TransactionLock
 from holdfast.control.store.interface import StoreAwayError, StoreError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.coordination.inputs import Disconnected, Input, Received, StoreBack, Tick
@@ -124,7 +124,7 @@ class Bench:
 
     def connect(self, number: int) -> FakeConnection:
         connection = FakeConnection()
-        self.run(self.shell.add(number, connection, HELLO))
+        self.run(self.shell.add_connection(number, connection, HELLO))
         return connection
 
     def does(self, *instructions: Instruction) -> None:
@@ -168,9 +168,9 @@ def test_the_journal_is_on_disk_before_a_record_that_counts_its_events_and_befor
 def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
     bench.connect(4)
     bench.time = 11.0
-    bench.run(bench.shell.remove(4))
-    bench.run(bench.shell.remove(4))
-    bench.run(bench.shell.remove(5))
+    bench.run(bench.shell.remove_connection(4))
+    bench.run(bench.shell.remove_connection(4))
+    bench.run(bench.shell.remove_connection(5))
     assert bench.machine.seen == [(Received(4, HELLO), 10.0), (Disconnected(4), 11.0)]
     assert bench.shell.connections == {}
 
@@ -206,7 +206,7 @@ def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
     assert bench.stored_term() == 9
     seen = len(bench.machine.seen)
     bench.run(bench.shell.feed(Tick()))
-    bench.run(bench.shell.remove(1))
+    bench.run(bench.shell.remove_connection(1))
     assert len(bench.machine.seen) == seen
     assert bench.connect(2).said == ["closed"]
     assert bench.failed[1:] == []
@@ -265,7 +265,7 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
         bench.store.gate.clear()
         first = asyncio.create_task(bench.shell.feed(Tick()))
         await _soon(lambda: connection.said == [1])
-        others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove(2))]
+        others = [asyncio.create_task(bench.shell.feed(Tick())), asyncio.create_task(bench.shell.remove_connection(2))]
         looked = asyncio.create_task(bench.shell.read_durable(lambda: list(connection.said)))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -283,15 +283,15 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
 
 def test_those_that_wait_for_a_write_are_written_down_at_once_and_told_after_it(bench: Bench) -> None:
     bench.run(bench.shell.start("http://h:1", 7))
-    waiting = range(2, 2 + MOST_AT_ONCE)
-    coming = {number: FakeConnection() for number in range(1, 3 + MOST_AT_ONCE)}
+    waiting = range(2, 2 + MAX_INPUTS)
+    coming = {number: FakeConnection() for number in range(1, 3 + MAX_INPUTS)}
     bench.machine.answers = [[Persist(_record(10 + n)), Emit(_event(1 + n)), _say(n, n)] for n in coming]
 
     async def main() -> None:
         writes: list[int] = []
         bench.store.gate.clear()
         before = bench.store.writes
-        adding = [asyncio.create_task(bench.shell.add(n, one, HELLO)) for n, one in coming.items()]
+        adding = [asyncio.create_task(bench.shell.add_connection(n, one, HELLO)) for n, one in coming.items()]
         while len(bench.machine.seen) < 1:
             await asyncio.sleep(0)
         assert not any(one.said for one in coming.values())
@@ -345,9 +345,9 @@ def test_where_something_breaks_nothing_is_told_of_those_that_were_handled_at_on
     async def main() -> list[bool | BaseException]:
         bench.store.gate.clear()
         feeding = [asyncio.create_task(bench.shell.feed(Tick())) for _ in range(2)]
-        feeding.append(asyncio.create_task(bench.shell.remove(1)))
+        feeding.append(asyncio.create_task(bench.shell.remove_connection(1)))
         late = FakeConnection()
-        feeding.append(asyncio.create_task(bench.shell.add(2, late, HELLO)))
+        feeding.append(asyncio.create_task(bench.shell.add_connection(2, late, HELLO)))
         while len(bench.machine.seen) < 2:
             await asyncio.sleep(0)
         if breaks == "the store":
@@ -502,10 +502,10 @@ def test_an_agent_s_message_is_handled_at_once_where_no_turn_is_under_way(bench:
     beats = [Heartbeat(generation=1, applied=(step,)) for step in range(4)]
 
     async def main() -> None:
-        assert bench.shell.heard(1, beats[0]) is None
+        assert bench.shell.on_message(1, beats[0]) is None
         assert connection.said == [1]
         bench.store.gate.clear()
-        left = [bench.shell.heard(1, beat) for beat in beats[1:3]]
+        left = [bench.shell.on_message(1, beat) for beat in beats[1:3]]
         cancelled = asyncio.create_task(bench.shell.feed(Tick()))
         await asyncio.sleep(0)
         cancelled.cancel()
@@ -513,7 +513,7 @@ def test_an_agent_s_message_is_handled_at_once_where_no_turn_is_under_way(bench:
         bench.store.gate.set()
         await asyncio.gather(*(one for one in left if one is not None))
         assert connection.said == [1, 2, 3]
-        assert bench.shell.heard(1, beats[3]) is None
+        assert bench.shell.on_message(1, beats[3]) is None
 
     bench.run(main())
     assert [event for event, _ in bench.machine.seen[seen:]] == [Received(1, beat) for beat in beats]
@@ -526,8 +526,8 @@ def test_what_breaks_while_an_agent_s_message_is_handled_stops_the_shell(bench: 
 
     async def main() -> None:
         with pytest.raises(JournalError):
-            bench.shell.heard(1, Heartbeat())
-        assert bench.shell.heard(1, Heartbeat()) is None
+            bench.shell.on_message(1, Heartbeat())
+        assert bench.shell.on_message(1, Heartbeat()) is None
 
     seen = len(bench.machine.seen)
     bench.run(main())
@@ -537,7 +537,7 @@ def test_what_breaks_while_an_agent_s_message_is_handled_stops_the_shell(bench: 
 
 def test_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
     async def main() -> list[int]:
-        turns, story = Turns(), list[int]()
+        turns, story = TransactionLock(), list[int]()
 
         async def one(number: int) -> None:
             async with turns:
@@ -545,15 +545,15 @@ def test_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
                 await asyncio.sleep(0)
                 story.append(number)
 
-        assert turns.take()
+        assert turns.try_acquire()
         tasks = [asyncio.create_task(one(number)) for number in range(4)]
         await asyncio.sleep(0)
         tasks[1].cancel()
-        turns.give()
+        turns.release()
         tasks[0].cancel()  # Its turn had already begun.
-        assert not turns.take()
+        assert not turns.try_acquire()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert turns.take()
+        assert turns.try_acquire()
         return story
 
     assert asyncio.run(main()) == [2, 2, 3, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from holdfast.control.launch.job_view import Standing
+from holdfast.control.launch.job_view import JobProgress
 from holdfast.protocol.checkpoints.directory import seal, write_file
 from holdfast.protocol.checkpoints.names import CheckpointName
 from holdfast.protocol.events import StepCommitted
@@ -23,49 +23,49 @@ def save(folder: Path, step: int) -> None:
     seal(storage, name, [write_file(storage, name.folder, "part", [b"12345"])])
 
 
-def standing_after(steps: int, saved: int = 0) -> Standing:
+def standing_after(steps: int, saved: int = 0) -> JobProgress:
     """Return the standing after this many steps, with one reported checkpoint."""
     known = KnownCheckpoint(step=saved, name=name_of(saved).folder, term=1, generation=1)
-    standing = Standing([known] if saved else [])
+    standing = JobProgress([known] if saved else [])
     event = StepCommitted(
         time=0.0, job="j", term=1, generation=1, step=steps, loss=None, samples=1, world_size=1, step_s=0.1
     )
-    standing.take(event)
+    standing.on_event(event)
     return standing
 
 
 def test_it_says_what_is_there(tmp_path: Path) -> None:
-    assert standing_after(5).line(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
-    assert Standing([]).line(str(tmp_path)) == "no step was done yet"
+    assert standing_after(5).describe(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
+    assert JobProgress([]).describe(str(tmp_path)) == "no step was done yet"
     save(tmp_path, 3)
     save(tmp_path, 5)
-    assert standing_after(5, 5).line(str(tmp_path)) == "step 5 is saved: the same command goes on from there"
-    assert standing_after(7, 5).line(str(tmp_path)).endswith("from there; 2 later steps are lost")
+    assert standing_after(5, 5).describe(str(tmp_path)) == "step 5 is saved: the same command goes on from there"
+    assert standing_after(7, 5).describe(str(tmp_path)).endswith("from there; 2 later steps are lost")
 
 
 def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save(tmp_path, 5)
     (tmp_path / name_of(5).folder / "part").write_bytes(b"12")
-    line = standing_after(5, 5).line(str(tmp_path))
+    line = standing_after(5, 5).describe(str(tmp_path))
     assert line == (
         f"step 5 was saved, and is in {tmp_path} no more; "
         "step 3 is saved: the same command goes on from there; 2 later steps are lost"
     )
     shutil.rmtree(tmp_path)
-    assert standing_after(5, 5).line(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
+    assert standing_after(5, 5).describe(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
 
 
 def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
-    line = standing_after(5, 5).line("nonsense://there/checkpoints")
+    line = standing_after(5, 5).describe("nonsense://there/checkpoints")
     assert line.startswith("step 5 was saved; what is there now cannot be seen in nonsense://there/checkpoints: ")
 
 
 def test_it_knows_whether_the_job_has_ended() -> None:
     """An agent that ends with its failed job, after being a standby, must not be reported as ended before it joined."""
-    standing = Standing([])
+    standing = JobProgress([])
     states: list[bool] = []
     for kind in ("job_started", "job_failed", "coordinator_restarted", "step_committed", "job_finished"):
-        standing.take(made(kind))
+        standing.on_event(made(kind))
         states.append(standing.over)
     assert states == [False, True, False, False, True]

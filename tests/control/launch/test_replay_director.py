@@ -30,7 +30,7 @@ class FakeLauncher:
 
     def _note(self, what: str) -> None:
         self.asked.append(((asyncio.get_running_loop().time() - self.begun) * SPEED, what))
-        self.patient.append(self.director.patient)
+        self.patient.append(self.director.waits_without_nodes)
 
     async def start_node(self, name: str) -> None:
         self._note(f"+{name}")
@@ -47,13 +47,13 @@ class FakeLauncher:
 def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
     async def run() -> None:
         director = TraceRun(window_of(parse_trace(TRACE), end=500), SPEED)
-        assert director.patient, "more nodes will come"
+        assert director.waits_without_nodes, "more nodes will come"
         launcher = FakeLauncher(director)
-        directing = asyncio.create_task(director.direct(cast(Launcher, launcher)))
+        directing = asyncio.create_task(director.run(cast(Launcher, launcher)))
         await asyncio.sleep(0)
         assert not launcher.asked, "the clock starts with the first step"
-        director.take(STEP)
-        director.take(made("step_committed", 51.0))
+        director.on_event(STEP)
+        director.on_event(made("step_committed", 51.0))
         assert director.ends == 50.5
         await directing
         assert [what for _, what in launcher.asked] == ["-b", "-a", "+a", "+c", "-c", "the trace is over"]
@@ -70,11 +70,11 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
 
     async def run() -> None:
         director = TraceRun(window_of(parse_trace(TRACE)), SPEED, since=100.0)
-        director.take(joined("b", 49.0, worker_pids=(os.getpid(),)))
-        director.take(STEP)
+        director.on_event(joined("b", 49.0, worker_pids=(os.getpid(),)))
+        director.on_event(STEP)
         assert director.started is None
-        director.take(made("step_committed", 101.0))
-        await director.direct(cast(Launcher, FakeLauncher(director)))
+        director.on_event(made("step_committed", 101.0))
+        await director.run(cast(Launcher, FakeLauncher(director)))
         assert director.started == 101.0
 
     asyncio.run(run())
@@ -86,11 +86,11 @@ def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
         code = "import time; time.sleep(100)"
         workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         old, new = (worker.pid for worker in workers)
-        director.take(joined("a", 40.0, worker_pids=(old,)))
-        director.take(made("workers_changed", 41.0, node="a", worker_pids=(new,)))
-        director.take(STEP)
+        director.on_event(joined("a", 40.0, worker_pids=(old,)))
+        director.on_event(made("workers_changed", 41.0, node="a", worker_pids=(new,)))
+        director.on_event(STEP)
         open_before = len(os.listdir("/proc/self/fd"))
-        await director.direct(cast(Launcher, FakeLauncher(director)))
+        await director.run(cast(Launcher, FakeLauncher(director)))
         assert workers[1].wait(30) == -9
         assert workers[0].poll() is None, "a process that no longer belongs to the node must not be killed"
         workers[0].kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.control.launch.job_view import Standing
+from holdfast.control.launch.job_view import JobProgress
 from holdfast.protocol.events import NodeLeft, NodesJoined
 from holdfast.protocol.plan import JoinedNode
 
@@ -17,9 +17,9 @@ def left(name: str, reason: str) -> NodeLeft:
 
 
 def test_nodes_are_those_that_have_joined_and_not_left() -> None:
-    standing = Standing(())
+    standing = JobProgress(())
     for event in (joined("node-0", 1), joined("far", 2), left("node-0", "drained")):
-        standing.take(event)
+        standing.on_event(event)
     assert standing.nodes == {"far"}
-    standing.take(left("far", "failed"))
+    standing.on_event(left("far", "failed"))
     assert not standing.nodes

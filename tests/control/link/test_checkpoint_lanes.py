@@ -66,7 +66,7 @@ class Lanes:
 def test_a_requested_save_is_written_and_sealed_next_to_a_slow_one(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     written = lanes.write(2)
-    lanes.lanes.obey(lanes.order(2, written))
+    lanes.lanes.execute(lanes.order(2, written))
     assert lanes.next(CheckpointKept).step == 2
     assert find_checkpoints(lanes.storage) == [name_of(2)]
     lanes.release.set()
@@ -77,15 +77,15 @@ def test_a_requested_save_is_written_and_sealed_next_to_a_slow_one(tmp_path: Pat
 def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_reported(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     written = lanes.write(2)
-    lanes.lanes.obey(lanes.order(2, written))
+    lanes.lanes.execute(lanes.order(2, written))
     lanes.next(CheckpointKept)
-    lanes.lanes.obey(lanes.order(2))
+    lanes.lanes.execute(lanes.order(2))
     lanes.release.set()
     assert lanes.done.wait(DEADLINE_S), "the files of the part must be removed from memory"
     lanes.lanes.close()
     assert lanes.messages.empty()
     assert not [path for path in lanes.left() if path.startswith(name_of(1).folder)]
-    assert lanes.lanes.free
+    assert lanes.lanes.is_free
 
 
 def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> Non
     lanes.lanes.write(PartToWrite(name=name_of(1), worker="n0/1/bb", files={"b": lambda: [b"x"], "c": lambda: [b"x"]}))
     (tmp_path / name_of(1).folder / "whole").write_bytes(b"the part of another node")
     written = lanes.write(2)
-    lanes.lanes.obey(lanes.order(2, written))
+    lanes.lanes.execute(lanes.order(2, written))
     lanes.next(CheckpointKept)
-    lanes.lanes.obey(lanes.order(2))
+    lanes.lanes.execute(lanes.order(2))
     lanes.release.set()
     lanes.lanes.close()
     assert lanes.messages.empty()
@@ -106,7 +106,7 @@ def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> Non
 def test_a_newer_part_that_does_not_count_yet_overtakes_none(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.write(2)
-    lanes.lanes.obey(lanes.order(1))
+    lanes.lanes.execute(lanes.order(1))
     lanes.release.set()
     assert lanes.next(CheckpointWritten).step == 1
     lanes.lanes.close()
@@ -125,7 +125,7 @@ def test_other_parts_of_the_same_checkpoint_wait_for_their_turn(tmp_path: Path) 
 def test_a_checkpoint_is_removed_after_its_part_was_written(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.write(2)
-    lanes.lanes.obey(PruneCheckpoints(term=1, names=(name_of(1).folder, name_of(2).folder)))
+    lanes.lanes.execute(PruneCheckpoints(term=1, names=(name_of(1).folder, name_of(2).folder)))
     lanes.release.set()
     lanes.next(CheckpointWritten)
     lanes.lanes.close()
@@ -134,8 +134,8 @@ def test_a_checkpoint_is_removed_after_its_part_was_written(tmp_path: Path) -> N
 
 def test_a_name_that_is_none_is_passed_over(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
-    lanes.lanes.obey(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc"))
-    lanes.lanes.obey(PruneCheckpoints(term=1, names=("../../etc",)))
+    lanes.lanes.execute(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc"))
+    lanes.lanes.execute(PruneCheckpoints(term=1, names=("../../etc",)))
     lanes.release.set()
     assert lanes.next(CheckpointWritten).step == 1
     lanes.lanes.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.link.checkpoints.spool import PartSpool, part_of
+from holdfast.control.link.checkpoints.spool import PartSpool, claim_part
 from holdfast.control.link.checkpoints.store import CheckpointStore, PartToWrite
 from holdfast.control.link.framing import PartHanded
 from holdfast.protocol.checkpoints.directory import find_checkpoints, seal
@@ -42,15 +42,15 @@ def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path)
     folder, records = tmp_path / "n0.parts", Records()
     folder.mkdir()
     spool = PartSpool(folder, WORKER, records.messages.put)
-    assert spool.free
+    assert spool.is_free
     spool.write(part())
     handed = records.next(PartHanded)
     assert (handed.part, handed.parts, handed.stall_s, handed.name) == (1, 2, 0.5, NAME.folder)
     spool.close()
-    assert not spool.free
-    taken = part_of(handed, folder)
-    assert not PartSpool(folder, "n0/1/bb", records.messages.put).free, "a follower must see this as well"
-    assert PartSpool(folder, "n0/0/cc", records.messages.put).free
+    assert not spool.is_free
+    taken = claim_part(handed, folder)
+    assert not PartSpool(folder, "n0/1/bb", records.messages.put).is_free, "a follower must see this as well"
+    assert PartSpool(folder, "n0/0/cc", records.messages.put).is_free
     storage = LocalStorage(tmp_path / "kept")
     store = CheckpointStore(storage, records.messages.put, worker="n0/0/0")
     store.write(taken)
@@ -67,7 +67,7 @@ def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path)
 def test_what_a_worker_has_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / "writing-1-x").mkdir()
     (tmp_path / "writing-0-x").mkdir()
-    assert PartSpool(tmp_path, WORKER, print).free
+    assert PartSpool(tmp_path, WORKER, print).is_free
     assert [path.name for path in tmp_path.iterdir()] == ["writing-0-x"]
 
 
@@ -77,10 +77,10 @@ def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
     spool.write(part())
     handed = records.next(PartHanded)
     spool.close()
-    assert PartSpool(tmp_path, "n0/1/bb", records.messages.put).free, "the worker was killed before it could report"
+    assert PartSpool(tmp_path, "n0/1/bb", records.messages.put).is_free, "the worker was killed before it could report"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        part_of(handed, tmp_path)
+        claim_part(handed, tmp_path)
 
 
 def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
     unwritten = records.next(CheckpointUnwritten)
     assert (unwritten.step, unwritten.name, unwritten.worker) == (3, NAME.folder, WORKER)
     spool.close()
-    assert spool.free
+    assert spool.is_free
 
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the name of a checkpoint"):
-        part_of(PartHanded(worker=WORKER, name="../../etc", files=()), tmp_path)
+        claim_part(PartHanded(worker=WORKER, name="../../etc", files=()), tmp_path)
 
 
 def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:

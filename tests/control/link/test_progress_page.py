@@ -43,8 +43,8 @@ def memory_of(page: ProgressPage) -> Iterator[mmap.mmap]:
 
 def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
-    writer.place(7, 41, 4)
-    writer.at(Activity.COMPUTE, 3)
+    writer.set_position(7, 41, 4)
+    writer.start_activity(Activity.COMPUTE, 3)
     reading = page.read(1, ME)
     assert reading is not None
     assert (reading.generation, reading.step, reading.world) == (7, 41, 4)
@@ -54,16 +54,16 @@ def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> 
 
 def test_the_end_of_a_wait_is_kept_and_how_fast_data_goes_out(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
-    writer.at(Activity.REDUCING)
-    writer.wait("all_to_all", 4, 100)
-    waiting, account = page.read(0, ME), page.account(0, ME)
+    writer.start_activity(Activity.REDUCING)
+    writer.start_wait("all_to_all", 4, 100)
+    waiting, account = page.read(0, ME), page.read_account(0, ME)
     assert waiting is not None
     assert waiting.waits_since == waiting.looked > 0.0
     assert account is not None
     assert account.link_bytes_per_s == 0.0
-    writer.go_on()
-    writer.link(2.5e9)
-    after, account = page.read(0, ME), page.account(0, ME)
+    writer.end_wait()
+    writer.set_link_rate(2.5e9)
+    after, account = page.read(0, ME), page.read_account(0, ME)
     assert after is not None
     assert (after.waits_since, after.since) == (None, waiting.since)
     assert after.looked >= waiting.looked
@@ -74,18 +74,18 @@ def test_the_end_of_a_wait_is_kept_and_how_fast_data_goes_out(page: ProgressPage
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0])
 def test_a_rate_that_makes_no_sense_is_not_known(page: ProgressPage, nonsense: float) -> None:
     writer = ProgressWriter(page.path, 0)
-    writer.link(nonsense)
-    account = page.account(0, ME)
+    writer.set_link_rate(nonsense)
+    account = page.read_account(0, ME)
     assert account is not None
     assert account.link_bytes_per_s == 0.0
 
 
 def test_a_place_and_what_is_begun_in_it_are_said_in_one(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
-    writer.place(1, 1, 2)
-    writer.at(Activity.REDUCING)
+    writer.set_position(1, 1, 2)
+    writer.start_activity(Activity.REDUCING)
     before = page.read(0, ME)
-    writer.place(1, 2, 2)
+    writer.set_position(1, 2, 2)
     assert page.read(0, ME) == before
 
 
@@ -93,7 +93,7 @@ def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
     code = (
         "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
         "from holdfast.protocol.messages.progress import Activity\n"
-        "writer = ProgressWriter(sys.argv[1], 2); writer.place(5, 9, 3); writer.at(Activity.VOTED)\n"
+        "writer = ProgressWriter(sys.argv[1], 2); writer.set_position(5, 9, 3); writer.start_activity(Activity.VOTED)\n"
         "print(__import__('os').getpid())"
     )
     done = subprocess.run([sys.executable, "-c", code, page.path], capture_output=True, text=True, check=True)
@@ -106,8 +106,8 @@ def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: Progr
     """A store must not show zeros for a moment, which would read as a very old check."""
     code = (
         "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
-        "writer = ProgressWriter(sys.argv[1], 2); writer.wait('vote', 4, 8); print('up', flush=True)\n"
-        "while True: writer.look()"
+        "writer = ProgressWriter(sys.argv[1], 2); writer.start_wait('vote', 4, 8); print('up', flush=True)\n"
+        "while True: writer.renew_wait()"
     )
     with subprocess.Popen([sys.executable, "-c", code, page.path], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -126,7 +126,7 @@ def test_without_a_dev_shm_it_is_as_good() -> None:
         "from holdfast.protocol.messages.progress import Activity\n"
         "assert not os.access('/dev/shm/.', os.W_OK) or not os.statvfs('/dev/shm').f_blocks\n"
         "page = ProgressPage(1); writer = ProgressWriter(page.path, 0)\n"
-        "writer.place(5, 9, 3); writer.at(Activity.COMPUTE, 1)\n"
+        "writer.set_position(5, 9, 3); writer.start_activity(Activity.COMPUTE, 1)\n"
         "print(page.read(0, os.getpid()).step)"
     )
     hide = 'mount -t tmpfs -o ro none /dev/shm && exec "$0" -c "$1"'
@@ -137,23 +137,23 @@ def test_without_a_dev_shm_it_is_as_good() -> None:
 
 
 def test_what_an_earlier_process_has_left_is_not_this_one_s(page: ProgressPage) -> None:
-    ProgressWriter(page.path, 0).at(Activity.COMPUTE, 1)
+    ProgressWriter(page.path, 0).start_activity(Activity.COMPUTE, 1)
     assert page.read(0, ME + 1) is None
-    assert page.account(0, ME + 1) is None
+    assert page.read_account(0, ME + 1) is None
 
 
 def test_a_wait_lasts_until_it_has_ended(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
-    writer.wait("all_to_all", 4, 4096)
+    writer.start_wait("all_to_all", 4, 4096)
     reading = page.read(0, ME)
     assert reading is not None
     assert reading.waits_since is not None
     assert reading.looked == reading.waits_since
-    writer.look()
+    writer.renew_wait()
     later = page.read(0, ME)
     assert later is not None
     assert later.looked > reading.looked
-    writer.go_on()
+    writer.end_wait()
     over = page.read(0, ME)
     assert over is not None
     assert over.waits_since is None
@@ -162,10 +162,10 @@ def test_a_wait_lasts_until_it_has_ended(page: ProgressPage) -> None:
 def test_the_newest_four_waits_are_kept_oldest_first(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     for number in range(6):
-        writer.wait(f"operation {number}", 4, number)
+        writer.start_wait(f"operation {number}", 4, number)
         if number < 5:
-            writer.go_on()
-    account = page.account(0, ME)
+            writer.end_wait()
+    account = page.read_account(0, ME)
     assert account is not None
     assert [(wait.what, wait.bytes) for wait in account.waits] == [(f"operation {n}", n) for n in (2, 3, 4, 5)]
     assert [wait.until is None for wait in account.waits] == [False, False, False, True]
@@ -174,8 +174,8 @@ def test_the_newest_four_waits_are_kept_oldest_first(page: ProgressPage) -> None
 def test_totals_count_what_has_ended_and_how_long_it_took(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     for micro_batch in range(3):
-        writer.at(Activity.COMPUTE, micro_batch)
-    account = page.account(0, ME)
+        writer.start_activity(Activity.COMPUTE, micro_batch)
+    account = page.read_account(0, ME)
     assert account is not None
     total = account.totals[Activity.COMPUTE]
     assert total.count == 2
@@ -185,11 +185,11 @@ def test_totals_count_what_has_ended_and_how_long_it_took(page: ProgressPage) ->
 
 def test_a_reason_is_cut_where_it_is_long(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
-    writer.pause("evaluation of " + "a" * 200)
-    account = page.account(0, ME)
+    writer.start_pause("evaluation of " + "a" * 200)
+    account = page.read_account(0, ME)
     assert account is not None
     assert account.reason == "evaluation of " + "a" * 50
-    assert writer.now == (Activity.PAUSED, -1)
+    assert writer.current_activity == (Activity.PAUSED, -1)
 
 
 def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
@@ -197,7 +197,7 @@ def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
     with memory_of(page) as memory:
         struct.pack_into("<Q", memory, 0, 99)
         assert page.read(0, ME) is None
-        writer.at(Activity.COMPUTE)
+        writer.start_activity(Activity.COMPUTE)
         assert page.read(0, ME) is not None
 
 
@@ -216,7 +216,7 @@ def test_whatever_lies_in_a_slot_can_be_read(page: ProgressPage) -> None:
             memory[:SLOT_BYTES] = fill * SLOT_BYTES
             pid = struct.unpack_from("<I", memory, 32)[0]
             page.read(0, pid)
-            assert page.account(0, pid) is not None
+            assert page.read_account(0, pid) is not None
 
 
 def test_there_is_no_room_beyond_the_last_worker(page: ProgressPage) -> None:
@@ -231,23 +231,23 @@ def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
     other.close()
     with pytest.raises(OSError, match="No such file"):
         ProgressWriter(path, 0)
-    writer.at(Activity.COMPUTE)  # A process that has opened its own page keeps it.
+    writer.start_activity(Activity.COMPUTE)  # A process that has opened its own page keeps it.
 
 
 def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
-    writer.moved(100, 0)
-    writer.moved(20, 7)
-    assert page.moved(1, ME) == (120, 7)
-    assert page.moved(1, ME + 1) == page.moved(0, ME) == (0, 0)
+    writer.add_moved_bytes(100, 0)
+    writer.add_moved_bytes(20, 7)
+    assert page.read_moved_bytes(1, ME) == (120, 7)
+    assert page.read_moved_bytes(1, ME + 1) == page.read_moved_bytes(0, ME) == (0, 0)
     ProgressWriter(page.path, 1)
-    assert page.moved(1, ME) == (0, 0), "the next process has not moved yet"
+    assert page.read_moved_bytes(1, ME) == (0, 0), "the next process has not moved yet"
 
 
 def test_more_than_can_be_moved_is_nothing(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
-    writer.moved(1 << 61, 5)
-    assert page.moved(1, ME) == (0, 0)
+    writer.add_moved_bytes(1 << 61, 5)
+    assert page.read_moved_bytes(1, ME) == (0, 0)
 
 
 def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: ProgressPage) -> None:

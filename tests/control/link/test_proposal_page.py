@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.link.replica_group.page import ProposalPage, Proposals
+from holdfast.control.link.replica_group.page import MappedProposals, ProposalPage
 from holdfast.protocol.layouts.proposals import Proposal
 
 FORK = multiprocessing.get_context("fork")
 DEADLINE_S = 60.0
 STEPS = 40
-Body = Callable[[Proposals, Path], None]
+Body = Callable[[MappedProposals, Path], None]
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def unit(bodies: list[Body], folder: Path) -> Iterator[list[BaseProcess]]:
     path = page.path
 
     def run(place: int, body: Body) -> None:
-        body(Proposals(path, place=place, places=places), folder / f"place-{place}")
+        body(MappedProposals(path, place=place, places=places), folder / f"place-{place}")
 
     processes: list[BaseProcess] = [FORK.Process(target=run, args=item) for item in enumerate(bodies)]
     try:
@@ -50,7 +50,7 @@ def wait_for(file: Path, what: str = "") -> None:
         time.sleep(0.001)
 
 
-def fickle(place: int, places: int, seed: int, last: int, proposals: Proposals, file: Path) -> None:
+def fickle(place: int, places: int, seed: int, last: int, proposals: MappedProposals, file: Path) -> None:
     """Propose one step after the other; at some steps one randomly drawn local rank withdraws soon.
 
     The ranks draw alike. A rank that is left alone withdraws as well. At step `last`, all live ranks wait forever.
@@ -109,12 +109,12 @@ def test_a_place_that_is_killed_anywhere_holds_nobody_up(seed: int, tmp_path: Pa
 
 
 def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
-    def holds(proposals: Proposals, file: Path) -> None:
+    def holds(proposals: MappedProposals, file: Path) -> None:
         with proposals._lock:
             file.write_text("holds")
             time.sleep(DEADLINE_S)
 
-    def wants(proposals: Proposals, file: Path) -> None:
+    def wants(proposals: MappedProposals, file: Path) -> None:
         wait_for(tmp_path / "place-0", "holds")
         file.write_text("wants")
         assert not proposals.agree(Proposal(1, 1, 0), lambda: False)
@@ -131,14 +131,14 @@ def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
 def test_a_page_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "page").write_bytes(b"x")
     with pytest.raises(OSError, match="is not a page for 2 workers"):
-        Proposals(str(tmp_path / "page"), place=0, places=2)
+        MappedProposals(str(tmp_path / "page"), place=0, places=2)
     with pytest.raises(FileNotFoundError):
-        Proposals(str(tmp_path / "none"), place=0, places=2)
+        MappedProposals(str(tmp_path / "none"), place=0, places=2)
 
 
 def test_one_proposal_at_a_time() -> None:
     page = ProposalPage(2)
-    mine = Proposals(page.path, place=0, places=2)
+    mine = MappedProposals(page.path, place=0, places=2)
     assert not mine.propose(Proposal(1, 1, 0))
     with pytest.raises(RuntimeError, match="another proposal stands"):
         mine.propose(Proposal(1, 1, 1))

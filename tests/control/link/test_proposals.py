@@ -246,7 +246,7 @@ def test_the_explorer_finds_a_withdrawal_that_is_not_atomic(monkeypatch: pytest.
     """This proves that the test can fail: a check outside the lock may miss the last proposal."""
 
     def withdraw(table: ProposalTable) -> bool:
-        if table.agreed():
+        if table.check_agreed():
             return False
         with table._lock:
             table._words[table._own_slot] = 0

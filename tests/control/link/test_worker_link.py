@@ -181,7 +181,7 @@ def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
     link = WorkerLink(str(tmp_path / "agent.sock"))
     agent, _ = listener.accept()
     with agent:
-        link.meet(met.append, unit_lost.set)
+        link.listen_for_unit(met.append, unit_lost.set)
         awaits = UnitAwaits(missing=(1,))
         agent.sendall(encode_frame(awaits))
         link.start(records.on_order, records.lost.set)
@@ -200,7 +200,7 @@ def test_an_agent_that_was_lost_before_anybody_listened_to_orders_is_told_as_los
     records, unit_lost = Records(), threading.Event()
     link = WorkerLink(str(tmp_path / "agent.sock"))
     listener.accept()[0].close()
-    link.meet(lambda _: None, unit_lost.set)
+    link.listen_for_unit(lambda _: None, unit_lost.set)
     assert unit_lost.wait(DEADLINE)
     link.start(records.on_order, records.lost.set)
     assert records.lost.wait(DEADLINE)

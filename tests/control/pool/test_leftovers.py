@@ -10,7 +10,7 @@ import pytest
 from pool_bench import PATIENCE_S, PoolProcess
 
 from holdfast.control.coordinator.shell import record_key
-from holdfast.control.pool.leftovers import Leftovers, job_key
+from holdfast.control.pool.leftovers import RecordSweeper, job_key
 from holdfast.control.store.interface import Listing, StoreAwayError
 from holdfast.control.store.memory import MemoryStore
 from holdfast.control.store.sqlite import SqliteStore
@@ -25,7 +25,7 @@ class Bench:
         self.used: list[str] = []
         for key in (*OTHERS, *(job_key(*record) for record in records)):
             self.store.compare_and_swap(key, b"x", 0)
-        self.leftovers = Leftovers(self.store, known=lambda: self.known, used=lambda: self.used)
+        self.leftovers = RecordSweeper(self.store, known=lambda: self.known, used=lambda: self.used)
 
     def sweep(self) -> set[str]:
         """Return the owners of the records that remain after a sweep."""

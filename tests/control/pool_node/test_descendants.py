@@ -11,7 +11,7 @@ import pytest
 #: Starts `TREE`, waits until each of its processes has reported its pid, and ends all as at the end of a grant.
 _NODE = """
 import subprocess, sys, time
-from holdfast.control.pool_node.descendants import adopt_orphans, descendants, kill_all, reap_orphans
+from holdfast.control.pool_node.descendants import adopt_orphans, find_descendants, kill_all, reap_orphans
 
 adopt_orphans()
 count = int(sys.argv[2])
@@ -19,8 +19,8 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.
 said = [int(child.stdout.readline()) for _ in range(count)]
 if sys.argv[3] == "orphan":
     child.wait()
-assert set(said) <= {*descendants(), child.pid}, (said, descendants())
-while descendants():
+assert set(said) <= {*find_descendants(), child.pid}, (said, find_descendants())
+while find_descendants():
     kill_all()
     reap_orphans(())
     time.sleep(0.01)

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.control import process_template as mould
 from holdfast.control.agent.zygote_client import ZygoteClient
 from holdfast.control.pool_node import next_zygote
-from holdfast.control.pool_node.descendants import adopt_orphans, descendants, end_all_below
+from holdfast.control.pool_node.descendants import adopt_orphans, find_descendants, end_all_below
 from holdfast.control.pool_node.next_zygote import NextZygote
 from holdfast.control.pool_node.settings import PoolNodeSettings
 from holdfast.control.processes import ChildProcess
@@ -44,7 +44,7 @@ async def grant(ends=True):
     pid = await client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
     of = parent(pid)
     await until(lambda: parent(of) == os.getpid())  # Processes between them end immediately, as for all of a grant.
-    assert of not in zygote.kept
+    assert of not in zygote.template_pids
     if ends:
         await end()
         assert not any(os.path.exists(f"/proc/{one}") for one in (pid, of))
@@ -52,13 +52,13 @@ async def grant(ends=True):
 
 async def end():
     await zygote.end()
-    await end_all_below(lambda: zygote.kept)
-    assert set(descendants()) == set(zygote.kept)
+    await end_all_below(lambda: zygote.template_pids)
+    assert set(find_descendants()) == set(zygote.template_pids)
 
 async def grants_follow_each_other():
     found = set()
     for _ in range(3):
-        zygote.begin()
+        zygote.prepare()
         found |= set(await grant())
     assert len(found) == 6
     assert there() == 1, "the module must be imported once"
@@ -67,7 +67,7 @@ async def none_draws_what_another_has_drawn():
     heavy.write_text(heavy.read_text() + "import numpy.random\\n")
     script.write_text("import sys, time, numpy\\nprint(numpy.random.rand(), flush=True)\\ntime.sleep(1000)")
     for grants in range(1, 4):
-        zygote.begin()
+        zygote.prepare()
         await grant(ends=False)
         await until(lambda: (folder / "output").exists() and (folder / "output").read_text().count("\\n") == grants)
         await end()
@@ -75,57 +75,57 @@ async def none_draws_what_another_has_drawn():
     assert there() == 1
 
 async def what_was_imported_changes():
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    (before,) = zygote.kept
+    (before,) = zygote.template_pids
     heavy.write_text(heavy.read_text() + "# another\\n")
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    assert zygote.kept != (before,)
+    assert zygote.template_pids != (before,)
     assert there() == 2
 
 async def something_is_installed():
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    (before,) = zygote.kept
+    (before,) = zygote.template_pids
     (folder / "more.pth").write_text("/somewhere")
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    assert zygote.kept != (before,)
-    (before,) = zygote.kept
+    assert zygote.template_pids != (before,)
+    (before,) = zygote.template_pids
     (folder / "log").write_text("no module's")
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    assert zygote.kept == (before,)
+    assert zygote.template_pids == (before,)
 
 async def the_mould_dies():
-    zygote.begin()
+    zygote.prepare()
     pid, of = await grant(ends=False)
-    (before,) = zygote.kept
+    (before,) = zygote.template_pids
     os.kill(before, signal.SIGKILL)
-    await until(lambda: not zygote.kept)
+    await until(lambda: not zygote.template_pids)
     assert os.path.exists(f"/proc/{pid}"), "processes that it forked must survive it"
     await end()
     assert not os.path.exists(f"/proc/{of}")
-    zygote.begin()
+    zygote.prepare()
     await grant()
     assert there() == 2
 
 async def the_mould_is_stopped():
-    zygote.begin()
+    zygote.prepare()
     await grant()
-    os.kill(zygote.kept[0], signal.SIGSTOP)
-    zygote.begin()
+    os.kill(zygote.template_pids[0], signal.SIGSTOP)
+    zygote.prepare()
     await grant()
     assert there() == 1
 
 async def the_mould_is_stopped_while_it_imports():
     gate.unlink()
-    zygote.begin()
-    os.kill(zygote.kept[0], signal.SIGSTOP)
+    zygote.prepare()
+    os.kill(zygote.template_pids[0], signal.SIGSTOP)
     gate.touch()
     asked = asyncio.ensure_future(grant())
-    await until(lambda: (zygote.look(), asked.done())[1])
+    await until(lambda: (zygote.check(), asked.done())[1])
     await asked
     assert there() == 1
 
@@ -137,13 +137,13 @@ async def the_mould_does_not_answer():
     mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
     its.close()
     next_zygote.start_template = lambda *_: (mute, ours)
-    zygote.begin()
+    zygote.prepare()
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
     asked = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
     asked = asyncio.ensure_future(asked)
-    await until(lambda: (zygote.look(), asked.done())[1])
+    await until(lambda: (zygote.check(), asked.done())[1])
     assert isinstance(asked.exception(), ConnectionError), asked
-    assert not zygote.kept
+    assert not zygote.template_pids
     with contextlib.suppress(ConnectionRefusedError):
         await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
         raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
@@ -151,7 +151,7 @@ async def the_mould_does_not_answer():
 
 async def a_grant_is_over_before_anything_is_imported():
     gate.unlink()
-    zygote.begin()
+    zygote.prepare()
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
     asked = asyncio.ensure_future(
         client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "of the first"))
@@ -160,15 +160,15 @@ async def a_grant_is_over_before_anything_is_imported():
     assert isinstance(await asyncio.wait_for(asyncio.gather(asked, return_exceptions=True), 30), list)
     assert isinstance(asked.exception(), ConnectionError), asked
     gate.touch()
-    zygote.begin()
+    zygote.prepare()
     await grant()
     assert not (folder / "of the first").exists(), "a request of an ended grant must have no effect"
     assert there() == 1
 
 async def nothing_can_be_imported():
     heavy.write_text("import os\\nos._exit(3)")
-    zygote.begin()
-    await until(lambda: not zygote.kept)
+    zygote.prepare()
+    await until(lambda: not zygote.template_pids)
     with contextlib.suppress(ConnectionRefusedError):
         await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
         raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
@@ -177,7 +177,7 @@ async def nothing_can_be_imported():
 async def main(story):
     await story()
     await zygote.close()
-    assert not descendants()
+    assert not find_descendants()
     assert not list(folder.glob("next-*"))
 
 adopt_orphans()

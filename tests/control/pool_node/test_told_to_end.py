@@ -61,10 +61,10 @@ def test_it_stays_for_the_grace_of_the_node_or_of_the_job(
 
         monkeypatch.setattr(grant, "_get_launch", launch)
         node._grant = grant
-        living = asyncio.create_task(grant.live())
+        living = asyncio.create_task(grant.run())
         while not started:
             await asyncio.sleep(0)
-        node.told_to_end(EXIT_ENDED)
+        node.on_end_signal(EXIT_ENDED)
         living.cancel()
         for task in node._tasks:
             task.cancel()

@@ -9,21 +9,21 @@ from holdfast.control.pool_node.watched_scripts import WatchedScripts
 
 def test_each_change_is_told_once_whether_it_has_come_changed_or_gone(tmp_path: Path) -> None:
     script, scripts = tmp_path / "train.py", WatchedScripts()
-    scripts.looked_at(str(script))
+    scripts.add(str(script))
     for change in (lambda: script.write_text("1"), lambda: script.write_text("22"), script.unlink):
-        assert not scripts.changed()
+        assert not scripts.check_changed()
         change()
-        assert scripts.changed()
+        assert scripts.check_changed()
     script.write_text("1")
-    scripts.looked_at(str(script))
-    assert not scripts.changed(), "the script is unchanged since the last check"
+    scripts.add(str(script))
+    assert not scripts.check_changed(), "the script is unchanged since the last check"
 
 
 def test_no_more_are_watched_than_anybody_looks_at(tmp_path: Path) -> None:
     scripts = WatchedScripts()
     for number in range(300):
-        scripts.looked_at(str(tmp_path / f"{number}.py"))
+        scripts.add(str(tmp_path / f"{number}.py"))
     (tmp_path / "0.py").write_text("")
-    assert not scripts.changed(), "the script must be forgotten"
+    assert not scripts.check_changed(), "the script must be forgotten"
     (tmp_path / "299.py").write_text("")
-    assert scripts.changed()
+    assert scripts.check_changed()

@@ -48,7 +48,7 @@ def test_a_write_is_unanswered_until_it_is_made() -> None:
             begun.set()
             goes_on.wait()
 
-        making = asyncio.ensure_future(writer.make(write))
+        making = asyncio.ensure_future(writer.write(write))
         await asyncio.to_thread(begun.wait)
         seen.append(writer.unanswered_s)
         goes_on.set()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.control.serving.listening import bind
+from holdfast.control.serving.listening import open_listener
 from holdfast.control.serving.web import WebServer
 from holdfast.counted_log import CountedLog
 
@@ -29,7 +29,7 @@ def test_a_request_that_still_waits_at_the_end_is_cut_off_without_an_error(caplo
             await asyncio.sleep(600)
             return Response()
 
-        with contextlib.closing(bind("127.0.0.1", 0)) as listener:
+        with contextlib.closing(open_listener("127.0.0.1", 0)) as listener:
             web = WebServer(listener, CountedLog(LOG, time.monotonic))
             serving = asyncio.create_task(web.serve(Starlette(routes=[Route("/", wait)]), lambda _: True))
             _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
@@ -48,7 +48,7 @@ def test_an_error_of_the_application_is_told(caplog: pytest.LogCaptureFixture) -
         async def fail(_: Request) -> Response:
             raise ValueError("odd")
 
-        with contextlib.closing(bind("127.0.0.1", 0)) as listener:
+        with contextlib.closing(open_listener("127.0.0.1", 0)) as listener:
             web = WebServer(listener, CountedLog(LOG, time.monotonic))
             serving = asyncio.create_task(web.serve(Starlette(routes=[Route("/", fail)]), lambda _: True))
             reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])

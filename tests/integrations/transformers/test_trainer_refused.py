@@ -18,7 +18,7 @@ def guard() -> Iterator[TrainingGuard]:
     guard = TrainingGuard()
     guard.install()
     yield guard
-    guard.lift()
+    guard.remove()
 
 
 @pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
@@ -28,9 +28,9 @@ def test_it_is_refused_until_the_script_has_protected_something(name: str, reque
     guard: TrainingGuard = request.getfixturevalue("guard")
     kind = getattr(transformers, name)
     trainer = kind.__new__(kind)  # Its __init__ needs a missing package.
-    guard.attached()
+    guard.allow_optimizers()
     with pytest.raises(BadInputError, match=r"^transformers\.Trainer\.train\(\) would train the whole"):
         trainer.train()
-    guard.lift()
+    guard.remove()
     with pytest.raises(AttributeError):
         trainer.train()

@@ -70,7 +70,7 @@ def saver_of(
     tell = coordinator.messages.put
     store = CheckpointStore(storage, tell, worker="n/0/a", at_disk=at_disk)
     return CheckpointSaver(
-        storage=storage, worker="n/0/a", every=every, sink=store, send=tell, forward_order=store.obey
+        storage=storage, worker="n/0/a", every=every, sink=store, send=tell, forward_order=store.execute
     )
 
 
@@ -281,7 +281,7 @@ def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> Non
     assert saver.save(make(1), 2, ORIGIN), "the last save of a job, which all workers wait for, must be queued"
     assert coordinator.next(CheckpointUnwritten).step == 2
     through = threading.Event()
-    store.later(through.set)
+    store.run_later(through.set)
     storage.release.set()
     assert through.wait(DEADLINE_S)
     saver.close()
@@ -312,7 +312,7 @@ def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path
     log.addHandler(handler)
     try:
         store = CheckpointStore(Held(tmp_path), coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
-        store.obey(PruneCheckpoints(term=1, names=(ORIGIN.checkpoint_name(1).folder,)))
+        store.execute(PruneCheckpoints(term=1, names=(ORIGIN.checkpoint_name(1).folder,)))
         assert removes.wait(DEADLINE_S)
         assert lines.get(timeout=DEADLINE_S).startswith(
             f"{tmp_path} has not answered for 0.05 s to a request to list or remove"
@@ -354,7 +354,7 @@ def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -
     store.write(PartToWrite(name=name, worker="n/0/a", files={"a": lambda: [b"x" * 30]}))
     written = coordinator.next(CheckpointWritten)
     storage.pause_s = 0.05
-    store.obey(accepted(written))
+    store.execute(accepted(written))
     coordinator.next(CheckpointKept)
     store.close()
 
@@ -370,7 +370,7 @@ def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
     if overtaken:
         store.give_up_before(ORIGIN.checkpoint_name(2))
     storage.remove(written.name)
-    store.obey(accepted(written))
+    store.execute(accepted(written))
     assert coordinator.next(CheckpointUnwritten).step == 1
     store.close()
     assert bool(caplog.messages) is not overtaken

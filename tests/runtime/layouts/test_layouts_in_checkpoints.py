@@ -47,7 +47,7 @@ NAME = CheckpointName(term=1, generation=1, step=2, nonce="ab")
 class Sink:
     """A checkpoint sink that writes immediately."""
 
-    free = True
+    is_free = True
 
     def __init__(self, storage: LocalStorage) -> None:
         self.storage, self.files = storage, list[StoredFile]()

@@ -83,7 +83,7 @@ class Passed:
         happened = self.happened
 
         class Progress(NoProgress):
-            def at(self, activity: Activity, *_: Any, **__: Any) -> None:
+            def start_activity(self, activity: Activity, *_: Any, **__: Any) -> None:
                 if activity is Activity.AWAITING:
                     happened.put("waits")
 

@@ -108,7 +108,7 @@ def train_experts(directory: str, node: str, options: dict[str, Any]) -> None:
             # A complete checkpoint of step 5 would replace that of step 4 before it was kept as one of the best.
             wait_for_file(Path(directory) / "checkpoints" / "best-eval-00000004.json")
             break
-    ended = ScriptErrorHook.installed()
+    ended = ScriptErrorHook.find_installed()
     assert ended is not None
     ended.save()  # The runner of a script does this after the script has ended.
     # The simulated agents would treat a process that ends as lost.

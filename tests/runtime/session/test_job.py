@@ -685,8 +685,8 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     assert session is not None
     pauses: list[float] = []
     about: list[str] = []
-    monkeypatch.setattr(NoProgress, "at", lambda _, activity, micro_batch=-1: about.append(str(activity)))
-    monkeypatch.setattr(NoProgress, "pause", lambda _, reason: about.append(reason))
+    monkeypatch.setattr(NoProgress, "start_activity", lambda _, activity, micro_batch=-1: about.append(str(activity)))
+    monkeypatch.setattr(NoProgress, "start_pause", lambda _, reason: about.append(reason))
     apply = session._machine.finish_apply
 
     def finish_apply(state_hash: str, paused_s: float, *, last_step: int) -> list[WorkerInstruction]:

@@ -58,7 +58,7 @@ class Progress(NoProgress):
 
     about = Activity.STARTING
 
-    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+    def start_activity(self, activity: Activity, micro_batch: int = -1) -> None:
         """Record this activity."""
         self.about = activity
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.control.link.wire import INTRODUCTION_S, MAX_STRANGERS, TransferError, Wire
+from holdfast.control.link.wire import AUTHENTICATION_S, MAX_PENDING_PEERS, TransferError, Wire
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.protocol.state import LiveSource
@@ -433,7 +433,7 @@ def test_a_full_house_of_strangers_keeps_no_sender_out(
     sides: Callable[..., Side], strangers: Come, words: bytes
 ) -> None:
     side, source = sides(), make(3)
-    strangers(side, 3 * MAX_STRANGERS, words)
+    strangers(side, 3 * MAX_PENDING_PEERS, words)
     pushed, outcome = push(side.plan(), source)
     assert outcome.get(timeout=DEADLINE_S) == ""
     assert pushed.sent
@@ -444,15 +444,15 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
     sides: Callable[..., Side], strangers: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = sides()
-    first, *others = strangers(side, MAX_STRANGERS + 1)
+    first, *others = strangers(side, MAX_PENDING_PEERS + 1)
     assert first.recv(1) == b""
-    side.now += INTRODUCTION_S
+    side.now += AUTHENTICATION_S
     for connection in others:
         assert connection.recv(1) == b""
     side.inbox.close()
     assert len(caplog.messages) == 2
     assert "a sender at 127.0.0.1 is rejected" in caplog.messages[0]
-    assert f"{MAX_STRANGERS} more like this" in caplog.messages[1]
+    assert f"{MAX_PENDING_PEERS} more like this" in caplog.messages[1]
 
 
 UNPLANNED = wire.PREAMBLE.pack(wire.STATE, 9, 0, 0, b"n" * 32)
@@ -467,7 +467,7 @@ def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(
     for _ in range(wire.STREAMS):
         assert side.waited.acquire(timeout=DEADLINE_S)
     strangers(side, 2 * inbox.MAX_WAITING, UNPLANNED)
-    strangers(side, 2 * MAX_STRANGERS)
+    strangers(side, 2 * MAX_PENDING_PEERS)
     side.decided.set()
     assert early.get(timeout=DEADLINE_S) == ""
     assert side.ended.wait(DEADLINE_S)

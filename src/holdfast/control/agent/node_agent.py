@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.clock import Clock, ShiftedClock, SystemClock, until_mark
-from holdfast.control.addresses import is_beside
+from holdfast.control.addresses import is_on_this_host
 from holdfast.control.agent.channel import ChannelMaker, ChannelRefusedError, CoordinatorChannel, open_channel
 from holdfast.control.agent.gpus import watch_gpus
 from holdfast.control.agent.memory import LOOK_S, MemoryReading, MemoryRing
@@ -32,7 +32,7 @@ from holdfast.control.agent.snapshots.keeper import SnapshotKeeper
 from holdfast.control.agent.stacks import make_worker_stacks
 from holdfast.control.agent.workforce import Workforce, WorkforceOwner
 from holdfast.control.link.checkpoints.lanes import CheckpointLanes
-from holdfast.control.link.checkpoints.spool import part_of
+from holdfast.control.link.checkpoints.spool import claim_part
 from holdfast.control.link.checkpoints.store import CheckpointStore
 from holdfast.control.link.framing import PartHanded, ToWorkerProcess
 from holdfast.control.link.silenced_network import block_incoming_tcp
@@ -153,7 +153,7 @@ class Agent:
             grant=settings.grant,
             host=socket.gethostname()[:256],
             address=settings.advertise[:256],
-            beside_coordinator=is_beside(settings.coordinator),
+            beside_coordinator=is_on_this_host(settings.coordinator),
         )
         self.machine = AgentMachine(node, partial(secrets.token_hex, 8), plans)
         self.machine.watch.report_interval_s = settings.spec.experiments.own_times_every
@@ -261,7 +261,7 @@ class Agent:
                 self._execute(self.machine.on_memory_opened(self._snapshots.open(always=True), self.clock.monotonic()))
             case UpdateCheckpoints(order):
                 if self._store is not None:
-                    self._store.obey(order)
+                    self._store.execute(order)
 
     def _send(self, what: SendToCoordinator | Replay) -> None:
         if self._channel is None or self._silent:
@@ -369,7 +369,7 @@ class Agent:
         if self._store is None:
             return
         try:
-            self._store.write(part_of(handed, Path(self.settings.parts)))
+            self._store.write(claim_part(handed, Path(self.settings.parts)))
         except (OSError, ValueError) as error:
             _log.error("a part of a checkpoint is left out: %s", error)
 

@@ -67,10 +67,10 @@ def run_script(script: str, module: str = "") -> int:
         _save()
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
-        session = ScriptErrorHook.installed()
+        session = ScriptErrorHook.find_installed()
         if session is not None:
             # First, because making a traceback may take longer than the limit of the script's activity.
-            session.ending()
+            session.mark_ending()
         if _GROUP_AGAIN in str(error):
             return _was_ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
         if any(words in str(error) for words in _NO_GROUP):
@@ -81,13 +81,13 @@ def run_script(script: str, module: str = "") -> int:
             return _on_system_exit(error, script)
         return _on_exception(error, script)
     finally:
-        guard.lift()
+        guard.remove()
     return 0
 
 
 def _save() -> None:
     """The script has ended well: where it had left its loop, what that had led to is saved."""
-    session = ScriptErrorHook.installed()
+    session = ScriptErrorHook.find_installed()
     if session is not None:
         session.save()
 
@@ -182,7 +182,7 @@ def _report_and_keep(
     kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False
 ) -> bool:
     """Report to the agent, as `_tell`. If a session trains in this process, wait until its state is not needed."""
-    session, settings = ScriptErrorHook.installed(), WorkerSettings.from_environment(os.environ)
+    session, settings = ScriptErrorHook.find_installed(), WorkerSettings.from_environment(os.environ)
     if session is not None and settings is not None:
         error = session.locate(error)
         crashed = Crashed(
@@ -193,7 +193,7 @@ def _report_and_keep(
             final=final,
             error=error,
         )
-        if session.keep(crashed):
+        if session.hold_state(crashed):
             return True
     return _report(kind, detail, exit_code, final=final, error=error)
 

@@ -139,7 +139,7 @@ class Workforce:
         if isinstance(order, UnitFormed):
             order = self._map_proposals(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
-            self._relay.knows(order.plan.generation, order.plan.workers[0])
+            self._relay.on_plan(order.plan.generation, order.plan.workers[0])
         frame = encode_frame(order, MAX_WHOLE_BYTES)
         for place in map(self._slot_of, workers):
             if place is not None and place.connection is not None:
@@ -170,13 +170,13 @@ class Workforce:
         """Return what else is known of their progress."""
         if self._page is None:
             return {}
-        known = ((place.worker, self._page.account(place.index, place.pid)) for place in self.places if place.pid)
+        known = ((place.worker, self._page.read_account(place.index, place.pid)) for place in self.places if place.pid)
         return {worker: account for worker, account in known if account is not None}
 
     def read_memory(self) -> MemoryReading:
         """Return the memory and the state traffic of the workers, as far as they can be read."""
         pids = [(place.index, place.pid) for place in self.places if place.pid]
-        moved = [self._page.moved(index, pid) for index, pid in pids] if self._page is not None else []
+        moved = [self._page.read_moved_bytes(index, pid) for index, pid in pids] if self._page is not None else []
         return MemoryReading(
             memory=sum(resident_bytes(pid) for _, pid in pids),
             sent=sum(sent for sent, _ in moved),
@@ -258,7 +258,7 @@ class Workforce:
             place.connection = connection
             place.attached = place.attached or isinstance(message, Attach)
         if isinstance(message, Entered) and self._relay is not None:
-            self._relay.entered(message.generation)
+            self._relay.on_generation(message.generation)
         if isinstance(message, Raised) and place.unit:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, message)
         else:
@@ -345,7 +345,7 @@ class Workforce:
 
     def _await_last_output(self, worker: str, *, failed: bool) -> None:
         if self._relay is not None and worker:
-            self._relay.ended(worker, failed=failed)
+            self._relay.on_ended(worker, failed=failed)
 
     def _on_started(self, place: ProcessSlot, worker: str, pid: int) -> None:
         handle = ProcessHandle(pid)
@@ -425,7 +425,7 @@ class Workforce:
 
     async def _await_orphan(self, place: ProcessSlot, handle: ProcessHandle) -> None:
         """Watch a worker without its parent: it continues, but its exit code will be unknown."""
-        await handle.ended()
+        await handle.wait_ended()
         if place.handle is handle:
             self._on_process_end(place, UNKNOWN_EXIT)
 
@@ -442,7 +442,7 @@ def _page_for(settings: AgentSettings) -> ProgressPage | None:
 
 
 async def _wait_for_all(handles: list[ProcessHandle], timeout_s: float) -> None:
-    waits = [asyncio.ensure_future(handle.ended()) for handle in handles]
+    waits = [asyncio.ensure_future(handle.wait_ended()) for handle in handles]
     if not waits:
         return
     _, late = await asyncio.wait(waits, timeout=timeout_s)

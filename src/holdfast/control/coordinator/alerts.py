@@ -66,7 +66,7 @@ class Alerts:
         self._waiting: deque[ActionRequested] = deque(maxlen=MOST_WAITING)
         self._work: asyncio.Task[None] | None = None
 
-    def tell(self, event: ActionRequested) -> None:
+    def enqueue(self, event: ActionRequested) -> None:
         """Queue an alert about an event."""
         if not self._alert:
             return

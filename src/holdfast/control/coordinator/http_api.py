@@ -27,7 +27,7 @@ from holdfast.control.api_types import (
 )
 from holdfast.control.coordinator.shell import Shell
 from holdfast.control.serving.agent_channel import AgentChannel
-from holdfast.control.serving.http import HANDLERS, CrowdedError, body_of, error_answer, json_answer, number_of
+from holdfast.control.serving.http import HANDLERS, CrowdedError, error_answer, json_answer, read_body, read_number
 from holdfast.coordination.inputs import Drain, InjectFault, MoveNodes, SaveState, Shutdown, Undrain
 from holdfast.observability.metrics import CONTENT_TYPE
 from holdfast.protocol.messages.forecast import MoveForecast
@@ -60,7 +60,7 @@ class NodeRequests:
         self._new.set()
         return self._last
 
-    async def after(self, number: int, wait_s: float) -> list[dict[str, int | str]]:
+    async def read_after(self, number: int, wait_s: float) -> list[dict[str, int | str]]:
         """Return the requests above `number`, after waiting up to `wait_s` for one."""
         self.launcher_seen = True
         found = self._above(number)
@@ -72,7 +72,7 @@ class NodeRequests:
             found = self._above(number)
         return found
 
-    def wake(self) -> None:
+    def close(self) -> None:
         """End all waits, because the server ends."""
         self._closed = True
         self._new.set()
@@ -140,8 +140,8 @@ class HttpApi:
 
         With `stream=1` the answer continues with later events for `wait` seconds.
         """
-        after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
-        stream = number_of(request, "stream", 0) > 0
+        after, wait_s = int(read_number(request, "after", 0)), min(read_number(request, "wait", 0.0), MAX_WAIT_S)
+        stream = read_number(request, "stream", 0) > 0
         journal = self._shell.journal
         with self._count_waiting(wait_s):
             await journal.wait_beyond(after, wait_s)
@@ -170,18 +170,18 @@ class HttpApi:
 
     async def inject(self, request: Request) -> Response:
         """Inject a fault."""
-        body = await body_of(request, InjectRequest, self._body_s)
+        body = await read_body(request, InjectRequest, self._body_s)
         return await self._feed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def drain(self, request: Request) -> Response:
         """Drain nodes."""
-        body = await body_of(request, DrainRequest, self._body_s)
+        body = await read_body(request, DrainRequest, self._body_s)
         order = Drain(nodes=body.nodes)
         return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
     async def move(self, request: Request) -> Response:
         """Move nodes: their ranks go to standbys."""
-        body = await body_of(request, MoveRequest, self._body_s)
+        body = await read_body(request, MoveRequest, self._body_s)
         order = MoveNodes(nodes=body.nodes, to=body.to)
         return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
@@ -190,7 +190,7 @@ class HttpApi:
 
         If a launcher runs, it is asked to start the agent of the node again.
         """
-        body = await body_of(request, UndrainRequest, self._body_s)
+        body = await read_body(request, UndrainRequest, self._body_s)
         answer = await self._feed(Undrain(node=body.node))
         if answer.status_code == 200 and self._requests.launcher_seen:
             self._requests.add(1, body.node)
@@ -203,7 +203,7 @@ class HttpApi:
 
     async def shutdown(self, request: Request) -> Response:
         """End the job."""
-        body = await body_of(request, ShutdownRequest, self._body_s)
+        body = await read_body(request, ShutdownRequest, self._body_s)
         return await self._feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
     async def _feed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
@@ -214,16 +214,16 @@ class HttpApi:
 
     async def add_nodes(self, request: Request) -> Response:
         """Ask the launcher for more nodes."""
-        body = await body_of(request, NodesRequest, self._body_s)
+        body = await read_body(request, NodesRequest, self._body_s)
         if not self._requests.launcher_seen:
             return error_answer(409, "no `holdfast run` starts nodes for this job: start a node with `holdfast agent`")
         return json_answer({"id": self._requests.add(body.count)})
 
     async def node_requests(self, request: Request) -> Response:
         """Return the requests for nodes above `after`, after waiting up to `wait` seconds for one. For the launcher."""
-        after, wait_s = number_of(request, "after", 0), number_of(request, "wait", 0.0)
+        after, wait_s = read_number(request, "after", 0), read_number(request, "wait", 0.0)
         with self._count_waiting(wait_s):
-            return json_answer({"requests": await self._requests.after(int(after), min(wait_s, MAX_WAIT_S))})
+            return json_answer({"requests": await self._requests.read_after(int(after), min(wait_s, MAX_WAIT_S))})
 
     @contextlib.contextmanager
     def _count_waiting(self, wait_s: float = 0.0) -> Generator[None]:

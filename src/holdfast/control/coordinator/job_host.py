@@ -19,7 +19,7 @@ from holdfast.clock import until_mark
 from holdfast.control.coordinator.alerts import Alerts
 from holdfast.control.coordinator.http_api import HttpApi, NodeRequests, build_app
 from holdfast.control.coordinator.job_journal import lags_behind
-from holdfast.control.coordinator.placement_search_process import searcher
+from holdfast.control.coordinator.placement_search_process import make_searcher
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper, Shell
 from holdfast.control.coordinator.status import job_status, measure_slowness
@@ -57,7 +57,7 @@ class JobHost:
         on_stand: Callable[[JobState], None] = lambda _: None,
         on_event: Callable[[AnyEvent], None] = lambda _: None,
     ) -> None:
-        """Assemble the parts. `begin` takes over the job.
+        """Assemble the parts. `start` takes over the job.
 
         Args:
             settings: of the coordinator.
@@ -83,15 +83,15 @@ class JobHost:
         self._coordinator = Coordinator(config, journal.position, record, ended)
         self._metrics.slowness = partial(measure_slowness, self._coordinator)
         self._alerts = Alerts(settings.config.spec.output.alert)
-        self._searcher = searcher(lambda planned: self._start_task(self._shell.feed(planned)))
+        self._searcher = make_searcher(lambda planned: self._start_task(self._shell.feed(planned)))
         self._shell = Shell(
             self._coordinator,
             keeper,
             self._journal,
             self._metrics,
             now=self._now,
-            on_request=self._alerts.tell,
-            on_plan=self._searcher.begin,
+            on_request=self._alerts.enqueue,
+            on_plan=self._searcher.start,
             on_end=self._on_end,
             on_failure=self._on_failure,
             on_stand=on_stand,
@@ -105,7 +105,7 @@ class JobHost:
         """Return the application, without authentication."""
         return build_app(self._api, AgentChannel(self._shell))
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Take over the job.
 
         Raises:
@@ -119,11 +119,11 @@ class JobHost:
             await asyncio.sleep(until_mark(self._now(), self._settings.config.tick_s))
             await self._shell.feed(Tick())
 
-    def hear(self, message: PoolSaid) -> None:
+    def on_pool_message(self, message: PoolSaid) -> None:
         """Pass on a message of the job's pool."""
         self._start_task(self._shell.feed(message))
 
-    def end(self, exit_code: int, why: str, *, save: bool) -> None:
+    def end_job(self, exit_code: int, why: str, *, save: bool) -> None:
         """End the job.
 
         Args:
@@ -140,7 +140,7 @@ class JobHost:
         """Whether the job is over, and this coordinator has not failed."""
         return self.over.done() and self.over.exception() is None
 
-    async def farewell(self, cut_short: Callable[[], bool] = lambda: False) -> None:
+    async def wait_for_agents(self, cut_short: Callable[[], bool] = lambda: False) -> None:
         """Wait until the agents have left, at most `FAREWELL_S`. Their last messages still count.
 
         If the job had ended before this coordinator started, the agents first connect.
@@ -162,7 +162,7 @@ class JobHost:
         await self._searcher.close()
         await self._alerts.close(FAREWELL_S)
         self._journal.close()
-        self._requests.wake()
+        self._requests.close()
         if self._settings.launched and not self._api.failed and served():
             await self._wait_for_last_read()
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.control.separate_process import Aside, answer_in_this_process
+from holdfast.control.separate_process import BackgroundSolver, answer_in_this_process
 from holdfast.coordination.experts.searching import PlacementAnswer, PlacementSearch
 from holdfast.coordination.inputs import Planned
 
 
-def searcher(answer: Callable[[Planned], None]) -> Aside[PlacementSearch, PlacementAnswer]:
+def make_searcher(answer: Callable[[Planned], None]) -> BackgroundSolver[PlacementSearch, PlacementAnswer]:
     """Return a runner that makes one search at a time.
 
     Args:
         answer: called with the result of a search, unless another search was started meanwhile.
     """
-    return Aside(
+    return BackgroundSolver(
         __name__,
         PlacementAnswer | None,
         lambda search, found: answer(Planned(search.generation, found)),

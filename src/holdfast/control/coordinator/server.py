@@ -28,7 +28,7 @@ from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.connection_limits import check_room
 from holdfast.control.serving.http import TokenCheck, TokenGate
-from holdfast.control.serving.listening import bind, listener_url, steady_time
+from holdfast.control.serving.listening import listener_url, open_listener, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.web import WebServer
 from holdfast.control.store.interface import Store, StoreError
@@ -94,7 +94,7 @@ async def serve(
     if warning := check_room(spec.nodes_to_begin, spec.max_nodes):
         _log.warning("%s", warning)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bind(settings.host, settings.port))
+        listener = stack.enter_context(open_listener(settings.host, settings.port))
         store = stack.enter_context(contextlib.closing(open_job_store(settings)))
         keeper = RecordKeeper(store, settings.job)
         journal, metrics = open_journal(settings, keeper)
@@ -173,7 +173,7 @@ class _Server:
             # The listing comes first: if it fails, the store must not have changed.
             if directory is not None:
                 stack.callback(unregister, register(directory, entry))
-            await self._job.begin()
+            await self._job.start()
             yield entry
 
     async def run(self) -> int:
@@ -186,7 +186,7 @@ class _Server:
                 await asyncio.wait((self._job.over, serving, ticking), return_when=asyncio.FIRST_COMPLETED)
                 if self._job.ended_well:
                     before = self._signals
-                    await self._job.farewell(lambda: self._signals != before)
+                    await self._job.wait_for_agents(lambda: self._signals != before)
         finally:
             await self._job.close(lambda: not serving.done())
             self._web.stop()
@@ -226,11 +226,14 @@ class _Server:
         """
         self._signals += 1
         save = self._signals == 1 and not self._settings.launched
-        self._job.end(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save=save)
+        self._job.end_job(EXIT_AFTER_SIGNAL[number.name], f"the coordinator was ended by {number.name}", save=save)
 
     async def _serve(self) -> None:
         """Serve agents, people and tools until the web server is stopped."""
         gate = TokenCheck(
-            token=self._token, known=self._web.known, log=self._stranger_log, open_metrics=self._settings.loopback
+            token=self._token,
+            on_authenticated=self._web.on_authenticated,
+            log=self._stranger_log,
+            open_metrics=self._settings.loopback,
         )
-        await self._web.serve(TokenGate(self._job.app(), gate), gate.shown)
+        await self._web.serve(TokenGate(self._job.app(), gate), gate.has_access)

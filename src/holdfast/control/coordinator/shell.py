@@ -114,13 +114,13 @@ class Shell(MachineShell[Input, Instruction, Record]):
         Raises:
             SupersededError, JournalError, StoreError: as `feed`.
         """
-        await self.begin(lambda: self.machine.start(self.now(), url, pid, checkpoints))
+        await self.start_machine(lambda: self.machine.start(self.now(), url, pid, checkpoints))
 
     def _on_journal_lost(self, file: str, why: str) -> None:
         """Feed the failure of the events file, after the open transaction."""
         self.feed_later(FileFailed(file, why))
 
-    def refused(self) -> None:
+    def count_refusal(self) -> None:
         self.metrics.refused()
 
     def _handle(self, event: Input) -> list[Instruction]:

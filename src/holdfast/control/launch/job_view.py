@@ -22,7 +22,7 @@ from holdfast.protocol.record import KnownCheckpoint
 from holdfast.storage import error_text, storage_at
 
 
-class Standing:
+class JobProgress:
     """Follows a job's events."""
 
     def __init__(self, checkpoints: Sequence[KnownCheckpoint]) -> None:
@@ -48,7 +48,7 @@ class Standing:
         """Return whether the node of this agent (a process id) has ever been in the job."""
         return agent in self._joined
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         match event:
             case NodesJoined():
@@ -67,7 +67,7 @@ class Standing:
             case _:
                 pass
 
-    def line(self, directory: str) -> str:
+    def describe(self, directory: str) -> str:
         """Return in words from where the same command would continue, by the checkpoint directory."""
         try:
             saved = newest_saved(directory)

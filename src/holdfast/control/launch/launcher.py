@@ -22,10 +22,10 @@ from holdfast.control.failure_classes import read_rules
 from holdfast.control.file_limit import describe_limit, raise_file_limit, room_for_nodes
 from holdfast.control.launch.children import AgentOrder, CoordinatorOrder, spawn
 from holdfast.control.launch.follow import Follower
-from holdfast.control.launch.job_view import Standing
+from holdfast.control.launch.job_view import JobProgress
 from holdfast.control.launch.ports_and_folders import job_folders, reserved_port
 from holdfast.control.launch.settings import LaunchSettings, script_digest
-from holdfast.control.launch.standby_refill import Refilling
+from holdfast.control.launch.standby_refill import StandbyRefill
 from holdfast.control.link.forking import start_zygote
 from holdfast.control.owned_folders import remove_abandoned_folders
 from holdfast.control.processes import (
@@ -79,15 +79,15 @@ class Director(Protocol):
         ...
 
     @property
-    def patient(self) -> bool:
+    def waits_without_nodes(self) -> bool:
         """True while a job without any live node goes on waiting."""
         ...
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         ...
 
-    async def direct(self, launcher: Launcher) -> None:
+    async def run(self, launcher: Launcher) -> None:
         """Start and kill nodes while the job runs; cancelled at its end."""
         ...
 
@@ -121,9 +121,9 @@ class Launcher:
         self._checkpoints = checkpoints
         self._on_event = on_event
         self._say = say
-        self._progress = Standing(checkpoints)
+        self._progress = JobProgress(checkpoints)
         self._standbys = set(settings.standby_names)
-        self._standby_refill = Refilling(settings.standby_names, len(settings.start_names))
+        self._standby_refill = StandbyRefill(settings.standby_names, len(settings.start_names))
         self._director = director
         self._follower = Follower(self.url, self.token)
         self._agents: dict[str, ChildProcess] = {}
@@ -143,13 +143,13 @@ class Launcher:
         async with self._follower:
             try:
                 self._start_zygote()
-                self._task(self._keep_coordinator())
+                self._start_task(self._keep_coordinator())
                 for name in (*self.settings.start_names, *self.settings.standby_names):
                     await self.start_node(name)
-                following = self._task(self._follow())
-                self._task(self._serve_requests())
+                following = self._start_task(self._follow())
+                self._start_task(self._serve_requests())
                 if self._director is not None:
-                    self._task(self._director.direct(self))
+                    self._start_task(self._director.run(self))
                 code = await self._over
                 await asyncio.wait((following,), timeout=_LAST_EVENTS_S)
                 if code == EXIT_DONE and not self._concluded:
@@ -157,7 +157,7 @@ class Launcher:
             finally:
                 await self._end()
         if self._spec.checkpoint.dir and code in (EXIT_ENDED, EXIT_INTERRUPTED):
-            line = await asyncio.to_thread(self._progress.line, self._spec.checkpoint.dir)
+            line = await asyncio.to_thread(self._progress.describe, self._spec.checkpoint.dir)
             self._say(f"holdfast: {line}")
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
@@ -169,7 +169,7 @@ class Launcher:
             self._over.set_result(EXIT_AFTER_SIGNAL[number.name])
         else:
             self._interrupted = True
-            self._task(self._request_end(number))
+            self._start_task(self._request_end(number))
 
     # ---- calls of a director ----
 
@@ -184,7 +184,7 @@ class Launcher:
                 AgentOrder(settings=self._agent_settings(name), log=self.settings.log), self.settings.environment
             )
             self._agents[name] = child
-            self._task(self._await_agent(name, child))
+            self._start_task(self._await_agent(name, child))
 
     def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
         """SIGKILL a node's agent and these processes of it; whatever else it has follows, at the zygote's hand."""
@@ -301,12 +301,12 @@ class Launcher:
         if code and not ends and not self._progress.has_joined(child.pid):
             self._say(f"holdfast: {name} has ended before it joined the job: {describe_exit(code)}")
         if self._agents[name] is child:
-            self._standby_refill.ended(name, code)
+            self._standby_refill.on_agent_ended(name, code)
             await self._refill()
         await self._end_without_nodes()
 
     async def _end_without_nodes(self) -> None:
-        if not self._has_no_nodes() or (self._director is not None and self._director.patient):
+        if not self._has_no_nodes() or (self._director is not None and self._director.waits_without_nodes):
             return
         # The coordinator may know why; a user may ask for a new node.
         await asyncio.sleep(_ALL_GONE_S)
@@ -322,11 +322,11 @@ class Launcher:
     async def _follow(self) -> None:
         async for event in self._follower.events():
             if self._director is not None:
-                self._director.take(event)
-            self._progress.take(event)
+                self._director.on_event(event)
+            self._progress.on_event(event)
             if isinstance(event, NodeLeft):
-                self._task(self._end_without_nodes())
-            self._standby_refill.take(event)
+                self._start_task(self._end_without_nodes())
+            self._standby_refill.on_event(event)
             self._on_event(event)
             await self._refill()
 
@@ -339,11 +339,11 @@ class Launcher:
         for _ in range(min(self._standby_refill.missing(alive), room)):
             name = self._free_name("standby")
             self._standbys.add(name)
-            self._standby_refill.started(name)
+            self._standby_refill.on_standby_started(name)
             await self.start_node(name)
-        if self._standby_refill.given_up and not self._gave_up:
+        if self._standby_refill.has_given_up and not self._gave_up:
             self._say("holdfast: no more standbys are started: those that were have ended before they were warm")
-        self._gave_up = self._standby_refill.given_up
+        self._gave_up = self._standby_refill.has_given_up
 
     async def _serve_requests(self) -> None:
         async for count, name in self._follower.node_requests():
@@ -396,7 +396,7 @@ class Launcher:
         if self.settings.registry is not None:
             live_jobs(self.settings.registry)  # forgets a coordinator that had to be killed
 
-    def _task(self, coroutine: Any) -> asyncio.Task[None]:
+    def _start_task(self, coroutine: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)

@@ -178,7 +178,7 @@ def check_writable_file(option: str, path: Path) -> None:
     Raises:
         BadInputError: it is not a regular file or not writable, or its folder does not exist.
     """
-    with _looked_at(option, path):
+    with _convert_errors(option, path):
         if path.is_dir():
             raise BadInputError(f"{option} {path} is a folder: give a file")
         if path.exists() and not path.is_file():
@@ -195,7 +195,7 @@ def check_creatable_folder(option: str, path: Path) -> None:
     Raises:
         BadInputError: a file is in its place, or permissions are missing.
     """
-    with _looked_at(option, path):
+    with _convert_errors(option, path):
         existing = path.absolute()
         while not existing.exists():
             existing = existing.parent
@@ -206,7 +206,7 @@ def check_creatable_folder(option: str, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _looked_at(option: str, path: Path) -> Generator[None]:
+def _convert_errors(option: str, path: Path) -> Generator[None]:
     """Return why no system call accepts a path: a name is too long, or a folder may not be read."""
     try:
         yield

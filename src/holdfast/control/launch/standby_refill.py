@@ -15,7 +15,7 @@ from holdfast.protocol.events import JobFinished, NodesJoined, ReadEvent, Standb
 _MAX_TRIES = 3
 
 
-class Refilling:
+class StandbyRefill:
     """The standbys of a launcher, from the job's events and the ends of agents."""
 
     def __init__(self, standbys: Collection[str], nodes: int) -> None:
@@ -27,7 +27,7 @@ class Refilling:
         self._tries = 0
         self._over = False
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Hear of an event of the job."""
         match event:
             case NodesJoined():
@@ -40,7 +40,7 @@ class Refilling:
             case _:
                 pass
 
-    def ended(self, node: str, exit_code: int) -> None:
+    def on_agent_ended(self, node: str, exit_code: int) -> None:
         """A node's agent has ended."""
         if node not in self._waiting:
             return
@@ -54,11 +54,11 @@ class Refilling:
         return max(0, min(short, _MAX_TRIES * self._wanted - self._tries))
 
     @property
-    def given_up(self) -> bool:
+    def has_given_up(self) -> bool:
         """Whether a standby is missing and will not be started again."""
         return not self._over and len(self._waiting) < self._wanted and self._tries >= _MAX_TRIES * self._wanted
 
-    def started(self, node: str) -> None:
+    def on_standby_started(self, node: str) -> None:
         """Another standby was started."""
         self._waiting.add(node)
         self._tries += 1

@@ -41,7 +41,7 @@ class TraceRun:
         return self.window.names
 
     @property
-    def patient(self) -> bool:
+    def waits_without_nodes(self) -> bool:
         """Whether more nodes will come, or none should be there; then a job without nodes has not failed."""
         return self._adds_left > 0 or not self._present
 
@@ -50,7 +50,7 @@ class TraceRun:
         """When the window is over, unix seconds; None until it has begun."""
         return None if self.started is None else self.started + self.window.seconds / self.speed
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Start the trace's clock with the first step; note the processes of each node."""
         if event.time < self.since:
             return
@@ -63,7 +63,7 @@ class TraceRun:
         elif isinstance(event, WorkersChanged):
             self._note(event.node, event.worker_pids)
 
-    async def direct(self, launcher: Launcher) -> None:
+    async def run(self, launcher: Launcher) -> None:
         """Start and kill nodes when the trace says so; end the job with the window."""
         try:
             await self._training.wait()
@@ -71,7 +71,7 @@ class TraceRun:
             for batch in self.window.batches:
                 await _sleep_until(begun + batch.seconds / self.speed)
                 for event in batch.events:
-                    await self._carry_out(event, launcher)
+                    await self._execute(event, launcher)
             await _sleep_until(begun + self.window.seconds / self.speed)
             self.over = True
             await launcher.conclude("the trace is over")
@@ -79,7 +79,7 @@ class TraceRun:
             for name in list(self._workers):
                 self._forget(name)
 
-    async def _carry_out(self, event: NodeEvent, launcher: Launcher) -> None:
+    async def _execute(self, event: NodeEvent, launcher: Launcher) -> None:
         if event.add:
             self._adds_left -= 1
             self._present.add(event.node)

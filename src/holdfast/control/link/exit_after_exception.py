@@ -30,9 +30,9 @@ class ScriptErrorHook:
         keep: Callable[[Crashed], bool],
         save: Callable[[], None],
     ) -> None:
-        self.ending = ending
+        self.mark_ending = ending
         self.locate = locate
-        self.keep = keep
+        self.hold_state = keep
         self.save = save
         self._before = sys.excepthook
 
@@ -40,7 +40,7 @@ class ScriptErrorHook:
         self._before(kind, error, trace)
 
     @classmethod
-    def installed(cls) -> ScriptErrorHook | None:
+    def find_installed(cls) -> ScriptErrorHook | None:
         """Return the installed hook, or None if no session trains in this process."""
         hook = sys.excepthook
         return hook if isinstance(hook, cls) else None

@@ -72,40 +72,40 @@ _LOOKED, _WAITS_SINCE = _LOOK_AT // 8, _LOOK_AT // 8 + 1
 class ProgressSlot(Protocol):
     """The slot in which a training thread writes its activity. For that thread only."""
 
-    def place(self, generation: int, step: int, world: int) -> None:
+    def set_position(self, generation: int, step: int, world: int) -> None:
         """Set the generation, step and world size of everything from now on."""
         ...
 
-    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+    def start_activity(self, activity: Activity, micro_batch: int = -1) -> None:
         """Start an activity, which ends the previous one."""
         ...
 
-    def pause(self, reason: str) -> None:
+    def start_pause(self, reason: str) -> None:
         """Note that the script does something of its own, until the next activity starts."""
         ...
 
-    def wait(self, what: str, size: int, nbytes: int) -> None:
+    def start_wait(self, what: str, size: int, nbytes: int) -> None:
         """Start a wait in a collective."""
         ...
 
-    def look(self) -> None:
+    def renew_wait(self) -> None:
         """Note that the wait still lasts."""
         ...
 
-    def go_on(self) -> None:
+    def end_wait(self) -> None:
         """End the wait."""
         ...
 
-    def link(self, bytes_per_s: float) -> None:
+    def set_link_rate(self, bytes_per_s: float) -> None:
         """Set the rate at which data goes out to peers."""
         ...
 
-    def moved(self, sent: int, received: int) -> None:
+    def add_moved_bytes(self, sent: int, received: int) -> None:
         """Add bytes of state that were sent and received. Any thread."""
         ...
 
     @property
-    def now(self) -> tuple[Activity, int]:
+    def current_activity(self) -> tuple[Activity, int]:
         """The current activity, and its micro-batch (-1: none)."""
         ...
 
@@ -113,30 +113,30 @@ class ProgressSlot(Protocol):
 class NoProgress:
     """Ignores all progress, because no agent reads it."""
 
-    now = (Activity.STARTING, -1)
+    current_activity = (Activity.STARTING, -1)
 
-    def place(self, generation: int, step: int, world: int) -> None:
+    def set_position(self, generation: int, step: int, world: int) -> None:
         """Do nothing."""
 
-    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+    def start_activity(self, activity: Activity, micro_batch: int = -1) -> None:
         """Do nothing."""
 
-    def pause(self, reason: str) -> None:
+    def start_pause(self, reason: str) -> None:
         """Do nothing."""
 
-    def wait(self, what: str, size: int, nbytes: int) -> None:
+    def start_wait(self, what: str, size: int, nbytes: int) -> None:
         """Do nothing."""
 
-    def look(self) -> None:
+    def renew_wait(self) -> None:
         """Do nothing."""
 
-    def go_on(self) -> None:
+    def end_wait(self) -> None:
         """Do nothing."""
 
-    def link(self, bytes_per_s: float) -> None:
+    def set_link_rate(self, bytes_per_s: float) -> None:
         """Do nothing."""
 
-    def moved(self, sent: int, received: int) -> None:
+    def add_moved_bytes(self, sent: int, received: int) -> None:
         """Do nothing."""
 
 
@@ -164,7 +164,7 @@ class ProgressWriter:
         self._number = self._waited = 0
         self._moving = threading.Lock()
         self._sent = self._received = 0
-        self.moved(0, 0)  # clear the totals of a previous process in this slot
+        self.add_moved_bytes(0, 0)  # clear the totals of a previous process in this slot
         self._collected_s = self._collects_since = 0.0
         self._set_collected(0.0)
         self._since = time.monotonic()
@@ -173,18 +173,18 @@ class ProgressWriter:
         self._sums = [0.0] * len(ACTIVITIES)
         self._longest = [0.0] * len(ACTIVITIES)
         self._activity, self._micro_batch = Activity.STARTING, -1
-        self.at(Activity.STARTING)
+        self.start_activity(Activity.STARTING)
 
     @property
-    def now(self) -> tuple[Activity, int]:
+    def current_activity(self) -> tuple[Activity, int]:
         """The current activity, and its micro-batch (-1: none)."""
         return self._activity, self._micro_batch
 
-    def place(self, generation: int, step: int, world: int) -> None:
+    def set_position(self, generation: int, step: int, world: int) -> None:
         """Set the generation, step and world size; they are stored with the next activity."""
         self._generation, self._step, self._world = generation, step, world
 
-    def at(self, activity: Activity, micro_batch: int = -1) -> None:
+    def start_activity(self, activity: Activity, micro_batch: int = -1) -> None:
         """Start an activity, which ends the previous one."""
         code, now, page, at = self._activity, time.monotonic(), self._page, self._at
         took = now - self._since
@@ -210,14 +210,14 @@ class ProgressWriter:
             number,
         )
 
-    def pause(self, reason: str) -> None:
+    def start_pause(self, reason: str) -> None:
         """Note that the script does something of its own, until the next activity starts."""
         text = reason.encode()[:_REASON_BYTES]
         begin = self._at + _REASON_AT
         self._page[begin : begin + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
-        self.at(Activity.PAUSED)
+        self.start_activity(Activity.PAUSED)
 
-    def wait(self, what: str, size: int, nbytes: int) -> None:
+    def start_wait(self, what: str, size: int, nbytes: int) -> None:
         """Start a wait in a collective."""
         now = time.monotonic()
         number = self._waited = self._waited + 1
@@ -225,22 +225,22 @@ class ProgressWriter:
         entry = self._at + _WAITS_AT + number % _WAITS * _WAIT.size
         _WAIT.pack_into(self._page, entry, number, size, what.encode()[:16], nbytes, now, 0.0)
 
-    def look(self) -> None:
+    def renew_wait(self) -> None:
         """Note that the wait still lasts."""
         self._times[_LOOKED] = time.monotonic()
 
-    def go_on(self) -> None:
+    def end_wait(self) -> None:
         """End the wait."""
         entry = _WAITS_AT + self._waited % _WAITS * _WAIT.size
         now = time.monotonic()
         self._times[(entry + _ENDED_AT) // 8] = now
         self._times[_LOOKED], self._times[_WAITS_SINCE] = now, 0.0
 
-    def link(self, bytes_per_s: float) -> None:
+    def set_link_rate(self, bytes_per_s: float) -> None:
         """Set the rate at which data goes out to peers."""
         self._times[_LINK_AT // 8] = bytes_per_s
 
-    def moved(self, sent: int, received: int) -> None:
+    def add_moved_bytes(self, sent: int, received: int) -> None:
         """Add bytes of state that were sent and received. Any thread."""
         with self._moving:
             self._sent, self._received = self._sent + sent, self._received + received
@@ -351,7 +351,7 @@ class ProgressPage(AgentMemory):
             collected_s=self._collected_s(index),
         )
 
-    def account(self, index: int, pid: int) -> ProgressAccount | None:
+    def read_account(self, index: int, pid: int) -> ProgressAccount | None:
         """Return the totals and the newest waits of the process `pid` in a slot, or None if they are not known."""
         slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:
@@ -367,7 +367,7 @@ class ProgressPage(AgentMemory):
             link_bytes_per_s=link if 0.0 <= link < _MAX_RATE else 0.0,
         )
 
-    def moved(self, index: int, pid: int) -> tuple[int, int]:
+    def read_moved_bytes(self, index: int, pid: int) -> tuple[int, int]:
         """Return the bytes of state that the process `pid` has sent and received, or zeros if they are not known."""
         slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:

@@ -34,7 +34,7 @@ class TrainingGuard(MetaPathFinder):
         self._expects_script = True
 
     @classmethod
-    def installed(cls) -> TrainingGuard | None:
+    def find_installed(cls) -> TrainingGuard | None:
         """Return the guard of this process, or None if it has none, or no longer has one."""
         return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
 
@@ -45,15 +45,15 @@ class TrainingGuard(MetaPathFinder):
             if name in sys.modules:
                 self._watch(sys.modules[name])
 
-    def attached(self) -> None:
+    def allow_optimizers(self) -> None:
         """Allow optimizers: the script has called `holdfast.init()`, and may use optimizers of its own."""
         if self._stop_watching is not None:
             self._stop_watching()
         self._expects_script = False
 
-    def lift(self) -> None:
+    def remove(self) -> None:
         """Stop watching: the script has called `job.protect()`, or is over."""
-        self.attached()
+        self.allow_optimizers()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

@@ -21,9 +21,9 @@ SILENCE_S = 10.0
 #: How many buffers go into one system call (IOV_MAX is 1024).
 _VECTOR = 512
 #: the most connections from peers that have not authenticated yet
-MAX_STRANGERS = 64
+MAX_PENDING_PEERS = 64
 #: seconds that a peer may take to authenticate
-INTRODUCTION_S = 5.0
+AUTHENTICATION_S = 5.0
 #: connections that the kernel queues until they are accepted
 BACKLOG = 128
 CLOSE_S = 1.0
@@ -93,7 +93,7 @@ def _advance(buffers: list[memoryview], count: int) -> list[memoryview]:
     return left
 
 
-def checksum(pieces: list[memoryview]) -> int:
+def compute_checksum(pieces: list[memoryview]) -> int:
     """Return a 32-bit checksum of the concatenated pieces, to detect accidental corruption.
 
     It uses XXH3 and not CRC-32, because both ends compute it while others wait for the state. XXH3 takes a sixth of the
@@ -107,7 +107,7 @@ def checksum(pieces: list[memoryview]) -> int:
     return value.intdigest() & _CHECKSUM
 
 
-class Sockets:
+class SocketSet:
     """Open sockets that another thread may shut down permanently."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Sockets:
         with self._changed:
             self._open.append(connection)
             if self.shut:
-                shut(connection)
+                shut_down(connection)
 
     def remove(self, connection: socket.socket) -> None:
         """Close a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused."""
@@ -137,16 +137,16 @@ class Sockets:
         with self._changed:
             self.shut = True
             for connection in self._open:
-                shut(connection)
+                shut_down(connection)
             self._changed.wait_for(lambda: not self._open, timeout=wait_s)
 
 
-def shut(connection: socket.socket) -> None:
+def shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # not connected yet, or no longer
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class Strangers:
+class PendingPeers:
     """Connections from peers that have not authenticated yet.
 
     At most `places` are kept, each for at most `seconds`. The oldest is dropped first.
@@ -159,14 +159,14 @@ class Strangers:
         self._lock = threading.Lock()
         self._since: dict[socket.socket, float] = {}
 
-    def enter(self, connection: socket.socket) -> None:
+    def add(self, connection: socket.socket) -> None:
         """Add a connection, and drop the oldest one if there are too many."""
         with self._lock:
             self._since[connection] = self._monotonic()
             while len(self._since) > self._places:
                 self._drop(next(iter(self._since)))
 
-    def leave(self, connection: socket.socket) -> None:
+    def remove(self, connection: socket.socket) -> None:
         """Forget a connection, which may be closed from then on. A repeated call does nothing."""
         with self._lock:
             self._since.pop(connection, None)
@@ -180,10 +180,10 @@ class Strangers:
 
     def _drop(self, connection: socket.socket) -> None:
         del self._since[connection]
-        shut(connection)  # its thread wakes up and closes it
+        shut_down(connection)  # its thread wakes up and closes it
 
 
-class Reception:
+class ThreadedListener:
     """Listens on a free port, and serves each connection in its own thread.
 
     Connections that have not authenticated yet are limited in number and time, and a new one replaces the oldest. So a
@@ -206,11 +206,11 @@ class Reception:
             serve: serves one connection in its thread; raises OSError or struct.error to reject the peer.
             monotonic: the clock for the time limit of authentication.
         """
-        self.strangers = Strangers(MAX_STRANGERS, INTRODUCTION_S, monotonic)
+        self.pending = PendingPeers(MAX_PENDING_PEERS, AUTHENTICATION_S, monotonic)
         self._host, self._name, self._serve_one, self._log = host, name, serve, log
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._connections = Sockets()
+        self._connections = SocketSet()
 
     def start(self) -> int:
         """Listen on a free port, and return it.
@@ -232,7 +232,7 @@ class Reception:
         """Stop listening, and shut down the open connections."""
         self._connections.shut_all()
         if self._listener is not None and self._thread is not None:
-            shut(self._listener)
+            shut_down(self._listener)
             self._thread.join()
             self._listener.close()
         self._connections.shut_all(CLOSE_S)  # so that their threads' last warnings are counted
@@ -240,7 +240,7 @@ class Reception:
 
     def _listen(self, listener: socket.socket) -> None:
         while not self._connections.shut:
-            self.strangers.drop_expired()
+            self.pending.drop_expired()
             self._log.flush()
             try:
                 connection, _ = listener.accept()
@@ -253,7 +253,7 @@ class Reception:
                     time.sleep(_PAUSE_S)
                 continue
             self._connections.add(connection)
-            self.strangers.enter(connection)
+            self.pending.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"holdfast-{self._name}", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -263,7 +263,7 @@ class Reception:
         except (OSError, struct.error) as error:
             self._log.warn(peer, f"a {self._name} at {peer} is rejected: {error}")
         finally:
-            self.strangers.leave(connection)
+            self.pending.remove(connection)
             self._connections.remove(connection)
 
 

@@ -74,7 +74,7 @@ class WorkerLink:
         self._on_order = on_order
         self._listen(on_lost)
 
-    def meet(self, on_unit: Callable[[UnitAnswer], None], on_lost: Callable[[], None]) -> None:
+    def listen_for_unit(self, on_unit: Callable[[UnitAnswer], None], on_lost: Callable[[], None]) -> None:
         """Listen before there are any orders: call `on_unit` for each answer about this worker's replica group."""
         self._on_unit = on_unit
         self._listen(on_lost)

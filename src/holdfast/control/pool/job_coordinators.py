@@ -118,7 +118,7 @@ class JobCoordinators:
 
     # instructions of the pool's machine
 
-    def begin(self, job: PooledJob) -> None:
+    def start(self, job: PooledJob) -> None:
         """Start a coordinator for a job, unless it has one."""
         known = self._hosted.get(job.name)
         if known is not None and known.job.submission == job.submission:
@@ -129,7 +129,7 @@ class JobCoordinators:
         before = known.task if known is not None else None
         hosted.task = asyncio.get_running_loop().create_task(self._keep_running(hosted, before))
 
-    def tell(self, job: str, shares: JobShares) -> None:
+    def send_shares(self, job: str, shares: JobShares) -> None:
         """Send the pool's decision to a job's coordinator, now or once it runs."""
         hosted = self._hosted.get(job)
         if hosted is not None and hosted.job.submission == shares.submission:
@@ -137,7 +137,7 @@ class JobCoordinators:
             if hosted.is_ending:
                 hosted.ended.set()
             if hosted.host is not None:
-                hosted.host.hear(PoolSaid(shares))
+                hosted.host.on_pool_message(PoolSaid(shares))
 
     def close(self, job: str, submission: int) -> None:
         """Close the coordinator of a job after its last messages to its nodes."""
@@ -156,18 +156,18 @@ class JobCoordinators:
 
     def token(self, job: str, submission: int) -> str:
         """Return the token with which a job's nodes authenticate to its coordinator."""
-        return self._settings.token_of(job, submission)
+        return self._settings.job_token(job, submission)
 
-    def shows(self, header: bytes) -> str | None:
+    def find_by_digest(self, header: bytes) -> str | None:
         """Return the job with nodes that send an authorization header with this SHA-256, or None."""
         return self._by_token.get(header)
 
-    def hosted(self, job: str) -> PooledJob | None:
+    def find_job(self, job: str) -> PooledJob | None:
         """Return a job that has, or needs, a coordinator."""
         known = self._hosted.get(job)
         return known.job if known is not None else None
 
-    def used(self) -> set[str]:
+    def used_keys(self) -> set[str]:
         """Return the keys of the records that a coordinator may write to."""
         hosted = {job_key(name, entry.job.submission) for name, entry in self._hosted.items()}
         return hosted | {*self._closing.values()}
@@ -239,18 +239,18 @@ class JobCoordinators:
         ticking: asyncio.Task[None] | None = None
         try:
             host = make_host()
-            await host.begin()
+            await host.start()
             ticking = asyncio.create_task(host.tick())
             hosted.host, hosted.app = host, host.app()
             if hosted.shares is not None:
-                host.hear(PoolSaid(hosted.shares))
+                host.on_pool_message(PoolSaid(hosted.shares))
             self._on_linked(job.name)
             unwanted = asyncio.create_task(hosted.woken.wait())
             await asyncio.wait((host.over, ticking, unwanted), return_when=asyncio.FIRST_COMPLETED)
             if host.over.done():
                 host.over.result()
                 await asyncio.wait((unwanted, ticking), return_when=asyncio.FIRST_COMPLETED)
-                await host.farewell()
+                await host.wait_for_agents()
             unwanted.cancel()
             if ticking.done():
                 ticking.result()

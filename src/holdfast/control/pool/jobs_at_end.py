@@ -24,7 +24,7 @@ _SUSPENDED = ("suspended", "suspending")
 _log = logging.getLogger("holdfast.pool")
 
 
-class Asked(Protocol):
+class EndablePool(Protocol):
     """The methods of `PoolClient` that are used here."""
 
     def status(self) -> Mapping[str, Any]:
@@ -55,7 +55,7 @@ class JobsAtEnd:
 
     def __init__(
         self,
-        client: Callable[[], contextlib.AbstractContextManager[Asked]],
+        client: Callable[[], contextlib.AbstractContextManager[EndablePool]],
         hurried: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
@@ -76,7 +76,7 @@ class JobsAtEnd:
             prefix = f"holdfast: queued jobs ({names}) could not be queued again yet: "
             self._repeat_until(self._queue_all, _QUEUE_S, lambda why: self._say(f"{prefix}{why}"))
 
-    def _repeat_until(self, done: Callable[[Asked], bool], within_s: float, say: Callable[[str], None]) -> None:
+    def _repeat_until(self, done: Callable[[EndablePool], bool], within_s: float, say: Callable[[str], None]) -> None:
         """Repeat a request until it is done, for at most `within_s`. Print the first reason for a failure."""
         until, reported = time.monotonic() + within_s, ""
         with self._client() as client:
@@ -92,7 +92,7 @@ class JobsAtEnd:
                     reported = str(error)
                 time.sleep(_POLL_S)
 
-    def _end_all(self, client: Asked) -> bool:
+    def _end_all(self, client: EndablePool) -> bool:
         """Request the end of the remaining jobs, and return whether all have ended."""
         jobs = client.status()["jobs"]
         waiting = [job for job in jobs if job["state"] in _QUEUED]
@@ -107,7 +107,7 @@ class JobsAtEnd:
                 self._end_job(client, job["job"], saves=job["saves"])
         return not (waiting or admitted or any(job["state"] in _LEAVING for job in jobs))
 
-    def _end_job(self, client: Asked, name: str, *, saves: bool) -> None:
+    def _end_job(self, client: EndablePool, name: str, *, saves: bool) -> None:
         with contextlib.suppress(RefusedError):  # the job has just ended
             if saves:
                 client.suspend(name)
@@ -116,7 +116,7 @@ class JobsAtEnd:
                 client.stop(name, now=True, why="its pool was ended, and it keeps no checkpoints")
                 self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
 
-    def _queue_all(self, client: Asked) -> bool:
+    def _queue_all(self, client: EndablePool) -> bool:
         """Queue the suspended jobs that were queued before. Jobs that were stopped meanwhile are left out."""
         for job in client.status()["jobs"]:
             if job["submission"] in self._queued and job["state"] in _SUSPENDED:

@@ -28,7 +28,7 @@ def job_key(name: str, submission: int) -> str:
     return record_key(f"{name}/{submission}")
 
 
-class Leftovers:
+class RecordSweeper:
     """Removes the leftover records of one pool.
 
     Args:
@@ -46,7 +46,7 @@ class Leftovers:
         #: keys in the store that may have to be removed, or None before the first sweep
         self._present: set[str] | None = None
 
-    async def tidy(self) -> None:
+    async def run(self) -> None:
         """Remove leftover records now and whenever the pool has forgotten a job, forever."""
         while True:
             try:

@@ -39,7 +39,7 @@ from holdfast.control.processes import (
     wait_or_end_frozen,
 )
 from holdfast.control.registry import JobEntry, register, unregister
-from holdfast.control.serving.listening import bind
+from holdfast.control.serving.listening import open_listener
 from holdfast.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -147,7 +147,7 @@ class _LocalPool:
     ) -> None:
         if not settings.port:
             # a restarted server must get the same port, at which its nodes look for it
-            with bind(settings.host, 0) as free:
+            with open_listener(settings.host, 0) as free:
                 settings = replace(settings, port=free.getsockname()[1])
         self._folder = folder
         if settings.store == "memory:":

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.control.separate_process import Aside, answer_in_this_process
+from holdfast.control.separate_process import BackgroundSolver, answer_in_this_process
 from holdfast.coordination.pool.inputs import NextPlansSolved
 from holdfast.coordination.pool.share.interface import Division
 from holdfast.coordination.pool.share.next_plans import WITHIN_S, NextPlansQuestion
 
 
-def foreseer(answer: Callable[[NextPlansSolved], None]) -> Aside[NextPlansQuestion, list[Division]]:
+def make_foreseer(answer: Callable[[NextPlansSolved], None]) -> BackgroundSolver[NextPlansQuestion, list[Division]]:
     """Return a runner that answers one question at a time.
 
     Args:
         answer: called with the result of a question, unless another one was asked meanwhile.
     """
-    return Aside(
+    return BackgroundSolver(
         __name__,
         list[Division],
         lambda question, found: answer(NextPlansSolved(question.number, found or ())),

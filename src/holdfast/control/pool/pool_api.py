@@ -17,7 +17,7 @@ from holdfast.control.api_types import END_HEADER, MAX_WAIT_S, DrainRequest
 from holdfast.control.pool.job_coordinators import JobCoordinators
 from holdfast.control.pool.pool_shell import PoolShell
 from holdfast.control.pool.submission_check import check_submission
-from holdfast.control.serving.http import body_of, error_answer, json_answer, number_of
+from holdfast.control.serving.http import error_answer, json_answer, read_body, read_number
 from holdfast.control.serving.retrying_writer import wait_while_answered
 from holdfast.coordination.pool.foresight import forecast_drain
 from holdfast.coordination.pool.inputs import (
@@ -140,7 +140,7 @@ class PoolApi:
 
     async def events(self, request: Request) -> Response:
         """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it."""
-        after, wait_s = int(number_of(request, "after", 0)), min(number_of(request, "wait", 0.0), MAX_WAIT_S)
+        after, wait_s = int(read_number(request, "after", 0)), min(read_number(request, "wait", 0.0), MAX_WAIT_S)
         await self._shell.journal.wait_beyond(after, wait_s)
         lines = self._shell.journal.read(after)
         return Response(b"".join(lines), media_type=_JSON_LINES, headers={END_HEADER: "0"})
@@ -168,7 +168,7 @@ class PoolApi:
 
     async def submit(self, request: Request) -> Response:
         """Submit a job, and return its number."""
-        spec = await body_of(request, JobSpec, self._body_s)
+        spec = await read_body(request, JobSpec, self._body_s)
         check_submission(spec)
         if answer := await self._feed(SubmitJob(spec)):
             return answer
@@ -176,7 +176,7 @@ class PoolApi:
 
     async def launch(self, request: Request) -> Response:
         """Return the data with which a node starts the processes of a grant of this job."""
-        job = self._jobs.hosted(request.path_params["name"])
+        job = self._jobs.find_job(request.path_params["name"])
         if job is None:
             raise UnreachableError(f"job {request.path_params['name']} has no nodes now")
         token = self._jobs.token(job.name, job.submission)
@@ -185,13 +185,13 @@ class PoolApi:
 
     async def stop(self, request: Request) -> Response:
         """End a job."""
-        body = await body_of(request, StopRequest, self._body_s)
+        body = await read_body(request, StopRequest, self._body_s)
         why = {"why": body.why} if body.why else {}
         return await self._request(StopPooled(request.path_params["name"], body.now, **why))
 
     async def suspend(self, request: Request) -> Response:
         """Suspend a job: it is saved, and leaves its nodes."""
-        body = await body_of(request, SuspendRequest, self._body_s)
+        body = await read_body(request, SuspendRequest, self._body_s)
         return await self._request(SuspendJob(request.path_params["name"], body.force))
 
     async def resume(self, request: Request) -> Response:
@@ -200,12 +200,12 @@ class PoolApi:
 
     async def update(self, request: Request) -> Response:
         """Change the requirements of a job."""
-        body = await body_of(request, UpdateRequest, self._body_s)
+        body = await read_body(request, UpdateRequest, self._body_s)
         return await self._request(UpdateJob(request.path_params["name"], body.changes))
 
     async def compact(self, request: Request) -> Response:
         """Move jobs closer together if that is worth its cost, and return the moves."""
-        body, state = await body_of(request, CompactRequest, self._body_s), self._shell.machine.state
+        body, state = await read_body(request, CompactRequest, self._body_s), self._shell.machine.state
         at = await self._shell.read_durable(lambda: build_occupancy(state))
         found = await self._compute(compact, at, body.worth_s)
         if not body.dry_run and (answer := await self._feed(MoveJobs(found.moves))):
@@ -214,7 +214,7 @@ class PoolApi:
 
     async def what_if(self, request: Request) -> Response:
         """Return the plan that would follow a change."""
-        change, machine = (await body_of(request, WhatIfRequest, self._body_s)).change, self._shell.machine
+        change, machine = (await read_body(request, WhatIfRequest, self._body_s)).change, self._shell.machine
         now, then = await self._shell.read_durable(lambda: machine.preview_change(change))
         policy = machine.config.policy
         found = await self._compute(compute_what_if, policy, now, then)
@@ -222,7 +222,7 @@ class PoolApi:
 
     async def drain(self, request: Request) -> Response:
         """Drain nodes for maintenance, or return the forecast for that."""
-        body, state = await body_of(request, DrainRequest, self._body_s), self._shell.machine.state
+        body, state = await read_body(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
             now = await self._shell.read_durable(state.copy)
             return json_answer({"forecast": await self._compute(forecast_drain, now, body.nodes)})
@@ -230,7 +230,7 @@ class PoolApi:
 
     async def undrain(self, request: Request) -> Response:
         """Allow jobs to use drained nodes again."""
-        return await self._request(UndrainNodes((await body_of(request, DrainRequest, self._body_s)).nodes))
+        return await self._request(UndrainNodes((await read_body(request, DrainRequest, self._body_s)).nodes))
 
     async def forget(self, request: Request) -> Response:
         """Remove a node that will not return."""

@@ -24,8 +24,8 @@ from holdfast.clock import Clock, SystemClock, until_mark
 from holdfast.control.coordinator.settings import is_loopback
 from holdfast.control.file_limit import raise_file_limit
 from holdfast.control.pool.job_coordinators import JobCoordinators
-from holdfast.control.pool.leftovers import Leftovers, job_key
-from holdfast.control.pool.next_plans_process import foreseer
+from holdfast.control.pool.leftovers import RecordSweeper, job_key
+from holdfast.control.pool.next_plans_process import make_foreseer
 from holdfast.control.pool.pool_api import PoolApi
 from holdfast.control.pool.pool_shell import PoolRecordKeeper, PoolShell
 from holdfast.control.pool.settings import PoolSettings
@@ -34,7 +34,7 @@ from holdfast.control.processes import ending_signals
 from holdfast.control.registry import JobEntry, register, unregister
 from holdfast.control.serving.agent_channel import AgentChannel
 from holdfast.control.serving.http import HANDLERS, TokenCheck, TokenGate, error_answer
-from holdfast.control.serving.listening import bind, listener_url, steady_time
+from holdfast.control.serving.listening import listener_url, open_listener, steady_time
 from holdfast.control.serving.predecessor import check_predecessor_ended
 from holdfast.control.serving.stored_record import outdated_store
 from holdfast.control.serving.web import WebServer
@@ -89,7 +89,7 @@ async def serve_pool(
     settings.check()
     settings = replace(settings, token=settings.token or secrets.token_urlsafe(32))
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bind(settings.host, settings.port))
+        listener = stack.enter_context(open_listener(settings.host, settings.port))
         store = stack.enter_context(contextlib.closing(SharedStore(open_store(settings.store))))
         keeper = PoolRecordKeeper(store)
         journal = stack.enter_context(contextlib.closing(_open_journal(settings, keeper.record)))
@@ -172,12 +172,12 @@ class _PoolServer:
         )
         config = replace(settings.config, identity=secrets.token_hex(8))
         pool = Pool(config, keeper.record, journal.last_seq)
-        self._foreseer = foreseer(lambda found: self._start_task(self._shell.feed(found)))
+        self._foreseer = make_foreseer(lambda found: self._start_task(self._shell.feed(found)))
         self._shell = PoolShell(
-            pool, keeper, journal, self._jobs, on_question=self._foreseer.begin, now=now, on_failure=self._on_failure
+            pool, keeper, journal, self._jobs, on_question=self._foreseer.start, now=now, on_failure=self._on_failure
         )
         self._api = PoolApi(self._shell, self._jobs, self._metrics)
-        self._leftovers = Leftovers(store, known=self._record_keys, used=self._jobs.used)
+        self._sweeper = RecordSweeper(store, known=self._record_keys, used=self._jobs.used_keys)
 
     async def check_predecessor_ended(self) -> None:
         """Raise BadInputError if the previous server still serves."""
@@ -195,14 +195,14 @@ class _PoolServer:
             if settings.registry is not None:
                 stack.callback(unregister, register(settings.registry, entry))
             pool = self._shell.machine
-            await self._shell.begin(lambda: pool.start(self._shell.now(), self._url, os.getpid()))
+            await self._shell.start_machine(lambda: pool.start(self._shell.now(), self._url, os.getpid()))
             yield entry
 
     async def run(self) -> int:
         """Serve until a signal ends this server, or it cannot continue."""
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
-        tidying = asyncio.create_task(self._leftovers.tidy())
+        tidying = asyncio.create_task(self._sweeper.run())
         _log.info("the pool listens on %s (its name: %s)", self._url, self._settings.name)
         try:
             with self._handle_signals():
@@ -284,16 +284,16 @@ class _PoolServer:
         )
         gate = TokenCheck(
             token=self._token,
-            known=self._web.known,
+            on_authenticated=self._web.on_authenticated,
             log=self._stranger_log,
             open_metrics=is_loopback(self._settings.host),
-            others=self._is_job_token,
+            accepts_other=self._is_job_token,
         )
-        await self._web.serve(TokenGate(_Router(own, self._jobs, gate), gate), gate.shown)
+        await self._web.serve(TokenGate(_Router(own, self._jobs, gate), gate), gate.has_access)
 
     def _is_job_token(self, header: bytes) -> bool:
         """Return whether this authorization header belongs to any job. `_Router` checks to which."""
-        return self._jobs.shows(hashlib.sha256(header).digest()) is not None
+        return self._jobs.find_by_digest(hashlib.sha256(header).digest()) is not None
 
     def _metrics(self) -> bytes:
         state, registry = self._shell.machine.state, CollectorRegistry()
@@ -330,12 +330,12 @@ class _Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
         parts = path.split("/", 4)
-        job = self._jobs.shows(hashlib.sha256(_authorization(scope["headers"])).digest())
+        job = self._jobs.find_by_digest(hashlib.sha256(_authorization(scope["headers"])).digest())
         if len(parts) > 4 and parts[1] == "jobs" and parts[3] == "job":
-            if job in (None, parts[2]) or self._gate.owns(scope["headers"]):
+            if job in (None, parts[2]) or self._gate.has_own_token(scope["headers"]):
                 await self._forward(parts[2], "/" + parts[4], scope, receive, send)
                 return
-        elif self._gate.owns(scope["headers"]) or (path == "/metrics" and job is None):
+        elif self._gate.has_own_token(scope["headers"]) or (path == "/metrics" and job is None):
             await self._own(scope, receive, send)
             return
         await _refuse(403, "this token opens another job", scope, receive, send)

@@ -45,11 +45,11 @@ class PoolRecordKeeper(StoredRecord[PoolRecord]):
 class JobsOfPool(Protocol):
     """The coordinators of a pool's jobs. No method waits or fails."""
 
-    def begin(self, job: PooledJob) -> None:
+    def start(self, job: PooledJob) -> None:
         """Start a coordinator for a job, unless it has one."""
         ...
 
-    def tell(self, job: str, shares: JobShares) -> None:
+    def send_shares(self, job: str, shares: JobShares) -> None:
         """Send the pool's decision to a job's coordinator, now or once it runs."""
         ...
 
@@ -122,9 +122,9 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
             case DisconnectNode(number):
                 self._close(number)
             case StartCoordinator(job):
-                self._jobs.begin(job)
+                self._jobs.start(job)
             case SendToJob(job, shares):
-                self._jobs.tell(job, shares)
+                self._jobs.send_shares(job, shares)
             case StopCoordinator(job, submission):
                 self._jobs.close(job, submission)
             case SolveNextPlans(question):

@@ -59,7 +59,7 @@ class PoolSettings:
             expected=self.expected,
         )
 
-    def token_of(self, job: str, submission: int) -> str:
+    def job_token(self, job: str, submission: int) -> str:
         """Return the token with which a job's nodes authenticate to its coordinator.
 
         It is the same after a restart of the server.

@@ -29,7 +29,7 @@ def adopt_orphans() -> None:
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
 
 
-def descendants(but: Collection[int] = (), *, trees: bool = False) -> list[int]:
+def find_descendants(but: Collection[int] = (), *, trees: bool = False) -> list[int]:
     """Return the pids of all descendants of this process, including zombies.
 
     Args:
@@ -57,7 +57,7 @@ def kill_all(but: Collection[int] = (), *, trees: bool = False) -> None:
         but: pids to leave out.
         trees: whether to leave out their descendants, too.
     """
-    for pid in descendants(but, trees=trees):
+    for pid in find_descendants(but, trees=trees):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -68,7 +68,7 @@ def reap_orphans(known: Collection[int]) -> None:
     Args:
         known: pids of children that other code here waits for.
     """
-    for pid in descendants(known):
+    for pid in find_descendants(known):
         with contextlib.suppress(ChildProcessError):  # not our child, or reaped already
             os.waitpid(pid, os.WNOHANG)
 
@@ -80,7 +80,7 @@ async def end_all_below(but: Callable[[], Collection[int]], *, trees: bool = Fal
         but: returns pids to leave out.
         trees: whether to leave out their descendants, too.
     """
-    while descendants(but(), trees=trees):
+    while find_descendants(but(), trees=trees):
         kill_all(but(), trees=trees)
         reap_orphans(but())
         await asyncio.sleep(_REAP_POLL_S)

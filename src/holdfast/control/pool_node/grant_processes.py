@@ -80,7 +80,7 @@ class GrantProcesses:
         # Killed processes leave their sockets in this folder.
         self._folder = os.path.join(settings.folder, f"{start.grant}")
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Start the processes of the grant, and return once none is left, whatever happened."""
         launch = await self._get_launch()
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
@@ -92,7 +92,7 @@ class GrantProcesses:
     async def _run_agent(self, launch: PooledLaunch) -> None:
         """Run the job's agent if the node is fit, and return once it has ended."""
         self.grace_s = max(self._settings.grace_s, launch.spec.recovery.grace)
-        self._scripts.looked_at(launch.spec.script)
+        self._scripts.add(launch.spec.script)
         if why := self._why_unfit(launch):
             await self._send_unfit(launch, why)
             return
@@ -104,7 +104,7 @@ class GrantProcesses:
             return
         await self._wait_for_agent(self._child)
 
-    def over(self) -> None:
+    def on_grant_over(self) -> None:
         """Handle the end of the grant: end all processes.
 
         The code of a finished job after its loop still runs to its end.
@@ -120,7 +120,7 @@ class GrantProcesses:
             self._child.send_signal(signal.SIGINT)
             self._child.send_signal(signal.SIGCONT)
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Handle a signal to end the node: the job drains it if there is time for that."""
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
@@ -247,15 +247,15 @@ class GrantProcesses:
             child.send_signal(signal.SIGCONT)
             await asyncio.wait((ended,), timeout=END_S)
         if not ended.done():
-            kill_all(self._zygote.kept)
+            kill_all(self._zygote.template_pids)
             await ended
 
     async def _kill_all(self) -> None:
         """Kill the remaining processes, and return once none is left and none can start."""
         await self._zygote.end()
-        await end_all_below(lambda: self._zygote.kept)
+        await end_all_below(lambda: self._zygote.template_pids)
 
     @property
-    def awaited(self) -> tuple[int, ...]:
+    def awaited_pids(self) -> tuple[int, ...]:
         """The pids of children that this object waits for."""
         return (self._child.pid,) if self._child is not None else ()

@@ -45,11 +45,11 @@ class NextZygote:
         self.path = ""
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def template_pids(self) -> tuple[int, ...]:
         """The pid of the template, which belongs to no grant and is awaited here."""
         return (self._template.pid,) if self._template is not None else ()
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Request a zygote. The previous one has ended with its grant."""
         self._count += 1
         path = os.path.join(self._settings.folder, f"next-{self._count}.sock")
@@ -61,7 +61,7 @@ class NextZygote:
             self._close_listener()
             self._end_lifeline()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the template. Called periodically.
 
         A stopped template is continued. A hung one is killed, and the job's agent starts its own zygote.

@@ -76,7 +76,7 @@ class PoolAgent:
 
     async def run(self) -> int:
         """Connect to the pool, and run its grants."""
-        self._zygote.begin()
+        self._zygote.prepare()
         self._start_task(self._stay_connected())
         self._start_task(self._send_heartbeats())
         self._start_task(self._reap_orphans())
@@ -95,7 +95,7 @@ class PoolAgent:
             with contextlib.suppress(TimeoutError):  # processes that remain end with this process
                 await asyncio.wait_for(end_all_below(tuple), _END_S)
 
-    def told_to_end(self, code: int) -> None:
+    def on_end_signal(self, code: int) -> None:
         """End the node once its job has drained it, or the grace is over. A second call ends it at once."""
         again, self._is_leaving = self._is_leaving, True
         if self._grant is None:
@@ -104,7 +104,7 @@ class PoolAgent:
             self._grant.end()
             self._start_task(self._leave_after(code, _END_S))
         else:
-            self._grant.leave()
+            self._grant.drain()
             self._start_task(self._leave_after(code, self._grant.grace_s + _END_S))
 
     # grants
@@ -129,15 +129,15 @@ class PoolAgent:
                     self._start_task(self._run_grant(self._grant))
                 case ReapGrant(grant):
                     if self._grant is not None and self._grant.grant == grant:
-                        self._grant.over()
+                        self._grant.on_grant_over()
                 case ReportState(stands):
                     self._send(stands)
 
     async def _run_grant(self, grant: GrantProcesses) -> None:
-        await grant.live()
+        await grant.run()
         self._grant = None
         if not self._is_leaving:
-            self._zygote.begin()
+            self._zygote.prepare()
         self._execute(self._fence.on_reaped(grant.grant))
 
     async def _leave_after(self, code: int, within_s: float) -> None:
@@ -208,14 +208,14 @@ class PoolAgent:
     async def _reap_orphans(self) -> None:
         """Reap orphans, and check the process template."""
         while not self._exit.done():
-            self._zygote.look()
-            reap_orphans((*self._zygote.kept, *(self._grant.awaited if self._grant is not None else ())))
+            self._zygote.check()
+            reap_orphans((*self._zygote.template_pids, *(self._grant.awaited_pids if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
 
     async def _watch_scripts(self) -> None:
         """Report changed scripts to the pool: a job that did not accept this node may do so now."""
         while not self._exit.done():
-            if self._scripts.changed():
+            if self._scripts.check_changed():
                 self._execute(self._fence.on_node_changed())
             await asyncio.sleep(_WATCH_S)
 
@@ -231,12 +231,12 @@ class PoolAgent:
             self._exit.set_exception(error)
 
 
-async def live(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
+async def run_until_signal(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
     """Run a pool's node until a signal ends it (SIGTERM, SIGHUP or SIGINT), after its grace."""
     agent = PoolAgent(settings, say)
     loop = asyncio.get_running_loop()
     for number, code in ending_signals().items():
-        loop.add_signal_handler(number, agent.told_to_end, code)
+        loop.add_signal_handler(number, agent.on_end_signal, code)
     return await agent.run()
 
 
@@ -253,4 +253,4 @@ def run_pool_agent(settings: PoolNodeSettings, say: Callable[[str], None]) -> in
     if settings.parent:
         die_with_parent(settings.parent)
     adopt_orphans()
-    return asyncio.run(live(settings, say))
+    return asyncio.run(run_until_signal(settings, say))

@@ -19,14 +19,14 @@ class WatchedScripts:
     def __init__(self) -> None:
         self._known: dict[str, _Fingerprint] = {}
 
-    def looked_at(self, script: str) -> None:
+    def add(self, script: str) -> None:
         """Watch a script, which is about to be checked and started."""
         self._known.pop(script, None)
         self._known[script] = _fingerprint(script)
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
 
-    def changed(self) -> bool:
+    def check_changed(self) -> bool:
         """Return whether any script has changed since the last call."""
         now = {script: _fingerprint(script) for script in self._known}
         before, self._known = self._known, now

@@ -73,7 +73,7 @@ class AgentConnection:
         #: done once all messages are sent, or can no longer be sent
         self.empty: asyncio.Future[None] = loop.create_future()
         #: whether the first message was received
-        self.greeted = False
+        self.has_hello = False
         self._shell = shell
         self._socket = socket
         self._decode = decode
@@ -93,7 +93,7 @@ class AgentConnection:
         if self.closing:
             return
         frame = self._framed(message)
-        if self._socket.writes and not self._queue:
+        if self._socket.is_writable and not self._queue:
             self._socket.write(frame)
             return
         self._queued_bytes += len(frame)
@@ -118,21 +118,21 @@ class AgentConnection:
     def refuse(self, why: str) -> None:
         """Close the connection because of an invalid message, or a missing one."""
         _log.warning("connection %d is closed: %s", self.number, why)
-        self._shell.refused()
+        self._shell.count_refusal()
         self.close(_POLICY_VIOLATION, why)
 
     # called by the socket
 
     def on_writable(self) -> None:
         """Send waiting messages while the socket has room."""
-        while self._queue and self._socket.writes:
+        while self._queue and self._socket.is_writable:
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
             self._socket.write(frame)
         if self.closing and not self._queue:
             _set_done(self.empty)
 
-    def ended(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         """Handle the end of the connection."""
         if code == _TOO_BIG:
             self.refuse(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
@@ -140,7 +140,7 @@ class AgentConnection:
         _set_done(self.closed)
         _set_done(self.empty)
 
-    def received(self, data: bytes | None) -> None:
+    def on_message(self, data: bytes | None) -> None:
         """Handle a received message, or queue it while another one is being handled."""
         if self._handling is None:
             self._process(data)
@@ -148,7 +148,7 @@ class AgentConnection:
             self._inbound.append(data)
             self._socket.pause()
 
-    async def heard(self) -> None:
+    async def wait_until_handled(self) -> None:
         """Wait until all received messages are handled."""
         while self._handling is not None:
             await asyncio.wait((self._handling,))
@@ -180,17 +180,17 @@ class AgentConnection:
         except MALFORMED as error:
             self.refuse(f"a malformed message: {error}")
             return None
-        if isinstance(message, self._hello) == self.greeted:
-            self.refuse("a second Hello" if self.greeted else "the first message is not a Hello")
+        if isinstance(message, self._hello) == self.has_hello:
+            self.refuse("a second Hello" if self.has_hello else "the first message is not a Hello")
             return None
         return message
 
     def _handle(self, message: Any) -> asyncio.Future[None] | None:
         """Return the rest of the work as a future, or None if all is done."""
         if isinstance(message, self._hello):
-            self.greeted = True
-            return asyncio.ensure_future(self._shell.add(self.number, self, message))
-        rest = self._shell.heard(self.number, message)
+            self.has_hello = True
+            return asyncio.ensure_future(self._shell.add_connection(self.number, self, message))
+        rest = self._shell.on_message(self.number, message)
         if rest is None and isinstance(message, AppliedSteps):
             # more such messages may be waiting: let other connections run in between
             return asyncio.ensure_future(asyncio.sleep(0))
@@ -243,9 +243,9 @@ class AgentChannel:
     async def serve(self, websocket: WebSocket) -> None:
         """Accept the WebSocket of one agent, and serve it until its connection ends."""
         await websocket.accept()
-        await self.attend(websocket, direct_socket(websocket))
+        await self.serve_socket(websocket, direct_socket(websocket))
 
-    async def attend(self, websocket: WebSocket, socket: DirectSocket) -> None:
+    async def serve_socket(self, websocket: WebSocket, socket: DirectSocket) -> None:
         """Serve one agent over an accepted socket."""
         connection = AgentConnection(
             next(self._numbers), self._shell, socket, self._decoder.decode, self._framer, hello=self._hello
@@ -253,14 +253,14 @@ class AgentChannel:
         socket.take_over(connection)
         try:
             await asyncio.wait((connection.closed,), timeout=self._hello_timeout_s)
-            if not connection.greeted and not connection.closed.done():
+            if not connection.has_hello and not connection.closed.done():
                 connection.refuse("no Hello in time")
             await connection.closed
-            if socket.stands:
+            if socket.is_open:
                 await _close_gracefully(connection, websocket, socket)
-            await connection.heard()
+            await connection.wait_until_handled()
         finally:
-            await self._shell.remove(connection.number)
+            await self._shell.remove_connection(connection.number)
 
 
 async def _close_gracefully(connection: AgentConnection, websocket: WebSocket, socket: DirectSocket) -> None:

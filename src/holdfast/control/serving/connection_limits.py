@@ -57,7 +57,7 @@ def check_room(nodes_to_begin: int, max_nodes: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Limits on unauthenticated connections (strangers)."""
 
     #: most strangers at a time; fewer if few files may be open
@@ -78,7 +78,7 @@ class _Connection:
     dropped: bool = False
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self.socket.fileno() < 0
 
     def drop(self) -> None:
@@ -99,7 +99,7 @@ class ConnectionLimiter:
         protocol: Callable[[Callable[[], object]], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         log: CountedLog,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         """Accept no connection yet.
 
@@ -114,7 +114,7 @@ class ConnectionLimiter:
         self._protocol = protocol
         self._tls = tls
         self._log = log
-        self._limits = limits or Limits()
+        self._limits = limits or ConnectionLimits()
         self._loop = asyncio.get_running_loop()
         #: unauthenticated connections by host and port, oldest first
         self._strangers: dict[str, dict[int, _Connection]] = {}
@@ -125,7 +125,7 @@ class ConnectionLimiter:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
-    def opened(self) -> Generator[None]:
+    def accepting(self) -> Generator[None]:
         """Accept connections while inside. Accepted connections stay open afterwards."""
         self._resume()
         self._forget_closed()
@@ -137,7 +137,7 @@ class ConnectionLimiter:
                 timer.cancel()
             self._log.flush(everything=True)
 
-    def known(self, client: Address | None) -> None:
+    def on_authenticated(self, client: Address | None) -> None:
         """Note that the peer with this address has sent a valid token."""
         connection = self._remove(client) if client else None
         if client and connection is not None:
@@ -259,6 +259,6 @@ class ConnectionLimiter:
 
     def _forget_closed(self) -> None:
         """Forget connections that have ended."""
-        self._known = {address: connection for address, connection in self._known.items() if not connection.over}
+        self._known = {address: connection for address, connection in self._known.items() if not connection.is_closed}
         self._log.flush()
         self._timers["check"] = self._loop.call_later(_CHECK_S, self._forget_closed)

@@ -32,7 +32,7 @@ class ReadBuffer:
     def __init__(self) -> None:
         self.room = memoryview(bytearray(SMALL_BYTES))
 
-    def take(self, count: int) -> bytes:
+    def get_data(self, count: int) -> bytes:
         """Return the data that was read: the first `count` bytes of the buffer."""
         data, size = bytes(self.room[:count]), len(self.room)
         if count == size < LARGE_BYTES:
@@ -50,11 +50,11 @@ class FrameTracker:
         self._left = 0
 
     @property
-    def between(self) -> bool:
+    def is_between_frames(self) -> bool:
         """Whether the next byte begins a frame."""
         return not (self._left or self._head)
 
-    def take(self, data: bytes) -> None:
+    def process(self, data: bytes) -> None:
         """Process received bytes."""
         data, at = bytes(self._head + data), self._left
         while at < len(data):

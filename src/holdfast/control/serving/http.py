@@ -39,19 +39,19 @@ class TokenCheck:
     #: the token of this server
     token: str
     #: called with the address of each connection that has sent a valid token
-    known: Callable[[Address | None], None]
+    on_authenticated: Callable[[Address | None], None]
     #: log of requests without a valid token
     log: CountedLog
     #: whether /metrics needs no token
     open_metrics: bool
     #: returns whether another `authorization` header is accepted as well; the handlers restrict its use
-    others: Callable[[bytes], bool] = _refuse_all
+    accepts_other: Callable[[bytes], bool] = _refuse_all
 
-    def shown(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def has_access(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether the headers of a request contain any accepted token."""
-        return self.owns(headers) or self.others(_authorization(headers))
+        return self.has_own_token(headers) or self.accepts_other(_authorization(headers))
 
-    def owns(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def has_own_token(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether they contain the token of this server."""
         return hmac.compare_digest(_authorization(headers), b"Bearer " + self.token.encode())
 
@@ -67,8 +67,8 @@ class TokenGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if self._gate.shown(scope["headers"]):
-            self._gate.known(scope["client"])
+        if self._gate.has_access(scope["headers"]):
+            self._gate.on_authenticated(scope["client"])
             await self._app(scope, receive, send)
             return
         if self._gate.open_metrics and scope["type"] == "http" and scope["path"] == "/metrics":
@@ -121,7 +121,7 @@ def error_answer(status: int, why: str, headers: dict[str, str] | None = None) -
     return JSONResponse({"error": why}, status_code=status, headers=headers)
 
 
-def number_of(request: Request, name: str, default: float) -> float:
+def read_number(request: Request, name: str, default: float) -> float:
     text = request.query_params.get(name, str(default))
     try:
         number = float(text)
@@ -132,7 +132,7 @@ def number_of(request: Request, name: str, default: float) -> float:
     return number
 
 
-async def body_of(request: Request, kind: type[T], limit_s: float) -> T:
+async def read_body(request: Request, kind: type[T], limit_s: float) -> T:
     """Read and decode a small JSON body. An empty body counts as `{}`.
 
     Raises:

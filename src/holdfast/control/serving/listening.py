@@ -9,7 +9,7 @@ from holdfast.clock import Clock
 from holdfast.errors import BadInputError
 
 
-def bind(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket, which reserves the port from now on.
 
     Raises:

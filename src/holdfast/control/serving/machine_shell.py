@@ -24,7 +24,7 @@ from holdfast.protocol.messages.agent import Part
 from holdfast.protocol.names import MAX_PART_BYTES
 
 #: most waiting inputs handled in one transaction, because it blocks the event loop
-MOST_AT_ONCE = 64
+MAX_INPUTS = 64
 
 T = TypeVar("T")
 #: type of the inputs of the machine, of its instructions, and of its record
@@ -45,24 +45,24 @@ class Connection(Protocol):
         ...
 
 
-class Turns:
+class TransactionLock:
     """The lock that lets one transaction run at a time, in the order of the requests.
 
-    It is an asynchronous context manager. `take` acquires it without waiting if it is free.
+    It is an asynchronous context manager. `try_acquire` acquires it without waiting if it is free.
     """
 
     def __init__(self) -> None:
         self._is_held = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Acquire the lock if it is free, and return whether it was."""
         if self._is_held:
             return False
         self._is_held = True
         return True
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release the lock: the longest waiter gets it."""
         while self._waiting:
             first = self._waiting.popleft()
@@ -72,7 +72,7 @@ class Turns:
         self._is_held = False
 
     async def __aenter__(self) -> None:
-        if self.take():
+        if self.try_acquire():
             return
         acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(acquired)
@@ -80,11 +80,11 @@ class Turns:
             await acquired
         except asyncio.CancelledError:
             if not acquired.cancelled():
-                self.give()  # the lock was passed to this waiter already
+                self.release()  # the lock was passed to this waiter already
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self.give()
+        self.release()
 
 
 class _QueuedInput(Generic[I]):
@@ -132,7 +132,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_connected = on_connected
         self._on_failure = on_failure
         self._stopped = False
-        self._lock = Turns()
+        self._lock = TransactionLock()
         #: inputs that no transaction has handled yet, in order
         self._waiting: deque[_QueuedInput[I]] = deque()
         self._writer = RetryingWriter(now, self._store_back)
@@ -168,12 +168,12 @@ class MachineShell(ABC, Generic[I, O, R]):
     def _write_record(self, record: R) -> None:
         """Write a record to the store. Called in a thread."""
 
-    def refused(self) -> None:
+    def count_refusal(self) -> None:
         """Note that a connection was closed because of an invalid message."""
 
     # transactions
 
-    async def begin(self, start: Callable[[], list[O]]) -> None:
+    async def start_machine(self, start: Callable[[], list[O]]) -> None:
         """Start the machine. Afterwards the store and the journal contain this server as the leader.
 
         Raises:
@@ -190,7 +190,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         Raises:
             RefusedError: the store is unavailable.
         """
-        self._writer.check()
+        self._writer.check_available()
 
     @property
     def unanswered_s(self) -> float:
@@ -213,7 +213,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         """
         return await self._run_in_order(lambda: event)
 
-    def heard(self, number: int, message: Any) -> asyncio.Future[None] | None:
+    def on_message(self, number: int, message: Any) -> asyncio.Future[None] | None:
         """Handle an agent's message as `feed` does, but at once if no transaction is open.
 
         Returns:
@@ -223,17 +223,17 @@ class MachineShell(ABC, Generic[I, O, R]):
             JournalError: the disk fails.
         """
         event = self._input_for_message(number, message)
-        if not self._lock.take():
+        if not self._lock.try_acquire():
             return asyncio.ensure_future(self._feed(event))
         rest = None
         try:
             rest = self._start_transaction(event)
         finally:
             if rest is None:
-                self._lock.give()
+                self._lock.release()
         return None if rest is None else asyncio.ensure_future(self._finish_transaction(*rest))
 
-    async def add(self, number: int, connection: Connection, hello: Any) -> None:
+    async def add_connection(self, number: int, connection: Connection, hello: Any) -> None:
         """Add a connection, and handle its first message."""
 
         def admit() -> I | None:
@@ -246,7 +246,7 @@ class MachineShell(ABC, Generic[I, O, R]):
 
         await self._run_in_order(admit)
 
-    async def remove(self, number: int) -> None:
+    async def remove_connection(self, number: int) -> None:
         """Handle the end of a connection. One that never sent a Hello is ignored."""
 
         def admit() -> I | None:
@@ -328,7 +328,7 @@ class MachineShell(ABC, Generic[I, O, R]):
     def _handle_queued(self, taken: list[_QueuedInput[I]]) -> list[list[O]]:
         """Pass the waiting inputs to the machine, add them to `taken`, and return the instructions for each."""
         answers: list[list[O]] = []
-        while self._waiting and len(taken) < MOST_AT_ONCE:
+        while self._waiting and len(taken) < MAX_INPUTS:
             queued = self._waiting.popleft()
             taken.append(queued)
             stopped, event = self._stopped, queued.admit()
@@ -357,7 +357,7 @@ class MachineShell(ABC, Generic[I, O, R]):
             with self._stop_on_failure():
                 await _wait_uninterrupted(self._write_and_continue(record, rest))
         finally:
-            self._lock.give()
+            self._lock.release()
 
     @contextlib.contextmanager
     def _stop_on_failure(self) -> Generator[None]:
@@ -380,7 +380,7 @@ class MachineShell(ABC, Generic[I, O, R]):
     async def _write_and_continue(self, record: R, rest: Iterator[O]) -> None:
         unfinished: tuple[R, Iterator[O]] | None = record, rest
         while unfinished is not None:
-            await self._writer.make(partial(self._write_record, unfinished[0]))
+            await self._writer.write(partial(self._write_record, unfinished[0]))
             unfinished = self._execute_until_record(rest)
 
     def _execute_until_record(self, instructions: Iterator[O]) -> tuple[R, Iterator[O]] | None:

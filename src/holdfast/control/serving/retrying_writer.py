@@ -38,7 +38,7 @@ class RetryingWriter:
         #: time at which the current write was begun, or None without one
         self._begun: float | None = None
 
-    async def make(self, write: Callable[[], None]) -> None:
+    async def write(self, write: Callable[[], None]) -> None:
         """Make a write in a thread, and return once it has succeeded.
 
         Raises:
@@ -74,7 +74,7 @@ class RetryingWriter:
         """Stop waiting for the store: a write that finds it unavailable fails."""
         self._given_up.set()
 
-    def check(self) -> None:
+    def check_available(self) -> None:
         """Refuse a request that would have to wait for the store.
 
         Raises:

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from holdfast.control.serving.connection_limits import Address, ConnectionLimiter, Limits
+from holdfast.control.serving.connection_limits import Address, ConnectionLimiter, ConnectionLimits
 from holdfast.control.serving.frames import FrameTracker, ReadBuffer, short_message
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
@@ -70,7 +70,7 @@ class _Protocol(H11Protocol):
 class SocketUser(Protocol):
     """The code that has taken a WebSocket over."""
 
-    def received(self, data: bytes | None) -> None:
+    def on_message(self, data: bytes | None) -> None:
         """Handle a received message, or None for a text message."""
         ...
 
@@ -78,7 +78,7 @@ class SocketUser(Protocol):
         """Handle that the written data is out, so that the socket has room again."""
         ...
 
-    def ended(self, code: int) -> None:
+    def on_closed(self, code: int) -> None:
         """Handle the end of the connection. May be called twice."""
         ...
 
@@ -106,24 +106,24 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         while not self.queue.empty():
             event = cast(Mapping[str, Any], self.queue.get_nowait())
             if event["type"] == "websocket.receive":
-                user.received(event.get("bytes"))
+                user.on_message(event.get("bytes"))
             else:
-                user.ended(event["code"])
+                user.on_closed(event["code"])
         self.resume()
 
     @property
-    def writes(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether it accepts frames now."""
         return self.writable.is_set()
 
     @property
-    def stands(self) -> bool:
+    def is_open(self) -> bool:
         """Whether neither side has ended or closed it."""
         return not (self.disconnected or self.close_sent or self.transport.is_closing())
 
     def write(self, frame: bytes) -> None:
         """Send a whole frame. It is dropped if the connection has ended."""
-        if self.stands:
+        if self.is_open:
             self.transport.write(frame)
 
     def abort(self) -> None:
@@ -151,24 +151,24 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         assert self._read is not None
-        self.data_received(self._read.take(nbytes))
+        self.data_received(self._read.get_data(nbytes))
 
     # called by uvicorn
 
     def data_received(self, data: bytes) -> None:
         if self._ends is None:
             self._ends = FrameTracker()  # these bytes are the request, and nothing else
-        elif not self._ends.between:
-            self._ends.take(data)
+        elif not self._ends.is_between_frames:
+            self._ends.process(data)
         else:
             # Between the parts of a message, only its next part is valid, and the parser checks that.
             if self._user is not None and not self.frames and self.conn.state is State.OPEN:
                 message = short_message(data)
                 if message is not None:
                     if not self.close_sent:
-                        self._user.received(message)
+                        self._user.on_message(message)
                     return
-            self._ends.take(data)
+            self._ends.process(data)
         super().data_received(data)
 
     def handle_connect(self, event: Request) -> None:
@@ -182,7 +182,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             return
         frames, self.frames = self.frames, []
         if not self.close_sent:
-            self._user.received(b"".join(frames) if self.curr_msg_data_type == "bytes" else None)
+            self._user.on_message(b"".join(frames) if self.curr_msg_data_type == "bytes" else None)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -193,12 +193,12 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         code = self.conn.close_sent.code if self.conn.close_sent is not None else 1006
         super().handle_parser_exception()
         if self._user is not None:
-            self._user.ended(code)
+            self._user.on_closed(code)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._user is not None:
-            self._user.ended(1006)
+            self._user.on_closed(1006)
 
 
 def direct_socket(websocket: WebSocket) -> DirectSocket:
@@ -216,7 +216,7 @@ class WebServer:
         *,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         """Create the server. `serve` starts it.
 
@@ -232,13 +232,13 @@ class WebServer:
         self._log = log
         self._limits = limits
         self._server: uvicorn.Server | None = None
-        self._doorkeeper: ConnectionLimiter | None = None
+        self._limiter: ConnectionLimiter | None = None
         self._stopped = False
 
-    def known(self, client: Address | None) -> None:
+    def on_authenticated(self, client: Address | None) -> None:
         """Note that the peer of a connection has sent a valid token."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.known(client)
+        if self._limiter is not None:
+            self._limiter.on_authenticated(client)
 
     async def serve(self, app: ASGIApp, shown: TokenTest) -> None:
         """Serve until `stop`.
@@ -255,8 +255,8 @@ class WebServer:
         def protocol(on_lost: Callable[[], object]) -> H11Protocol:
             return _Protocol(config, server.server_state, shown, on_lost)
 
-        self._doorkeeper = ConnectionLimiter(self._listener, protocol, config.ssl, self._log, self._limits)
-        with self._libraries_counted(), self._doorkeeper.opened():
+        self._limiter = ConnectionLimiter(self._listener, protocol, config.ssl, self._log, self._limits)
+        with self._libraries_counted(), self._limiter.accepting():
             await server.serve(sockets=[])
             await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # wait for the cancelled tasks
 

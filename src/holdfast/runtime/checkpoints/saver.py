@@ -113,7 +113,7 @@ class PartSink(Protocol):
     """Writes a worker's parts: to its agent, or directly to the storage without an agent."""
 
     @property
-    def free(self) -> bool: ...
+    def is_free(self) -> bool: ...
 
     def write(self, part: PartToWrite) -> None: ...
 
@@ -189,7 +189,7 @@ class CheckpointSaver:
 
     def is_still_saving(self, step: int) -> bool:
         """Return whether this worker's part of an earlier checkpoint prevents saving after `step`, on all workers."""
-        return (self.is_timed or self.is_due(step)) and not self._sink.free
+        return (self.is_timed or self.is_due(step)) and not self._sink.is_free
 
     @property
     def is_timed(self) -> bool:

@@ -38,7 +38,7 @@ def make_sink(
         return PartSpool(Path(settings.parts), worker, send, at_disk), lambda order: None
     first, second = (CheckpointStore(storage, send, worker=worker, at_disk=at_disk) for _ in range(2))
     lanes = CheckpointLanes(first, second)
-    return lanes, lanes.obey
+    return lanes, lanes.execute
 
 
 def make_saver(

@@ -134,7 +134,7 @@ class Evaluator:
     def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
         """Run one evaluation; return False if a Stop came."""
         comm, held = groups.domain, self._shard_results.setdefault(evaluation.name, {})
-        self._shared.progress.at(Activity.EVALUATING)
+        self._shared.progress.start_activity(Activity.EVALUATING)
         holders = self._find_holders(evaluation, groups.world, held)
         missing = [shard for shard, holder in enumerate(holders) if holder is None]
         with _preserve_script_state(self._workload), torch.no_grad():
@@ -147,7 +147,7 @@ class Evaluator:
                     return False
         results = {shard: held[shard] for shard in missing[comm.rank :: comm.size]}
         results |= {shard: held[shard] for shard, holder in enumerate(holders) if holder == comm.rank}
-        self._shared.progress.at(Activity.EVALUATING)
+        self._shared.progress.start_activity(Activity.EVALUATING)
         # Results of a replica group's ranks may differ by rounding, if experts were summed elsewhere. Use the first
         # rank's.
         results = {} if self._workload.position.local_rank else results
@@ -177,7 +177,7 @@ class Evaluator:
             shard = shards[rank]
             if not self._agree_on_shard(evaluation, generation, shard):
                 return False
-            self._shared.progress.at(Activity.EVALUATING, shard)
+            self._shared.progress.start_activity(Activity.EVALUATING, shard)
             result = self._measure_shard(evaluation, shard)
             if experts is not None and not experts.has_evaluated_shard():
                 raise BadInputError(
@@ -187,7 +187,7 @@ class Evaluator:
             if experts is None or experts.void is None:
                 held[shard] = result
         elif experts is not None:
-            self._shared.progress.at(Activity.EVALUATING)
+            self._shared.progress.start_activity(Activity.EVALUATING)
             experts.serve_evaluation_shard(self._step, shards[0])
         return experts is None or experts.void is None
 
@@ -266,7 +266,7 @@ class Evaluator:
             return
         share = PartShare.of_member(plan, self._shared.machine.worker)
         if not saver.has_saved(step, share):
-            self._shared.progress.at(Activity.SAVING)
+            self._shared.progress.start_activity(Activity.SAVING)
             saver.save(
                 self._workload.state, step, share, self._experts.rows_to_save if self._experts is not None else None
             )

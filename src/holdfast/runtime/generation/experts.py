@@ -69,7 +69,7 @@ class SessionExperts:
             parcels = resources.parcels if resources is not None else None
         if parcels is None or not parcels.is_receiving:
             return True
-        self._shared.progress.at(Activity.RECEIVING)
+        self._shared.progress.start_activity(Activity.RECEIVING)
         if self._shared.wait_for(generation, lambda: parcels.has_ended or None) is None:
             return False
         try:
@@ -85,7 +85,7 @@ class SessionExperts:
             self._shared.execute(
                 machine.finish_background_transfer(received_bytes=parcels.nbytes, transfer_s=parcels.seconds)
             )
-        self._shared.progress.at(Activity.REDUCING)
+        self._shared.progress.start_activity(Activity.REDUCING)
         return True
 
     def verify_copies(self, groups: Groups, generation: int) -> bool:

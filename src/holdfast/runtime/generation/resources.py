@@ -198,7 +198,7 @@ class SharedContext:
 
     def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
         """Retire groups after an interrupted collective, and report what interrupted it, unless it was a Stop."""
-        self.progress.at(Activity.AWAITING)
+        self.progress.start_activity(Activity.AWAITING)
         groups.retire()
         if not isinstance(error, HaltedError):
             self.report_failure(generation, error)
@@ -245,7 +245,7 @@ class SharedContext:
             with self.changed:
                 return wanted()
 
-        self.progress.at(Activity.AWAITING)
+        self.progress.start_activity(Activity.AWAITING)
         return self.proposals.agree(proposal, still_wanted)
 
     def notify(self) -> None:

@@ -262,16 +262,16 @@ class Communicator:
 
     def _poll_until_done(self, pending: Pending) -> None:
         """Return when an operation is done; report the wait meanwhile."""
-        self.progress.wait(pending.what, self.size, sum(tensor.nbytes for tensor in pending.tensors))
+        self.progress.start_wait(pending.what, self.size, sum(tensor.nbytes for tensor in pending.tensors))
         try:
             while not pending.done():
                 # It may complete between the two checks; then it counts.
                 if self.halted() and not pending.done():
                     raise HaltedError(f"generation {self.generation} was halted in {pending.what}")
                 pending.sleep(HALT_POLL_S)
-                self.progress.look()
+                self.progress.renew_wait()
         finally:
-            self.progress.go_on()
+            self.progress.end_wait()
 
     def report_waits_to(self, progress: ProgressSlot) -> None:
         """Report from now on the waits of the thread that uses this communicator."""

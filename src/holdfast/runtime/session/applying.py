@@ -85,11 +85,11 @@ class StepApplier:
             forward, last_good = machine.phase is Phase.FORWARD, machine.leaves_good_state
         if last_good and not forward:
             self._save_good_state(step - 1, plan)
-        self._shared.progress.at(Activity.APPLYING)
+        self._shared.progress.start_activity(Activity.APPLYING)
         self._workload.apply(commit)
         self._faults.strike_at("applying", step)
         failure = self._run_after_apply(step, commit)
-        self._shared.progress.at(Activity.APPLYING)
+        self._shared.progress.start_activity(Activity.APPLYING)
         self._workload.state.watch.record()
         digest = state_hash(self._workload.state.capture()) if self._is_verified_step(step) else ""
         with self._shared.changed:
@@ -102,7 +102,7 @@ class StepApplier:
         if failure is not None:
             self._on_after_apply_error(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None
-        self._shared.progress.at(Activity.SAVING)
+        self._shared.progress.start_activity(Activity.SAVING)
         if self._snapshots is not None and not forward:
             self._snapshots.on_step_applied(plan, step)  # FORWARD is only for workers that had not applied the step.
         self._report_and_save(step, plan, rank, groups, commit)
@@ -120,7 +120,7 @@ class StepApplier:
         """Run the script's part of a step; return its exception. Model and optimizer are complete even then."""
         if self._after_apply is None:
             return None
-        self._shared.progress.at(Activity.SCRIPT)
+        self._shared.progress.start_activity(Activity.SCRIPT)
         try:
             self._after_apply(step, commit)
             self._workload.updates.check_schedules()
@@ -155,7 +155,7 @@ class StepApplier:
         share = PartShare.of_member(plan, self._shared.machine.worker)
         if self._saver is None or not step or self._saver.has_saved(step, share):
             return
-        self._shared.progress.at(Activity.SAVING)
+        self._shared.progress.start_activity(Activity.SAVING)
         self._saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def finish_loop(self) -> None:
@@ -197,7 +197,7 @@ class StepApplier:
         shared, saver = self._shared, self._saver
         with shared.changed:
             generation = shared.machine.generation
-        shared.progress.at(Activity.FINISHED)
+        shared.progress.start_activity(Activity.FINISHED)
         if saver is not None:
             if not self._is_last_generation:
                 # The save of the last state could overtake the save of a best state, which would be lost.
@@ -237,5 +237,5 @@ class StepApplier:
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
         if resources is not None and not resources.has_sent:
-            self._shared.progress.at(Activity.AWAITING)
+            self._shared.progress.start_activity(Activity.AWAITING)
             self._shared.wait_for(generation, lambda: resources.has_sent)

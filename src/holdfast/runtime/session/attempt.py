@@ -85,7 +85,7 @@ class Attempt:
             if not self._agree_on_micro_batch(micro_batch):
                 return
             # From here on the coordinator may count on this micro-batch, so it is finished in any case.
-            progress.at(Activity.COMPUTE, micro_batch)
+            progress.start_activity(Activity.COMPUTE, micro_batch)
             self.current_micro_batch, began = micro_batch, time.monotonic()
             self._faults.strike_in_compute(self.step)
             yield micro_batch
@@ -95,7 +95,7 @@ class Attempt:
             self._workload.keep_note(micro_batch)
             if self._exchange_failed:
                 return
-        progress.at(Activity.SCRIPT)
+        progress.start_activity(Activity.SCRIPT)
         self.complete = self._serve_surplus_rounds()
 
     def _agree_on_micro_batch(self, micro_batch: int) -> bool:
@@ -184,7 +184,7 @@ class Attempt:
             groups = resources.groups if resources is not None else None
         if groups is None or not self._shared.cross(self._generation, lambda machine: machine.begin_reduction()):
             return False
-        self._shared.progress.at(Activity.REDUCING)
+        self._shared.progress.start_activity(Activity.REDUCING)
         try:
             v = self._reduce_and_vote(groups)
         except (HaltedError, PeerLostError) as error:
@@ -212,7 +212,7 @@ class Attempt:
         for number in range(len(share), -(-self._workload.micro_batches // units)):
             if self.undone:
                 return False
-            self._shared.progress.at(Activity.COMPUTE)
+            self._shared.progress.start_activity(Activity.COMPUTE)
             self._workload.flop.start_round()
             experts.serve_micro_batch(self.step, number)
             self._send_flop(0)
@@ -239,7 +239,7 @@ class Attempt:
         v = self._workload.reduce(domain, all_workers, fingerprint)
         rate = self._shared.link_rate.measure(groups.domain.sockets)
         if rate is not None:
-            self._shared.progress.link(rate)
+            self._shared.progress.set_link_rate(rate)
         if not (self._await_experts(self._generation) and self._cross_ready(v)):
             return None
         self._faults.strike_at("ready", self.step)
@@ -267,7 +267,7 @@ class Attempt:
             if self._shared.is_over(self._generation) or not machine.begin_vote():
                 return None
             flags, wishes = machine.generations.flags, (*machine.wishes.raised, *saving)
-        self._shared.progress.at(Activity.VOTED)
+        self._shared.progress.start_activity(Activity.VOTED)
         try:
             pending = commit_operation.start_commit(groups.world, flags, wishes)
             self._faults.strike_at("voted", self.step)

@@ -69,9 +69,9 @@ class GenerationEntry:
             self._stash_state(task.plan)
             return
         progress = self._shared.progress
-        progress.at(Activity.ENTERING)
+        progress.start_activity(Activity.ENTERING)
         if isinstance(task, Forward):
-            progress.at(Activity.FORWARD)
+            progress.start_activity(Activity.FORWARD)
             self._faults.strike_at("forward", task.step)
             self._applier.apply_step(generation, task.step, task.commit)
             return
@@ -82,13 +82,13 @@ class GenerationEntry:
             return
         match task:
             case Load():
-                progress.at(Activity.LOADING)
+                progress.start_activity(Activity.LOADING)
                 self._load_state(resources, task.plan, task.source)
             case Move():
-                progress.at(Activity.MOVING)
+                progress.start_activity(Activity.MOVING)
                 self._move_experts(resources, task.plan, groups)
             case Receive():
-                progress.at(Activity.RECEIVING)
+                progress.start_activity(Activity.RECEIVING)
                 self._receive_state(resources, together=task.together)
             case Enter():
                 self._enter(resources)
@@ -97,7 +97,7 @@ class GenerationEntry:
         """Copy the state into this node's memory, before another layout comes into force. The result was reported."""
         if self._snapshots is None:
             raise RuntimeError("the state must be stashed, but this worker has no folder for it")
-        self._shared.progress.at(Activity.SAVING)
+        self._shared.progress.start_activity(Activity.SAVING)
         self._workload.state.watch.check_unchanged()
         with self._shared.changed:
             step = self._shared.machine.applied
@@ -199,7 +199,9 @@ class GenerationEntry:
             with self._shared.changed:
                 self._shared.execute(machine.cancel_adoption())
             return
-        self._shared.progress.at(Activity.RECEIVING)  # Waiting for the other ranks reported another activity.
+        self._shared.progress.start_activity(
+            Activity.RECEIVING
+        )  # Waiting for the other ranks reported another activity.
         if self._snapshots is not None:
             self._snapshots.wait_copied()
         try:
@@ -238,5 +240,5 @@ class GenerationEntry:
 
     def _await_generation_end(self, generation: int) -> None:
         """Wait for the Stop of a generation that cannot continue. The coordinator knows the reason."""
-        self._shared.progress.at(Activity.AWAITING)
+        self._shared.progress.start_activity(Activity.AWAITING)
         self._shared.wait_for(generation, lambda: None)

@@ -441,8 +441,8 @@ class Job:
                 session.on_script_end, session.locate_error, session.hold_state, session.left_loop.save
             )
             self._last_words.install()
-        if guard := TrainingGuard.installed():
-            guard.lift()
+        if guard := TrainingGuard.find_installed():
+            guard.remove()
         return session
 
 
@@ -469,8 +469,8 @@ def init(
     if LOADER in os.environ:
         raise ScriptReachedInit
     settings = WorkerSettings.from_environment(os.environ)
-    if guard := TrainingGuard.installed():
-        guard.attached()
+    if guard := TrainingGuard.find_installed():
+        guard.allow_optimizers()
     if settings is None:
         SoloExitHook(lambda: None).install()  # So an error in init() gives the same exit code as a later one.
     job = Job(settings, layout=layout, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every)

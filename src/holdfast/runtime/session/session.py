@@ -228,10 +228,10 @@ class Session:
         while True:
             with self._changed:
                 task, generation, step = self._machine.task, self._machine.generation, self._machine.step
-                progress.place(generation, step, self._machine.generations.world)
+                progress.set_position(generation, step, self._machine.generations.world)
                 cut_short = self._shadow_steps.is_under_way and not isinstance(task, WarmUp)
                 if isinstance(task, Wait) and not cut_short:
-                    progress.at(Activity.AWAITING)
+                    progress.start_activity(Activity.AWAITING)
                     self._changed.wait()
             if cut_short:
                 self._shadow_steps.cut_short()
@@ -244,7 +244,7 @@ class Session:
             if isinstance(task, Compute):
                 with self._changed:
                     self._shared.resources.retire_before(generation)
-                progress.at(Activity.SCRIPT)
+                progress.start_activity(Activity.SCRIPT)
                 return task, generation
             self._execute_task(task)
 
@@ -300,15 +300,15 @@ class Session:
             yield  # A pause within a pause belongs to the outer one.
             return
         progress = self._shared.progress
-        activity, micro_batch = progress.now
-        progress.pause(reason)
+        activity, micro_batch = progress.current_activity
+        progress.start_pause(reason)
         self._paused = reason, self._clock.monotonic()
         try:
             yield
         finally:
             self._count_pause()
             self._paused = None
-            progress.at(activity, micro_batch)
+            progress.start_activity(activity, micro_batch)
 
     @contextlib.contextmanager
     def _suspend_pause(self) -> Generator[None, None, None]:
@@ -318,11 +318,11 @@ class Session:
             yield
         finally:
             if self._paused is None:
-                self._shared.progress.at(Activity.SCRIPT)
+                self._shared.progress.start_activity(Activity.SCRIPT)
             else:
                 reason = self._paused[0]
                 self._paused = reason, self._clock.monotonic()
-                self._shared.progress.pause(reason)
+                self._shared.progress.start_pause(reason)
 
     def _count_pause(self) -> None:
         """Count the time of the current pause until now, if there is one."""
@@ -333,7 +333,7 @@ class Session:
         """Report that the script ended, normally or by an exception."""
         self._ending = True
         self.workload.flop.stop_round()
-        self._shared.progress.at(Activity.ENDING)
+        self._shared.progress.start_activity(Activity.ENDING)
 
     def locate_error(self, error: ScriptError) -> ScriptError:
         """Add the step, the micro-batch and the phase at which the script raised an exception."""
@@ -365,7 +365,7 @@ class Session:
             self._link.send(raised)
         while True:
             with self._changed:
-                self._shared.progress.at(Activity.AWAITING)
+                self._shared.progress.start_activity(Activity.AWAITING)
                 self._changed.wait_for(lambda: not isinstance(machine.task, Wait))
                 task = machine.task
             if isinstance(task, Done):

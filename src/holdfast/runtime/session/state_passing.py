@@ -58,7 +58,7 @@ class StateExchange:
 
     def _make_wire(self, connection: socket.socket) -> Wire:
         """Return the stream of a connection; its traffic is reported to the agent."""
-        return Wire(connection, self._shared.progress.moved)
+        return Wire(connection, self._shared.progress.add_moved_bytes)
 
     def await_quiet(self) -> bool:
         """Wait until no earlier transfer writes to the tensors; return whether that is so."""

@@ -18,7 +18,7 @@ from holdfast.control.link.snapshots.files import (
     DamagedPartError,
     PartReader,
     PartWriter,
-    chunks,
+    iterate_chunks,
     read_body,
 )
 from holdfast.errors import BadInputError
@@ -135,7 +135,7 @@ class _Chunks:
     def __init__(self, reader: PartReader, ranges: Sequence[tuple[int, int]]) -> None:
         self._at = 0
         wanted = {place for start, length in ranges for place in _chunk_numbers(start, length)}
-        sizes = dict(enumerate(chunks(reader.header.body_bytes)))
+        sizes = dict(enumerate(iterate_chunks(reader.header.body_bytes)))
         #: the chunks by number
         self._data = {place: bytearray(sizes[place][1]) for place in sorted(wanted) if place in sizes}
         self.nbytes = sum(map(len, self._data.values()))

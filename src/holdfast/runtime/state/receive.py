@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from holdfast.control.link.wire import SILENCE_S, Reception, Sockets, TransferError, Wire, checksum
+from holdfast.control.link.wire import SILENCE_S, SocketSet, ThreadedListener, TransferError, Wire, compute_checksum
 from holdfast.counted_log import CountedLog
 from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import MAX_GIVERS
@@ -80,7 +80,7 @@ class StateReceiver:
         self._midway = midway
         self._after = after
         self._chunk_bytes = chunk_bytes
-        self._sockets = Sockets()
+        self._sockets = SocketSet()
         self._active = 0
         self._changed = threading.Condition()
         #: step and digest of the manifest, the same for all streams
@@ -167,7 +167,7 @@ class StateReceiver:
             if place == 0:
                 self._midway()
             wire.read_into(pieces)
-            if header != CHUNK.pack(start, size, checksum(pieces)):
+            if header != CHUNK.pack(start, size, compute_checksum(pieces)):
                 raise TransferError(f"the checksum of bytes {start} to {start + size} is wrong: they were corrupted")
         wire.write(ACCEPTED)
 
@@ -252,7 +252,7 @@ class StateInbox:
         places = {STATE: MAX_CONNECTIONS, PARCEL: MAX_PARCELS}
         self._slots = {kind: threading.BoundedSemaphore(count) for kind, count in places.items()}
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
-        self._reception = Reception(host, "sender", self._receive, CountedLog(logger, time.monotonic), monotonic)
+        self._reception = ThreadedListener(host, "sender", self._receive, CountedLog(logger, time.monotonic), monotonic)
 
     def start(self) -> int:
         """Listen on a free port, and return it.
@@ -281,7 +281,7 @@ class StateInbox:
         proof = wire.read(TAG)
         if not hmac.compare_digest(proof, ticket.make_proof("sender", stream, theirs + mine, claim)):
             raise TransferError("the sender could not be authenticated")
-        self._reception.strangers.leave(connection)
+        self._reception.pending.remove(connection)
         if not self._slots[kind].acquire(blocking=False):
             raise TransferError("too many streams at a time")
         try:
@@ -297,9 +297,9 @@ class StateInbox:
         if not self._waiting.acquire(blocking=False):
             return None
         try:
-            self._reception.strangers.leave(connection)
+            self._reception.pending.remove(connection)
             ticket = self._admit(offer, OFFER_WAIT_S)
-            self._reception.strangers.enter(connection)
+            self._reception.pending.add(connection)
             return ticket
         finally:
             self._waiting.release()

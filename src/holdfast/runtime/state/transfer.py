@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 
 import msgspec
 
-from holdfast.control.link.wire import ClosedError, Sockets, TransferError, Wire, checksum
+from holdfast.control.link.wire import ClosedError, SocketSet, TransferError, Wire, compute_checksum
 from holdfast.protocol.plan import GenerationPlan, Member, Passed
 from holdfast.runtime.state.state import StateView
 from holdfast.runtime.state.wire import (
@@ -91,7 +91,7 @@ class StateSender:
         self._chunk_bytes = chunk_bytes
         self._make_wire = make_wire
         self._connect_attempts = connect_attempts
-        self._sockets = Sockets()
+        self._sockets = SocketSet()
         self._aborted = threading.Event()
         self._lock = threading.Lock()
         #: errors, each with its receiver
@@ -164,7 +164,7 @@ class StateSender:
             parts = stream_chunks(flat.nbytes, stream, self._chunk_bytes, streams=streams)
             for place, (start, length) in enumerate(parts):
                 pieces = flat.pieces(start, length)
-                chunk = [CHUNK.pack(start, length, checksum(pieces)), *pieces]
+                chunk = [CHUNK.pack(start, length, compute_checksum(pieces)), *pieces]
                 if place == 0:
                     wire.write(chunk.pop(0))
                     self._midway()

@@ -35,7 +35,7 @@ class ShadowAttempt:
         workload.start_step(step, ())
         self.update = workload.update.name
         workload.loader.expect(iter([(step, number) for number in range(workload.micro_batches)]))
-        shared.progress.at(Activity.WARMING)
+        shared.progress.start_activity(Activity.WARMING)
 
     @property
     def undone(self) -> bool:
@@ -50,7 +50,7 @@ class ShadowAttempt:
             proposal = Proposal(0, self.step, micro_batch, ProposalKind.SHADOW)
             if self.undone or not self._shared.agree(proposal, lambda: not self.undone):
                 return
-            self._shared.progress.at(Activity.WARMING)
+            self._shared.progress.start_activity(Activity.WARMING)
             yield micro_batch
             self._workload.keep_note(micro_batch)
         self.complete = True

@@ -23,9 +23,9 @@ from holdfast.control.link.snapshots.reading import (
     NONCE,
     REQUEST,
     TAG,
-    proof,
+    compute_proof,
 )
-from holdfast.control.link.wire import Reception, TransferError, Wire
+from holdfast.control.link.wire import ThreadedListener, TransferError, Wire
 from holdfast.counted_log import CountedLog
 from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.state import SnapshotPart
@@ -47,7 +47,7 @@ class SnapshotServer:
         """
         self._folder, self._job, self._key = folder, job, key
         self._readers = threading.BoundedSemaphore(MAX_READERS)
-        self._reception = Reception(host, "reader", self._serve, CountedLog(logger, time.monotonic))
+        self._reception = ThreadedListener(host, "reader", self._serve, CountedLog(logger, time.monotonic))
 
     def start(self) -> int:
         """Listen on a free port, and return it.
@@ -68,14 +68,14 @@ class SnapshotServer:
             raise TransferError("this is not our protocol, or nobody is known yet")
         mine = secrets.token_bytes(NONCE)
         nonces = hello[len(MAGIC) :] + mine
-        wire.write(mine + proof(key, b"keeper", nonces))
+        wire.write(mine + compute_proof(key, b"keeper", nonces))
         (length,) = REQUEST.unpack(wire.read(REQUEST.size))
         if length > MAX_REQUEST_BYTES:
             raise TransferError(f"a request of {length} bytes is larger than {MAX_REQUEST_BYTES}")
         request = wire.read(length)
-        if not hmac.compare_digest(wire.read(TAG), proof(key, b"reader", nonces, request)):
+        if not hmac.compare_digest(wire.read(TAG), compute_proof(key, b"reader", nonces, request)):
             raise TransferError("the reader could not show who it is")
-        self._reception.strangers.leave(connection)
+        self._reception.pending.remove(connection)
         if not self._readers.acquire(blocking=False):
             raise TransferError(f"more than {MAX_READERS} readers at a time")
         try:
@@ -92,8 +92,8 @@ class SnapshotServer:
             raise TransferError(f"it asks for what is not here: {error}") from None
         try:
             header = msgspec.msgpack.encode(stored.header)
-            wire.write(ANSWER.pack(len(header)), header, proof(key, b"header", nonces, header), stored.manifest)
-            chunks = tuple(files.chunks(stored.header.body_bytes))
+            wire.write(ANSWER.pack(len(header)), header, compute_proof(key, b"header", nonces, header), stored.manifest)
+            chunks = tuple(files.iterate_chunks(stored.header.body_bytes))
             (count,) = ANSWER.unpack(wire.read(ANSWER.size))
             if count > len(chunks):
                 raise TransferError(f"{count} chunks are wanted of {len(chunks)}")

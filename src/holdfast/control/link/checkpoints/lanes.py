@@ -17,22 +17,22 @@ class CheckpointLanes:
         self._lanes = first, second
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """True if no part is being written."""
-        return all(lane.free for lane in self._lanes)
+        return all(lane.is_free for lane in self._lanes)
 
     def write(self, part: PartToWrite) -> None:
         """Write a part, and report it."""
         self._lane_for(part.name.folder).write(part)
 
-    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+    def execute(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """Seal a checkpoint, remove checkpoints, or stop writing checkpoints that are older than one that counts."""
         if isinstance(order, PruneCheckpoints):
             # The lane that may still be writing a checkpoint removes it afterwards.
             for name in order.names if order.remove else ():
-                self._lane_for(name).obey(PruneCheckpoints(term=order.term, names=(name,)))
+                self._lane_for(name).execute(PruneCheckpoints(term=order.term, names=(name,)))
         elif order.files:
-            self._lane_for(order.name).obey(order)
+            self._lane_for(order.name).execute(order)
         else:
             with contextlib.suppress(ValueError):  # not a checkpoint's name, so there is nothing to give up
                 newest = parse_name(order.name)
@@ -50,4 +50,4 @@ class CheckpointLanes:
         for lane in self._lanes:
             if checkpoint in lane.writing:
                 return lane
-        return first if first.free else second
+        return first if first.is_free else second

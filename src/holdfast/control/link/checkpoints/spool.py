@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.control.link.checkpoints.store import PartToWrite, nothing
+from holdfast.control.link.checkpoints.store import PartToWrite, do_nothing
 from holdfast.control.link.framing import PartHanded
 from holdfast.protocol.checkpoints.names import parse_name
 from holdfast.protocol.messages.worker import CheckpointUnwritten
@@ -38,7 +38,7 @@ class PartSpool:
         folder: Path,
         worker: str,
         tell: Callable[[PartHanded | CheckpointUnwritten], None],
-        at_disk: Callable[[], None] = nothing,
+        at_disk: Callable[[], None] = do_nothing,
     ) -> None:
         """Remove the unfinished and unreported parts of the worker's predecessor.
 
@@ -60,7 +60,7 @@ class PartSpool:
                 shutil.rmtree(path, ignore_errors=True)
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """True if the last part is in the checkpoint storage."""
         with self._lock:
             if self._waiting:
@@ -121,7 +121,7 @@ class PartSpool:
         )
 
 
-def part_of(handed: PartHanded, folder: Path) -> PartToWrite:
+def claim_part(handed: PartHanded, folder: Path) -> PartToWrite:
     """Claim a part that a worker has handed over, for its agent to write. Its files are removed once it is written.
 
     Raises:

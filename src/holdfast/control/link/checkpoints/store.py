@@ -19,13 +19,13 @@ from holdfast.storage import Chunk, Storage, error_text
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[CheckpointNews], None]
+SendNews = Callable[[CheckpointNews], None]
 #: seconds without progress after which a write counts as failed
 STALLED_S = 60.0
 _POLL_S = 0.5
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing."""
 
 
@@ -45,7 +45,7 @@ class PartToWrite:
     #: monotonic time at which the save began
     begun: float = field(default_factory=time.monotonic)
     #: called when the contents are not needed from now on
-    done: Callable[[], None] = nothing
+    done: Callable[[], None] = do_nothing
 
 
 class _OvertakenError(OSError):
@@ -66,10 +66,10 @@ class CheckpointStore:
     def __init__(
         self,
         storage: Storage,
-        tell: Tell,
+        tell: SendNews,
         *,
         worker: str,
-        at_disk: Callable[[], None] = nothing,
+        at_disk: Callable[[], None] = do_nothing,
         rate: float = 0.0,
         stalled_s: float = STALLED_S,
     ) -> None:
@@ -106,7 +106,7 @@ class CheckpointStore:
         self._closed = False
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """True if no part is being written."""
         with self._changed:
             return not self._writing
@@ -129,7 +129,7 @@ class CheckpointStore:
             self._writing.append(part.name)
         self._enqueue(lambda: self._write(part, due), due)
 
-    def obey(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
+    def execute(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """Seal a checkpoint, or remove checkpoints that will not be used again."""
         if isinstance(order, AcceptCheckpoint):
             if order.files:
@@ -137,7 +137,7 @@ class CheckpointStore:
         elif order.remove:
             self._enqueue(lambda: self._remove(order.names))
 
-    def later(self, do: Callable[[], None]) -> None:
+    def run_later(self, do: Callable[[], None]) -> None:
         """Run a function in the store's thread, after its earlier tasks."""
         self._enqueue(do)
 

@@ -40,7 +40,7 @@ class _PageLock:
         fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
-class Proposals(ProposalTable):
+class MappedProposals(ProposalTable):
     """A worker's view of its group's page. A process opens a page once, and keeps it open until its end.
 
     Closing any descriptor of the file would release the lock.

@@ -86,7 +86,7 @@ class ProposalTable:
                 return not self.withdraw()
             self._sleep(sleep_s)
             sleep_s = min(sleep_s * _LONGER, LAST_SLEEP_S)
-            agreed = self.agreed()
+            agreed = self.check_agreed()
         return True
 
     def propose(self, proposal: Proposal) -> bool:
@@ -105,9 +105,9 @@ class ProposalTable:
             words[self._own_slot] = self._number = number
             if all(self._has_proposal(slot, number, proposal) for slot in self._slots):
                 words[_AGREEMENTS] = number
-        return self.agreed()
+        return self.check_agreed()
 
-    def agreed(self) -> bool:
+    def check_agreed(self) -> bool:
         """Return whether all have proposed the same as this worker. Then its proposal is over, and it starts."""
         if self._words[_AGREEMENTS] < self._number:
             return False
@@ -117,7 +117,7 @@ class ProposalTable:
     def withdraw(self) -> bool:
         """Withdraw the proposal. Return False if all have agreed meanwhile: then this worker starts, too."""
         with self._lock:
-            if self.agreed():
+            if self.check_agreed():
                 return False
             self._words[self._own_slot] = _WITHDRAWN
         self._number = 0

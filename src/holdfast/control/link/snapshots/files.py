@@ -26,7 +26,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.control.link.wire import checksum
+from holdfast.control.link.wire import compute_checksum
 from holdfast.protocol.names import MALFORMED, Count, Name
 from holdfast.protocol.state import SnapshotPart
 
@@ -71,7 +71,7 @@ class PartReader(Protocol):
     header: PartHeader
     manifest: bytes
 
-    def choose(self, indices: Sequence[int]) -> None:
+    def select_chunks(self, indices: Sequence[int]) -> None:
         """Select the chunks of the body to read, by ascending index. Called once."""
         ...
 
@@ -99,16 +99,16 @@ def read_body(
         DamagedPartError: a checksum differs.
         OSError: the part cannot be read.
     """
-    chosen = {index: chunk for index, chunk in enumerate(chunks(reader.header.body_bytes)) if wanted(*chunk)}
-    reader.choose(tuple(chosen))
+    chosen = {index: chunk for index, chunk in enumerate(iterate_chunks(reader.header.body_bytes)) if wanted(*chunk)}
+    reader.select_chunks(tuple(chosen))
     for index, (start, length) in chosen.items():
         pieces = target(start, length)
         reader.read_into(pieces)
-        if checksum(pieces) != reader.header.checksums[1 + index]:
+        if compute_checksum(pieces) != reader.header.checksums[1 + index]:
             raise DamagedPartError(f"bytes {start} to {start + length} of it have another checksum")
 
 
-def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
+def iterate_chunks(nbytes: int) -> Iterator[tuple[int, int]]:
     """Yield the offset and length of each chunk of a body."""
     for start in range(0, nbytes, CHUNK_BYTES):
         yield start, min(CHUNK_BYTES, nbytes - start)
@@ -168,7 +168,9 @@ class PartWriter:
         Raises:
             OSError: there is not enough memory.
         """
-        sums = [checksum([self.body[start : start + length]]) for start, length in chunks(self._body_bytes)]
+        sums = [
+            compute_checksum([self.body[start : start + length]]) for start, length in iterate_chunks(self._body_bytes)
+        ]
         header = msgspec.msgpack.encode(
             PartHeader(
                 format=FORMAT,
@@ -251,7 +253,7 @@ class StoredPart:
         """Return the descriptor of the open file."""
         return self._file
 
-    def choose(self, indices: Sequence[int]) -> None:
+    def select_chunks(self, indices: Sequence[int]) -> None:
         """Select the chunks of the body to read, by ascending index. Called once."""
         self._chosen = iter(indices)
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.control.link.snapshots.files import MAX_HEADER_BYTES, DamagedPartError, decode_header
-from holdfast.control.link.wire import TransferError, Wire, shut
+from holdfast.control.link.wire import TransferError, Wire, shut_down
 from holdfast.protocol.state import Keeper, SnapshotPart
 
 MAGIC = b"hfparts\1"
@@ -30,7 +30,7 @@ REQUEST = struct.Struct("<H")
 ANSWER = struct.Struct("<I")
 
 
-def proof(key: bytes, role: bytes, nonces: bytes, what: bytes = b"") -> bytes:
+def compute_proof(key: bytes, role: bytes, nonces: bytes, what: bytes = b"") -> bytes:
     """Return the proof of one side.
 
     Args:
@@ -73,20 +73,20 @@ class RemotePart:
         wire.write(MAGIC + own_nonce)
         peer_nonce, peer_proof = wire.read(NONCE), wire.read(TAG)
         nonces = own_nonce + peer_nonce
-        if not hmac.compare_digest(peer_proof, proof(key, b"keeper", nonces)):
+        if not hmac.compare_digest(peer_proof, compute_proof(key, b"keeper", nonces)):
             raise TransferError("the agent could not prove its identity")
-        wire.write(REQUEST.pack(len(request)) + request + proof(key, b"reader", nonces, request))
+        wire.write(REQUEST.pack(len(request)) + request + compute_proof(key, b"reader", nonces, request))
         (length,) = ANSWER.unpack(wire.read(ANSWER.size))
         if not length:
             raise TransferError("the agent no longer has it")
         if length > MAX_HEADER_BYTES:
             raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
         header, peer_proof = wire.read(length), wire.read(TAG)
-        if not hmac.compare_digest(peer_proof, proof(key, b"header", nonces, header)):
+        if not hmac.compare_digest(peer_proof, compute_proof(key, b"header", nonces, header)):
             raise TransferError("its header is corrupted")
         return header
 
-    def choose(self, indices: Sequence[int]) -> None:
+    def select_chunks(self, indices: Sequence[int]) -> None:
         """Select the chunks of the body to read, by ascending index. Called once."""
         self._wire.write(ANSWER.pack(len(indices)), struct.pack(f"<{len(indices)}I", *indices))
 
@@ -96,7 +96,7 @@ class RemotePart:
 
     def abort(self) -> None:
         """Shut down the connection at once, also while a thread reads. Any thread; never blocks."""
-        shut(self._connection)
+        shut_down(self._connection)
 
     def close(self) -> None:
         """Close the connection. A repeated call does nothing."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.control.link.replica_group.page import Proposals
+from holdfast.control.link.replica_group.page import MappedProposals
 from holdfast.control.link.worker_link import WorkerLink
 from holdfast.errors import BadInputError, HoldfastError
 from holdfast.protocol.job_spec import AUTO, Backend
@@ -47,7 +47,7 @@ class ReplicaGroup:
     #: by the dimension's name; groups of one rank are left out
     groups: Mapping[str, Communicator]
     #: where the ranks agree on their work; for the training thread
-    proposals: Proposals
+    proposals: MappedProposals
 
 
 class JoinResult(NamedTuple):
@@ -70,7 +70,7 @@ def join_replica_group(
         BadInputError, HoldfastError: see `form_replica_group`.
     """
     meeting = _Meeting()
-    link.meet(meeting.on_answer, meeting.on_agent_lost)
+    link.listen_for_unit(meeting.on_answer, meeting.on_agent_lost)
     link.send(JoinUnit(worker=worker, layouts=layouts))
     formed = meeting.await_formed()
     layout = formed.layout
@@ -104,7 +104,7 @@ def form_replica_group(
         HoldfastError: the agent is gone, or a rank hangs; the message names it.
     """
     meeting = _Meeting()
-    link.meet(meeting.on_answer, meeting.on_agent_lost)
+    link.listen_for_unit(meeting.on_answer, meeting.on_agent_lost)
     link.send(JoinUnit(worker=worker, layout=layout))
     return _build_replica_group(link, meeting, meeting.await_formed(), worker, layout, device, backend, build_timeout_s)
 
@@ -122,7 +122,7 @@ def _build_replica_group(
     """Build the groups of a replica group that the agent has formed."""
     place = formed.workers.index(worker)
     try:
-        proposals = Proposals(formed.page, place=place, places=layout.places)
+        proposals = MappedProposals(formed.page, place=place, places=layout.places)
     except OSError as error:
         raise HoldfastError(f"the shared memory of a replica group cannot be opened: {error}") from None
     board = meeting.open_board(lambda keys: link.send(UnitPost(worker=worker, unit=formed.unit, keys=keys)))
