@@ -113,5 +113,5 @@ def test_so_are_small_numbers_of_nodes_with_one_worker_each():
 
 @pytest.mark.parametrize(("member", "fan_out"), [(2, 3), (-1, 3), (0, 1)])
 def test_members_and_fan_outs_that_are_none(member: int, fan_out: int):
-    with pytest.raises(ValueError, match="no such"):
+    with pytest.raises(ValueError, match="give a member below"):
         levels_of(["a", "b"], member, fan_out=fan_out)

@@ -179,7 +179,7 @@ def test_a_job_in_danger_of_a_roll_back_outbids_a_safe_one() -> None:
 
 @pytest.mark.parametrize(
     ("throughput", "said"),
-    [([], "nothing"), ([0.0], "nothing"), ([0.0, -1.0], "with 1 nodes is -1"), ([0.0, 1.0, float("nan")], "2 nodes")],
+    [([], "shape"), ([0.0], "shape"), ([0.0, -1.0], "with 1 nodes is -1"), ([0.0, 1.0, float("nan")], "2 nodes")],
 )
 def test_what_is_no_throughput_is_refused(throughput: list[float], said: str) -> None:
     with pytest.raises(BadInputError, match=said):

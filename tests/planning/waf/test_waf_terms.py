@@ -33,7 +33,7 @@ def test_a_rate_lies_between_the_known_and_the_seen(failures: int, node_s: float
 
 
 def test_a_rate_of_nothing_at_all_is_refused() -> None:
-    with pytest.raises(BadInputError, match="no node was seen"):
+    with pytest.raises(BadInputError, match="node_s and known_s are both 0"):
         observed_rate(0, 0, known_rate=1.0, known_s=0)
     with pytest.raises(BadInputError, match="failures is -1"):
         observed_rate(-1, 5, known_rate=1.0, known_s=1)
