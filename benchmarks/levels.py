@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from holdfast.planning.levels import FAN_OUT, levels_of
+from holdfast.planning.levels import FAN_OUT, compute_levels
 from holdfast.runtime.groups.commit import finish_commit, start_commit
 from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.reduction.reduction import EMPTY_RESULT, GradientBuckets, reduce_gradients
@@ -110,7 +110,7 @@ def print_line(
     world: str, nodes: list[str], flat_up_to: int, options: argparse.Namespace, ranks: list[SideCosts]
 ) -> None:
     """Print one line."""
-    every = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=options.fan_out) for rank in range(len(nodes))]
+    every = [compute_levels(nodes, rank, flat_up_to=flat_up_to, fan_out=options.fan_out) for rank in range(len(nodes))]
     peers = [(rank, peer) for rank, levels in enumerate(every) for group in levels.groups for peer in group]
     messages = sum(rank != peer for rank, peer in peers)
     across = sum(nodes[rank] != nodes[peer] for rank, peer in peers)

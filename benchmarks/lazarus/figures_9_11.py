@@ -23,7 +23,7 @@ from modelled_job import CAUSES, JobResult, ModelledJob, rates
 from setting import MODELS, NODES, make_parser, require_file, run_figure
 from testbed import Hardware
 
-from holdfast.planning.availability import Window, parse_trace, window_of
+from holdfast.planning.availability import Window, parse_trace, select_window
 
 TRACES = ("lazarus_p3_80min_cap10", "lazarus_p3_80min_cap10_firstjoined", "lazarus_p3_80min_scaled10")
 SECONDS = 4800.0
@@ -34,7 +34,7 @@ PAPER = {"S": (2.3, 1.2), "L": (3.4, 1.8)}
 def window(data: Path, trace: str) -> Window:
     """Return the 80 minutes of a trace."""
     text = require_file(data, Path("spot") / f"{trace}.csv").read_text()
-    return window_of(parse_trace(text), end=SECONDS)
+    return select_window(parse_trace(text), end=SECONDS)
 
 
 def compare(data: Path, model: str, trace: str) -> dict[str, JobResult]:

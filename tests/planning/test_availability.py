@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planning_cases import PROPERTY, ROUTING
 
 from holdfast.errors import BadInputError
-from holdfast.planning.availability import HEADER, NodeEvent, parse_trace, window_of
+from holdfast.planning.availability import HEADER, NodeEvent, parse_trace, select_window
 
 SPOT = ROUTING.parent / "spot"
 HEAD = "seconds,event,node\n"
@@ -59,9 +59,9 @@ def test_a_window_has_the_trace_in_it(events: list[tuple[float, bool, str]], beg
     last = events[-1][0] if end is None else end
     if last < begin or not present_at(events, begin):
         with pytest.raises(BadInputError):
-            window_of(parse_trace(as_text(events)), begin=begin, end=end)
+            select_window(parse_trace(as_text(events)), begin=begin, end=end)
         return
-    window = window_of(parse_trace(as_text(events)), begin=begin, end=end)
+    window = select_window(parse_trace(as_text(events)), begin=begin, end=end)
     assert set(window.start_nodes) == present_at(events, begin)
     assert window.seconds == last - begin
     moments = [batch.seconds for batch in window.batches]
@@ -111,14 +111,14 @@ def test_blank_lines_spaces_and_a_byte_order_mark_do_no_harm() -> None:
 def test_nobody_at_the_begin_is_refused_with_a_begin_that_works() -> None:
     trace = parse_trace(HEAD + "108,add,a\n109,remove,a\n")
     with pytest.raises(BadInputError, match="no node is there at 0 s: give --from 108"):
-        window_of(trace)
-    assert window_of(trace, begin=108).start_nodes == ("a",)
+        select_window(trace)
+    assert select_window(trace, begin=108).start_nodes == ("a",)
     with pytest.raises(BadInputError, match="another --from"):
-        window_of(trace, begin=109)
+        select_window(trace, begin=109)
 
 
 def test_a_node_may_be_replaced_within_a_moment() -> None:
-    window = window_of(parse_trace(HEAD + "0,add,a\n5,remove,a\n5,add,a\n"))
+    window = select_window(parse_trace(HEAD + "0,add,a\n5,remove,a\n5,add,a\n"))
     assert [[event.add for event in batch.events] for batch in window.batches] == [[False, True]]
 
 
@@ -133,13 +133,13 @@ def test_all_recorded_traces_are_read(path: Path) -> None:
     events = parse_trace(text)
     assert len(events) == text.count("\n") - text.startswith(",".join(HEADER))
     assert all(math.isfinite(event.seconds) for event in events)
-    window = window_of(events, begin=events[0].seconds)
+    window = select_window(events, begin=events[0].seconds)
     assert window.start_nodes
 
 
 @pytest.mark.skipif(not SPOT.is_dir(), reason=f"the recorded traces are not there: {SPOT}")
 def test_the_80_minutes_of_the_paper() -> None:
-    window = window_of(parse_trace((SPOT / "lazarus_p3_80min_cap10.csv").read_text()), end=4800)
+    window = select_window(parse_trace((SPOT / "lazarus_p3_80min_cap10.csv").read_text()), end=4800)
     assert len(window.start_nodes) == 9
     changes = [(b.seconds / 60, sum(1 if e.add else -1 for e in b.events)) for b in window.batches]
     assert changes == [(1, 1), (34, -4), (43, 4), (51, -3), (59, -1), (61, 4), (77, -1)]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, Levels, levels_of
+from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, Levels, compute_levels
 
 
 def everybodys(nodes: list[str], flat_up_to: int = 1, fan_out: int = 3) -> list[Levels]:
-    return [levels_of(nodes, member, flat_up_to=flat_up_to, fan_out=fan_out) for member in range(len(nodes))]
+    return [compute_levels(nodes, member, flat_up_to=flat_up_to, fan_out=fan_out) for member in range(len(nodes))]
 
 
 def after_each_level(levels: list[Levels]) -> list[list[set[int]]]:
@@ -88,14 +88,14 @@ def test_nodes_that_are_too_unlike_count_for_nothing():
 
 
 def test_a_number_of_nodes_that_cannot_be_divided_costs_nothing_but_one_member_more_in_some_groups():
-    levels = levels_of([str(node) for node in range(1021)], 0)
+    levels = compute_levels([str(node) for node in range(1021)], 0)
     assert levels.owners == (7, 8, 8, 2)
     assert [len(group) for group in levels.groups] == [8, 8, 8, 2]
 
 
 def test_a_world_of_thousands_needs_few_connections():
     nodes = [str(node) for node in range(1024) for _ in range(8)]
-    levels = levels_of(nodes, 4711)
+    levels = compute_levels(nodes, 4711)
     assert levels.owners == (8, 8, 8, 8, 2)
     assert sum(len(group) - 1 for group in levels.groups) == 29
 
@@ -103,15 +103,15 @@ def test_a_world_of_thousands_needs_few_connections():
 @pytest.mark.parametrize("ranks", [1, FLAT_UP_TO])
 def test_small_worlds_are_flat(ranks: int):
     flat = Levels(owners=(ranks,), groups=(tuple(range(ranks)),))
-    assert levels_of(["a"] * ranks, 0) == flat
-    assert levels_of([str(node) for node in range(ranks)], 0) == flat
+    assert compute_levels(["a"] * ranks, 0) == flat
+    assert compute_levels([str(node) for node in range(ranks)], 0) == flat
 
 
 def test_so_are_small_numbers_of_nodes_with_one_worker_each():
-    assert levels_of([str(node) for node in range(FAN_OUT)], 3).owners == (FAN_OUT,)
+    assert compute_levels([str(node) for node in range(FAN_OUT)], 3).owners == (FAN_OUT,)
 
 
 @pytest.mark.parametrize(("member", "fan_out"), [(2, 3), (-1, 3), (0, 1)])
 def test_members_and_fan_outs_that_are_none(member: int, fan_out: int):
     with pytest.raises(ValueError, match="give a member below"):
-        levels_of(["a", "b"], member, fan_out=fan_out)
+        compute_levels(["a", "b"], member, fan_out=fan_out)

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.planner.fleet.timeline import Timeline
-from holdfast.planning.levels import levels_of
+from holdfast.planning.levels import compute_levels
 from holdfast.protocol.plan import GenerationPlan
 from tests.simulation.collectives import Group, Rank, Underway
 from tests.simulation.faults.troubles import DataPlane
@@ -141,7 +141,7 @@ class LeveledGroup(Group):
         #: The groups of each worker, lowest level first, with their number of owners.
         self._groups: dict[str, list[tuple[Group, int]]] = {}
         for rank, member in enumerate(plan.members):
-            levels = levels_of(nodes, rank, flat_up_to=1, fan_out=fan_out)
+            levels = compute_levels(nodes, rank, flat_up_to=1, fan_out=fan_out)
             self._levels = len(levels.owners)
             own = self._groups[member.worker] = []
             for number, (ranks, owners) in enumerate(zip(levels.groups, levels.owners, strict=False)):

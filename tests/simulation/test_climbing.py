@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.planner.fleet.timeline import Timeline
-from holdfast.planning.levels import levels_of
+from holdfast.planning.levels import compute_levels
 from holdfast.protocol.plan import GenerationPlan, Member
 from tests.simulation.climbing import LeveledGroup
 from tests.simulation.collectives import Underway
@@ -86,7 +86,7 @@ def test_without_one_vote_nobody_passes_nor_could(absent: int) -> None:
 
 def needs(level: int, dead: int) -> set[int]:
     """Return the ranks that cannot pass if a rank dies after `level` levels."""
-    levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
+    levels = [compute_levels(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
     stuck = {dead}
     for number in range(level, len(levels[0].owners)):
         on_it = {rank: mine.groups[number] for rank, mine in enumerate(levels) if number < len(mine.groups)}

@@ -23,7 +23,7 @@ def indices(number: int) -> IntArray:
     return np.arange(number, dtype=np.int64)
 
 
-def stable_order(values: IntArray) -> IntArray:
+def stable_argsort(values: IntArray) -> IntArray:
     """Return the indices that sort each row of `values` `(L, E)` ascending and stably.
 
     Values that fit are sorted as 16-bit integers, which numpy does five times faster.
@@ -53,21 +53,21 @@ def distinct_rows(rows: BoolArray) -> tuple[BoolArray, IntArray]:
 
 def take_rows(table: NDArray[Row], order: IntArray) -> NDArray[Row]:
     """Return `table` `(L, E, ...)` with the rows of each layer in `order` `(L, E)`; a faster `take_along_axis`."""
-    return table.reshape(-1, *table.shape[2:])[_flat(order, table.shape[1])]
+    return table.reshape(-1, *table.shape[2:])[_flat_indices(order, table.shape[1])]
 
 
 def put_rows(table: NDArray[Row], order: IntArray, rows: NDArray[Row]) -> None:
     """Write `rows` `(L, M, ...)` into the contiguous `table` `(L, E, ...)`, in each layer at the indices `order`
     `(L, M)`.
     """
-    table.reshape(-1, *table.shape[2:])[_flat(order, table.shape[1])] = rows
+    table.reshape(-1, *table.shape[2:])[_flat_indices(order, table.shape[1])] = rows
 
 
-def true_places(mask: BoolArray) -> tuple[IntArray, ...]:
+def nonzero_indices(mask: BoolArray) -> tuple[IntArray, ...]:
     """Return `np.nonzero(mask)`, computed faster for masks of three axes."""
     return np.unravel_index(np.flatnonzero(mask), mask.shape)
 
 
-def _flat(order: IntArray, experts: int) -> IntArray:
+def _flat_indices(order: IntArray, experts: int) -> IntArray:
     """Return the indices `(L, M)` in a table flattened over layers, from the indices `order` `(L, M)` in each layer."""
     return order + (indices(order.shape[0]) * experts)[:, None]

@@ -73,12 +73,12 @@ def parse_trace(text: str, *, faults: bool = False) -> tuple[NodeEvent, ...]:
     """
     rows = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:
-        return _parsed(rows, ("add", "remove", "fault") if faults else ("add", "remove"))
+        return _parse_rows(rows, ("add", "remove", "fault") if faults else ("add", "remove"))
     except csv.Error as error:
-        raise _broken(rows.line_num, f"it is not CSV: {error}") from None
+        raise _line_error(rows.line_num, f"it is not CSV: {error}") from None
 
 
-def _parsed(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
+def _parse_rows(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
     header = next(rows, list[str]())
     if tuple(field.strip() for field in header) != HEADER:
         raise BadInputError(f"line 1: the header is {','.join(header)!r}: it must be {','.join(HEADER)!r}")
@@ -87,17 +87,17 @@ def _parsed(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
     for row in rows:
         if not row:
             continue
-        event = _event([field.strip() for field in row], rows.line_num, known)
+        event = _parse_event([field.strip() for field in row], rows.line_num, known)
         if events and event.seconds < events[-1].seconds:
-            raise _broken(event.line, f"{event.seconds:g} s come after {events[-1].seconds:g} s: sort by time")
-        _come_or_go(event, present)
+            raise _line_error(event.line, f"{event.seconds:g} s come after {events[-1].seconds:g} s: sort by time")
+        _apply_event(event, present)
         events.append(event)
     if not events:
         raise BadInputError("the trace has only a header: give at least one event that adds a node")
     return tuple(events)
 
 
-def window_of(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | None = None) -> Window:
+def select_window(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | None = None) -> Window:
     """Return the part of a trace after `begin` up to and including `end`, both in seconds of the trace.
 
     Args:
@@ -128,39 +128,41 @@ def window_of(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | N
     return Window(start_nodes=tuple(present), batches=batches, seconds=last - begin)
 
 
-def _event(row: Sequence[str], line: int, known: Sequence[str]) -> NodeEvent:
+def _parse_event(row: Sequence[str], line: int, known: Sequence[str]) -> NodeEvent:
     if len(row) != len(HEADER):
-        raise _broken(line, f"there are {len(row)} fields: it must be {len(HEADER)}, {','.join(HEADER)}")
-    seconds = _seconds(row[0], line)
+        raise _line_error(line, f"there are {len(row)} fields: it must be {len(HEADER)}, {','.join(HEADER)}")
+    seconds = _parse_seconds(row[0], line)
     if row[1] not in known:
-        raise _broken(line, f"the event is {row[1]!r}: it must be {', '.join(known[:-1])} or {known[-1]}")
+        raise _line_error(line, f"the event is {row[1]!r}: it must be {', '.join(known[:-1])} or {known[-1]}")
     if not _NAME.fullmatch(row[2]):
-        raise _broken(line, f"the node is {row[2]!r}: use letters, digits, dots, dashes, at most 64")
+        raise _line_error(line, f"the node is {row[2]!r}: use letters, digits, dots, dashes, at most 64")
     return NodeEvent(seconds=seconds, add=row[1] == "add", node=row[2], line=line, fault=row[1] == "fault")
 
 
-def _seconds(text: str, line: int) -> float:
+def _parse_seconds(text: str, line: int) -> float:
     try:
         seconds = float(text)
     except ValueError:
-        raise _broken(line, f"seconds is {text!r}: it must be a number") from None
+        raise _line_error(line, f"seconds is {text!r}: it must be a number") from None
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise _broken(line, f"seconds is {text}: it must be finite, and 0 or more")
+        raise _line_error(line, f"seconds is {text}: it must be finite, and 0 or more")
     return seconds
 
 
-def _come_or_go(event: NodeEvent, present: set[str]) -> None:
+def _apply_event(event: NodeEvent, present: set[str]) -> None:
     """Update the `present` nodes by an event; raise `BadInputError` if the event does not fit them."""
     if event.fault:
         if event.node not in present:
-            raise _broken(event.line, f"{event.node} has a fault, but it is not there: add it before")
+            raise _line_error(event.line, f"{event.node} has a fault, but it is not there: add it before")
         return
     if event.add and event.node in present:
-        raise _broken(event.line, f"{event.node} is added, but it is there already: remove it before")
+        raise _line_error(event.line, f"{event.node} is added, but it is there already: remove it before")
     if not event.add and event.node not in present:
-        raise _broken(event.line, f"{event.node} is removed, but it is not there: only a node that was added can go")
+        raise _line_error(
+            event.line, f"{event.node} is removed, but it is not there: only a node that was added can go"
+        )
     (present.add if event.add else present.remove)(event.node)
 
 
-def _broken(line: int, why: str) -> BadInputError:
+def _line_error(line: int, why: str) -> BadInputError:
     return BadInputError(f"line {line}: {why}")

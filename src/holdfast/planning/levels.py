@@ -39,7 +39,9 @@ class Levels:
     groups: tuple[tuple[int, ...], ...]
 
 
-def levels_of(nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO, fan_out: int = FAN_OUT) -> Levels:
+def compute_levels(
+    nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO, fan_out: int = FAN_OUT
+) -> Levels:
     """Return the groups of one member on all levels.
 
     Args:
@@ -64,15 +66,15 @@ def levels_of(nodes: Sequence[str], member: int, *, flat_up_to: int = FLAT_UP_TO
     fewest, most = min(map(len, homes.values())), max(map(len, homes.values()))
     if most == 1 or 2 * fewest <= most:
         # On nodes of such different sizes, one owner would do the work of several owners elsewhere.
-        return _across(everybody, len(nodes), member, fan_out)
+        return _levels_across_nodes(everybody, len(nodes), member, fan_out)
     home = homes[nodes[member]]
     place = home.index(member)
     row = [members[place] for members in homes.values()] if place < fewest else []
-    across = _across(row, len(homes), member, fan_out)
+    across = _levels_across_nodes(row, len(homes), member, fan_out)
     return Levels(owners=(fewest, *across.owners), groups=(tuple(home), *across.groups))
 
 
-def _across(row: list[int], length: int, member: int, fan_out: int) -> Levels:
+def _levels_across_nodes(row: list[int], length: int, member: int, fan_out: int) -> Levels:
     """Return the levels on which the members of one row add up, adjacent members first.
 
     Args:
@@ -87,7 +89,7 @@ def _across(row: list[int], length: int, member: int, fan_out: int) -> Levels:
         count = -(-length // fan_out)
         owners.append(length // count)
         if row:
-            starts = _starts(length, count)
+            starts = _group_starts(length, count)
             number = bisect_right(starts, row.index(member)) - 1
             group = row[starts[number] : [*starts, length][number + 1]]
             groups.append(tuple(group))
@@ -97,7 +99,7 @@ def _across(row: list[int], length: int, member: int, fan_out: int) -> Levels:
     return Levels(owners=tuple(owners), groups=tuple(groups))
 
 
-def _starts(length: int, count: int) -> list[int]:
+def _group_starts(length: int, count: int) -> list[int]:
     """Return the index at which each of `count` groups of a row starts. Group sizes differ by at most one, larger ones
     first.
     """

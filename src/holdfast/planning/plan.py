@@ -114,10 +114,10 @@ def make_plan(
         balance_weight = PAYS_OFF if threshold.given < threshold.asked else 0.0
     passed_over = None
     if isinstance(strategy, Best) and balance_weight:
-        counts, passed_over = _weighed(problem, balance_weight)
+        counts, passed_over = _place_weighed(problem, balance_weight)
     else:
         counts = strategy.place(problem)
-    migration = None if held is None else _migration(problem, held, counts, strategy)
+    migration = None if held is None else _plan_migration(problem, held, counts, strategy)
     return Plan(
         counts=counts if migration is None else migration.counts,
         slots=slots,
@@ -129,7 +129,7 @@ def make_plan(
     )
 
 
-def _migration(problem: PlacementProblem, held: IntArray, counts: IntArray, strategy: Strategy) -> Migration:
+def _plan_migration(problem: PlacementProblem, held: IntArray, counts: IntArray, strategy: Strategy) -> Migration:
     """Return the migration from the replicas `held` `(L, E, N)` to `counts` `(L, E, N)`."""
     # On many nodes, assigning roles again costs more than it saves. With failure rates it would undo their assignment.
     many = problem.nodes > OPTIMAL_UP_TO_NODES
@@ -143,7 +143,7 @@ def _check_weight(balance_weight: float | None) -> None:
         raise BadInputError(f"balance weight is {balance_weight:g}: give a number of at least 0")
 
 
-def _weighed(problem: PlacementProblem, balance_weight: float) -> tuple[IntArray, Option | None]:
+def _place_weighed(problem: PlacementProblem, balance_weight: float) -> tuple[IntArray, Option | None]:
     """Return the placement `(L, E, N)` with the best trade-off between survival and balance, and the one passed over.
 
     The second is the placement that survives most; None if it is the first.

@@ -128,28 +128,30 @@ def decide_rebalance(
         cost = max(cost, model.pause_s)  # More copies on the same node need a switch, although nothing is transferred.
     if migration.lost:
         layer, expert = migration.lost[0]
-        return _decided(False, gain, cost, f"expert {expert} of layer {layer} has no live copy to move")
+        return _make_decision(False, gain, cost, f"expert {expert} of layer {layer} has no live copy to move")
     now, then = fewest_hosts(current), fewest_hosts(migration.counts)
     if now < threshold and then > now:
-        return _decided(True, gain, cost, f"the rarest expert has {now} nodes instead of {threshold}; it gets {then}")
+        return _make_decision(
+            True, gain, cost, f"the rarest expert has {now} nodes instead of {threshold}; it gets {then}"
+        )
     if mended and gain <= cost:
         now, then = (_fatal_losses(counts, racks, rates) for counts in (current, migration.counts))
         if then.most < now.least - _WORTH_A_SWITCH:
             why = f"{now.least:.2%} of losses would be fatal to the mended placement, {then.most:.2%} to this one"
-            return _decided(True, gain, cost, why)
+            return _make_decision(True, gain, cost, why)
     figures = f"{gain:.3g} s saved over {steps} steps, {cost:.3g} s to move {migration.expert_moves} experts"
-    return _decided(gain > cost, gain, cost, figures)
+    return _make_decision(gain > cost, gain, cost, figures)
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
+class _Bounds:
     """Two bounds of a share."""
 
     least: float
     most: float
 
 
-def _fatal_losses(counts: IntArray, racks: IntArray | None, rates: FloatArray | None) -> _Between:
+def _fatal_losses(counts: IntArray, racks: IntArray | None, rates: FloatArray | None) -> _Bounds:
     """Return bounds of the share of losses that a placement `(L, E, N)` does not survive, with the default weights.
 
     A loss takes nodes, or whole racks if `racks` are given without `rates`.
@@ -158,8 +160,8 @@ def _fatal_losses(counts: IntArray, racks: IntArray | None, rates: FloatArray | 
     if racks is not None and rates is None:
         hosts = np.stack([hosts[:, :, racks == rack].any(axis=2) for rack in range(int(racks.max()) + 1)], axis=2)
     share, weights = fatal_share(hosts, rates), default_weights(hosts.shape[2])
-    return _Between(float(share.least @ weights), float(share.most @ weights))
+    return _Bounds(float(share.least @ weights), float(share.most @ weights))
 
 
-def _decided(adopt: bool, gain: float, cost: float, reason: str) -> RebalanceDecision:
+def _make_decision(adopt: bool, gain: float, cost: float, reason: str) -> RebalanceDecision:
     return RebalanceDecision(adopt=adopt, gain_s=gain, cost_s=cost, reason=reason)

@@ -20,7 +20,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = float | FloatArray
 
 
-def _special() -> Any:
+def _load_special() -> Any:
     """Import and return `scipy.special`."""
     from scipy import special  # pyright: ignore[reportMissingTypeStubs] - a slow import that few callers need
 
@@ -34,46 +34,46 @@ def as_floats(values: Floats | IntArray) -> FloatArray:
 
 def regularized_beta(a: FloatArray, b: FloatArray, x: FloatArray) -> FloatArray:
     """Return the regularised incomplete beta function I_x(a, b)."""
-    return cast(FloatArray, _special().betainc(a, b, x))
+    return cast(FloatArray, _load_special().betainc(a, b, x))
 
 
 def lambert_w(z: FloatArray) -> FloatArray:
     """Return the principal real branch of Lambert's W for z >= -1/e."""
-    return np.real(_special().lambertw(z)).astype(np.float64)
+    return np.real(_load_special().lambertw(z)).astype(np.float64)
 
 
 def student_quantile(share: float, freedom: int) -> float:
     """Return the value that Student's t with `freedom` degrees of freedom stays below with probability `share`."""
-    return float(_special().stdtrit(freedom, share))
+    return float(_load_special().stdtrit(freedom, share))
 
 
 def chi_square_quantile(share: float, freedom: int) -> float:
     """Return the value that chi-square with `freedom` degrees of freedom stays below with probability `share`."""
-    return float(2.0 * _special().gammaincinv(freedom / 2.0, share))
+    return float(2.0 * _load_special().gammaincinv(freedom / 2.0, share))
 
 
 def require_positive(key: str, value: Floats) -> None:
     """Raise `BadInputError` naming `key` unless every element is above 0; infinity is allowed."""
-    _require(key, value, as_floats(value) > 0, "must be greater than 0")
+    _require_all(key, value, as_floats(value) > 0, "must be greater than 0")
 
 
 def require_not_negative(key: str, value: Floats) -> None:
     """Raise `BadInputError` naming `key` unless every element is 0 or more."""
-    _require(key, value, as_floats(value) >= 0, "must be 0 or more")
+    _require_all(key, value, as_floats(value) >= 0, "must be 0 or more")
 
 
 def require_finite(key: str, value: Floats) -> None:
     """Raise `BadInputError` naming `key` unless every element is a finite number."""
-    _require(key, value, np.isfinite(as_floats(value)), "must be a finite number")
+    _require_all(key, value, np.isfinite(as_floats(value)), "must be a finite number")
 
 
 def require_fraction(key: str, value: Floats) -> None:
     """Raise `BadInputError` naming `key` unless every element lies in 0..1."""
     values = as_floats(value)
-    _require(key, value, (values >= 0) & (values <= 1), "must lie between 0 and 1")
+    _require_all(key, value, (values >= 0) & (values <= 1), "must lie between 0 and 1")
 
 
-def _require(key: str, value: Floats, holds: BoolArray, rule: str) -> None:
+def _require_all(key: str, value: Floats, holds: BoolArray, rule: str) -> None:
     """Raise `BadInputError` with the `rule` and the first wrong value unless all elements of `holds` are true."""
     if not np.all(holds):
         wrong = as_floats(value)[~np.asarray(holds)].flat[0]

@@ -91,17 +91,17 @@ def plan_standbys(case: StandbyCase) -> StandbyPlan:
     )
 
 
-def none_ready(standbys: IntArray, load: float) -> FloatArray:
+def probability_none_ready(standbys: IntArray, load: float) -> FloatArray:
     """Return the probability that none of `standbys` `(S,)` is ready, if no node comes from elsewhere.
 
     On average `load` nodes are in repair, independently. Their number then has a Poisson distribution, whatever the
     distribution of repair times. A failure finds no standby ready if at least that many nodes are already in repair.
     """
-    from_none = 1.0 - in_repair(int(standbys.max(initial=0)), load).cumsum()
+    from_none = 1.0 - repair_distribution(int(standbys.max(initial=0)), load).cumsum()
     return np.clip(np.where(standbys > 0, from_none[np.maximum(standbys, 1) - 1], 1.0), 0.0, 1.0)
 
 
-def in_repair(most: int, load: float) -> FloatArray:
+def repair_distribution(most: int, load: float) -> FloatArray:
     """Return the probabilities `(most + 1,)` that 0, 1, ..., `most` nodes are in repair, with `load` on average."""
     terms = np.ones(most + 1)
     terms[1:] = load / np.arange(1, most + 1)

@@ -11,7 +11,7 @@ from typing import cast
 from holdfast.control.launch.launcher import Launcher
 from holdfast.control.launch.trace_run import TraceRun
 from holdfast.control.processes import ProcessHandle
-from holdfast.planning.availability import parse_trace, window_of
+from holdfast.planning.availability import parse_trace, select_window
 from made_events import joined, made
 
 TRACE = "seconds,event,node\n0,add,a\n0,add,b\n100,remove,b\n100,remove,a\n200,add,a\n200,add,c\n400,remove,c\n"
@@ -46,7 +46,7 @@ class FakeLauncher:
 
 def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
     async def run() -> None:
-        director = TraceRun(window_of(parse_trace(TRACE), end=500), SPEED)
+        director = TraceRun(select_window(parse_trace(TRACE), end=500), SPEED)
         assert director.waits_without_nodes, "more nodes will come"
         launcher = FakeLauncher(director)
         directing = asyncio.create_task(director.run(cast(Launcher, launcher)))
@@ -69,7 +69,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
     """A resumed journal repeats old events: their processes are gone, and their pids may belong to others."""
 
     async def run() -> None:
-        director = TraceRun(window_of(parse_trace(TRACE)), SPEED, since=100.0)
+        director = TraceRun(select_window(parse_trace(TRACE)), SPEED, since=100.0)
         director.on_event(joined("b", 49.0, worker_pids=(os.getpid(),)))
         director.on_event(STEP)
         assert director.started is None
@@ -82,7 +82,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
 
 def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
     async def run() -> None:
-        director = TraceRun(window_of(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
+        director = TraceRun(select_window(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
         code = "import time; time.sleep(100)"
         workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         old, new = (worker.pid for worker in workers)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.planning import make_plan, recovery_curve, strategy_named
-from holdfast.planning.balance.even import even_sets, idleness
+from holdfast.planning.balance.even import balance_sets, compute_idleness
 
 
 @st.composite
@@ -24,7 +24,7 @@ def patterns(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @given(patterns())
 def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     pattern, idle, slots = case
-    evened = even_sets(pattern, idle, slots)
+    evened = balance_sets(pattern, idle, slots)
     assert (evened.sum(axis=0) <= slots).all()
     assert (evened.sum(axis=1) == pattern.sum(axis=1)).all()
     known = {row.tobytes() for row in pattern}
@@ -38,7 +38,7 @@ def test_idleness_is_what_a_replica_lacks_of_the_average() -> None:
     loads, replicas = np.array([[10.0, 30.0, 40.0], [10.0, 30.0, 40.0]]), np.array([[2, 2, 4], [4, 2, 2]])
     # Tokens per replica by rank are 5, 15, 10 and, with ties by number, 15, 20, 2.5. The average is 10 in both layers.
     by_rank = np.array([[0, 1, 2], [1, 2, 0]])
-    np.testing.assert_allclose(idleness(loads, replicas, by_rank), [1 - 10 / 10, 1 - 17.5 / 10, 1 - 6.25 / 10])
+    np.testing.assert_allclose(compute_idleness(loads, replicas, by_rank), [1 - 10 / 10, 1 - 17.5 / 10, 1 - 6.25 / 10])
 
 
 def test_cold_experts_are_shared_among_the_nodes() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from planning_cases import PROPERTY, assert_complete, problems
 
 from holdfast.planning import Plan, make_plan, recovery_curve, strategy_named
-from holdfast.planning.balance.rows import rows_by_work
+from holdfast.planning.balance.rows import assign_rows_by_work
 from holdfast.planning.balance.swaps import swap_replicas, swap_rows
 from holdfast.planning.balance.work import busiest_over_mean, node_work
 from holdfast.planning.placement.front import Option, pareto, weighed, weights_of_choice
@@ -23,7 +23,7 @@ NOTHING = {"name": "", "counts": np.zeros((1, 1, 3), dtype=np.int64)}
 def test_every_expert_takes_a_row_that_it_has_replicas_for(problem):
     pattern = trim(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
     work = np.random.default_rng(0).random(problem.replicas.shape)
-    rows = rows_by_work(pattern, problem.replicas, work, problem.slots)
+    rows = assign_rows_by_work(pattern, problem.replicas, work, problem.slots)
     assert (np.sort(rows, axis=1) == np.arange(rows.shape[1])).all()
     assert (pattern.sum(axis=1)[rows] <= problem.replicas).all()
 

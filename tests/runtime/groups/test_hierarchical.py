@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from thread_world import run_threads
 from torch import nn
 
-from holdfast.planning.levels import Levels, levels_of
+from holdfast.planning.levels import Levels, compute_levels
 from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.messages.orders import Inject
 from holdfast.runtime.faults.dying_group import FaultingCommunicator
@@ -31,7 +31,7 @@ from tests.harness.local_world import LocalWorld, Seat, run_world
 
 def level_sums(nodes: Sequence[str], flat_up_to: int, fan_out: int, shares: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the sum of all shares in the order of the levels, in the dtype of the shares."""
-    levels = [levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out) for rank in range(len(nodes))]
+    levels = [compute_levels(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out) for rank in range(len(nodes))]
     known = list(shares)
     for number, owners in enumerate(levels[0].owners):
         sums = list(known)
@@ -223,7 +223,7 @@ def left_when_one_is_absent(seat: Seat) -> list[bool]:
 
 def must_leave(absent: int, *, gives: bool) -> set[int]:
     """Return the ranks that cannot pass, because a rank of one of their groups does not get that far."""
-    levels = [levels_of(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
+    levels = [compute_levels(NODES, rank, flat_up_to=1, fan_out=2) for rank in range(len(NODES))]
     stuck = {absent}
     for number in range(len(levels[0].owners)):
         if number or not gives:

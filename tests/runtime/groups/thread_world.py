@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holdfast.planning.levels import levels_of
+from holdfast.planning.levels import compute_levels
 from holdfast.runtime.groups.communicator import Communicator, HaltCheck, Operation, Pending
 from holdfast.runtime.groups.hierarchical import HierarchicalCommunicator
 
@@ -113,7 +113,7 @@ def run_threads(
 
     def run(rank: int) -> None:
         halt = (halts or {}).get(rank)
-        levels = levels_of(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
+        levels = compute_levels(nodes, rank, flat_up_to=flat_up_to, fan_out=fan_out)
         groups: list[Communicator] = []
         for number, group in enumerate(levels.groups):
             with lock:

@@ -158,7 +158,7 @@ def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
     Raises:
         BadInputError: the file cannot be read, a line breaks a rule, or the part starts without nodes.
     """
-    from holdfast.planning.availability import parse_trace, window_of
+    from holdfast.planning.availability import parse_trace, select_window
 
     first = _trace_time("--from", begin) or 0.0
     last = _trace_time("--until", until)
@@ -168,7 +168,7 @@ def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"the trace {trace} cannot be read: {getattr(error, 'strerror', error)}") from None
     try:
-        return window_of(parse_trace(text), begin=first, end=last)
+        return select_window(parse_trace(text), begin=first, end=last)
     except BadInputError as error:
         raise BadInputError(f"the trace {trace}, {error}") from None
 

@@ -43,14 +43,14 @@ def eplb(loads: FloatArray, shape: EplbShape) -> IntArray:
     size, per_node = experts // groups, experts // nodes
     slot_of_group = _pack(loads.reshape(layers, groups, size).sum(axis=2), nodes)
     # The experts in the order of the nodes, group by group as packed.
-    group_at = _inverse(slot_of_group)
+    group_at = _invert(slot_of_group)
     order = (group_at[:, :, None] * size + indices(size)).reshape(layers * nodes, per_node)
     rows = np.repeat(indices(layers), nodes)[:, None]
     tokens = loads[rows, order]
     expert = _replicate(tokens, shape.replicas // nodes)
-    number = _numbers(expert, per_node)
+    number = _count_replicas(expert, per_node)
     work = np.take_along_axis(tokens / number, expert, axis=1)
-    in_slots = _inverse(_pack(work, shape.gpus // nodes))
+    in_slots = _invert(_pack(work, shape.gpus // nodes))
     chosen = np.take_along_axis(expert, in_slots, axis=1)
     return np.take_along_axis(order, chosen, axis=1).reshape(layers, shape.replicas)
 
@@ -102,14 +102,14 @@ def _pack(weight: FloatArray, packs: int) -> IntArray:
     return place
 
 
-def _inverse(places: IntArray) -> IntArray:
+def _invert(places: IntArray) -> IntArray:
     """Return the item at each position `(X, items)`, from the position of each item."""
     inverse = np.empty_like(places)
     np.put_along_axis(inverse, places, np.broadcast_to(indices(places.shape[1]), places.shape), axis=1)
     return inverse
 
 
-def _numbers(chosen: IntArray, experts: int) -> IntArray:
+def _count_replicas(chosen: IntArray, experts: int) -> IntArray:
     """Return how often each of the `experts` is among the `chosen` `(X, slots)`, as `(X, E)`."""
     rows = len(chosen)
     cells = (indices(rows)[:, None] * experts + chosen).ravel()

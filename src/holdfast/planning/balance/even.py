@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, take_rows
 
 
-def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
+def compute_idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatArray:
     """Return the idleness `(E,)` of the expert of each rank: how much less work than average its replicas have.
 
     1 means no work, 0 the work of the average slot, and a negative value more than that. The result is the mean over
@@ -25,7 +25,7 @@ def idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -> FloatA
     return 1.0 - (per_replica / average[:, None]).mean(axis=0)
 
 
-def even_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
+def balance_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
     """Return `pattern` `(E, N)` with its rows' host sets exchanged so that idleness `(E,)` is even over the nodes.
 
     Only sets of the same size are exchanged, and no node gets more rows than its `slots` `(N,)`. If no exchange helps,
@@ -38,11 +38,11 @@ def even_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArra
         choices = np.flatnonzero(sizes == size)
         rows = np.flatnonzero(np.isin(set_of, choices))
         if choices.size > 1:
-            evened = _share(evened, rows, sets[choices], idle, slots)
+            evened = _reassign_sets(evened, rows, sets[choices], idle, slots)
     return evened if _unevenness(evened, idle) < _unevenness(pattern, idle) else pattern
 
 
-def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
+def _reassign_sets(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
     """Assign the `sets` `(S, N)`, all of one size, to the `rows` again, the idlest row first.
 
     Each row gets the set of nodes with the least idleness so far. If the slots do not suffice, the pattern is returned
@@ -54,7 +54,7 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
     so_far = idle @ shared
     members, nodes_of = sets.astype(np.float64), [np.flatnonzero(nodes).tolist() for nodes in sets]
     size = len(nodes_of[0])
-    fits = _fitting(sets, free)
+    fits = _find_fitting_sets(sets, free)
     fitting = members[fits]
     chosen: list[int] = []
     order = rows[np.argsort(-idle[rows], kind="stable")]
@@ -69,13 +69,13 @@ def _share(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray
         for node in nodes_of[taken]:
             free[node] -= 1
         if not all(free[node] for node in nodes_of[taken]):
-            fits = _fitting(sets, free)
+            fits = _find_fitting_sets(sets, free)
             fitting = members[fits]
     shared[order] = sets[chosen]
     return shared
 
 
-def _fitting(sets: BoolArray, free: list[int]) -> IntArray:
+def _find_fitting_sets(sets: BoolArray, free: list[int]) -> IntArray:
     """Return the indices of the `sets` `(S, N)` of which every node has `free` slots."""
     return np.flatnonzero((sets <= (np.array(free) > 0)).all(axis=1))
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
-from holdfast.planning.balance.swaps import rows_of, swap_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_argsort
+from holdfast.planning.balance.swaps import assign_rows_to_sets, swap_rows
 
 
-def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> IntArray:
+def assign_rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> IntArray:
     """Return the row of the `pattern` `(E, N)` that each expert takes, `(L, E)`.
 
     The experts of each layer choose in turn, the most `work` `(L, E)` per replica first. An expert chooses among the
@@ -24,28 +24,28 @@ def rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots
     """
     layers, experts = replicas.shape
     sets, set_of = distinct_rows(pattern)
-    base = to_come(pattern, replicas, work, slots)
-    choice = _Choice(sets, set_of, replicas, base)
+    base = estimate_fill_work(pattern, replicas, work, slots)
+    choice = _SetChooser(sets, set_of, replicas, base)
     order = np.argsort(-work, axis=1, kind="stable")
     layer = indices(layers)
     chosen = np.empty_like(replicas)
     for turn in range(experts):
         expert = order[:, turn]
-        chosen[layer, expert] = choice.take(replicas[layer, expert], work[layer, expert])
-    rows = rows_of(chosen, set_of)
+        chosen[layer, expert] = choice.choose_sets(replicas[layer, expert], work[layer, expert])
+    rows = assign_rows_to_sets(chosen, set_of)
     return swap_rows(pattern, rows, replicas, work, base, np.zeros(len(rows)))
 
 
-def to_come(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
+def estimate_fill_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
     """Estimate the work `(L, N)` that will fill the slots left free by the pattern, shared evenly among them."""
     free = slots - pattern.sum(axis=0)
     sizes = np.sort(pattern.sum(axis=1))
-    by_rank = stable_order(replicas)
+    by_rank = stable_argsort(replicas)
     left = np.take_along_axis((replicas * work), by_rank, axis=1) - sizes * np.take_along_axis(work, by_rank, axis=1)
     return left.sum(axis=1)[:, None] * (free / max(int(free.sum()), 1))
 
 
-class _Choice:
+class _SetChooser:
     """The host sets that no expert has chosen yet, by layer, and their nodes' work."""
 
     def __init__(self, sets: BoolArray, set_of: IntArray, replicas: IntArray, work: FloatArray) -> None:
@@ -67,7 +67,7 @@ class _Choice:
         self._layer = indices(len(replicas))
         self._kinds = indices(sizes.size)
 
-    def take(self, replicas: IntArray, work: FloatArray) -> IntArray:
+    def choose_sets(self, replicas: IntArray, work: FloatArray) -> IntArray:
         """Choose a set for one expert of each layer with `replicas` and `work` `(L,)`; return the sets `(L,)`."""
         largest = np.searchsorted(self._sizes, replicas, side="right") - 1
         tight = (self._spare == 0) & (self._kinds <= largest[:, None])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_order
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, distinct_rows, indices, stable_argsort
 
 #: The work of a busiest node, over the mean, up to which a layer is even enough.
 _EVEN = 1.001
@@ -49,7 +49,7 @@ def swap_rows(
     pairs = _MOST_PAIRS
     for _ in range(MOST_SWAPS):
         here = sets[mine, load.argmax(axis=1)[:, None]]
-        on_it = _on_busiest(here, best_load > goal)
+        on_it = _experts_on_busiest(here, best_load > goal)
         pairs -= here.size * on_it.shape[1]
         if not on_it.size or pairs < 0:
             break
@@ -62,7 +62,7 @@ def swap_rows(
         allowed &= fits[layer[:, None, None], on_it[:, :, None], mine[:, None, :]]
         allowed &= fits[layer[:, None, None], indices(rows.shape[1])[None, None, :], their[:, :, None]]
         allowed &= (best_load > goal)[:, None, None]
-        first, second, found = _greatest(np.where(allowed, gain, 0.0), load)
+        first, second, found = _find_best_pair(np.where(allowed, gain, 0.0), load)
         if not found.any():
             break
         one, other, at = on_it[layer, first][found], second[found], layer[found]
@@ -71,7 +71,7 @@ def swap_rows(
         mine[at, one], mine[at, other] = mine[at, other], mine[at, one]
         better = load.max(axis=1) < best_load
         best[better], best_load[better] = mine[better], load.max(axis=1)[better]
-    return rows_of(best, set_of)
+    return assign_rows_to_sets(best, set_of)
 
 
 def swap_replicas(
@@ -102,7 +102,7 @@ def swap_replicas(
         pairs -= now.size
         if not at.size or pairs < 0:
             break
-        step = _best_swap(now, needed[at], work[at], load[at])
+        step = _find_best_swap(now, needed[at], work[at], load[at])
         found = step.found
         now, at = now[found], at[found]
         row = indices(at.size)
@@ -131,13 +131,13 @@ class _Swap:
     found: BoolArray
 
 
-def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: FloatArray) -> _Swap:
+def _find_best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: FloatArray) -> _Swap:
     """Return the swap of each layer that minimises the sum of the squares of the nodes' `load` `(L, N)`."""
     layer = indices(len(counts))
     busiest = load.argmax(axis=1)
     free = counts > needed
     here, there = free[layer, :, busiest], counts[layer, :, busiest]
-    on_it = _on_busiest(here, np.ones(len(counts), dtype=np.bool_))
+    on_it = _experts_on_busiest(here, np.ones(len(counts), dtype=np.bool_))
     if not on_it.size:
         return _Swap(busiest, busiest, busiest, busiest, np.zeros(len(counts), dtype=np.bool_))
     # Each expert that the busiest node does not hold offers its replica on the node with the least load.
@@ -149,17 +149,17 @@ def _best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: Floa
     absent = counts[layer[:, None, None], on_it[:, :, None], node[:, None, :]] == 0
     allowed = np.take_along_axis(here, on_it, axis=1)[:, :, None] & (less > 0) & absent & (drop > less)
     gain = np.where(allowed, less * (np.where(np.isfinite(drop), drop, 0.0) - less), 0.0)
-    first, second, found = _greatest(gain, load)
+    first, second, found = _find_best_pair(gain, load)
     return _Swap(on_it[layer, first], second, busiest, node[layer, second], found)
 
 
-def _on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:
+def _experts_on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:
     """Return the experts `(L, C)` that are `here` `(L, E)`, padded with others; C is 0 if no layer is open."""
     width = int(here[open_layers].sum(axis=1).max(initial=0))
     return np.argsort(~here, axis=1, kind="stable")[:, :width]
 
 
-def _greatest(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
+def _find_best_pair(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
     """Return the two indices of the greatest `gain` `(L, C, E)` of each layer, and whether it is an improvement."""
     flat = gain.reshape(len(gain), -1)
     place = flat.argmax(axis=1)
@@ -167,8 +167,8 @@ def _greatest(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, B
     return place // gain.shape[2], place % gain.shape[2], found
 
 
-def rows_of(sets: IntArray, set_of: IntArray) -> IntArray:
+def assign_rows_to_sets(sets: IntArray, set_of: IntArray) -> IntArray:
     """Return a row `(L, E)` for each expert with one of the `sets` `(L, E)`; row i has the set `set_of[i]`."""
     rows = np.empty_like(sets)
-    np.put_along_axis(rows, stable_order(sets), np.broadcast_to(np.argsort(set_of, kind="stable"), rows.shape), 1)
+    np.put_along_axis(rows, stable_argsort(sets), np.broadcast_to(np.argsort(set_of, kind="stable"), rows.shape), 1)
     return rows

@@ -13,7 +13,7 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import IntArray
-from holdfast.planning.dispatch.schedule import DispatchScheme, Match, Surplus, row_ends, row_sums, stretches
+from holdfast.planning.dispatch.schedule import DispatchScheme, Match, Surplus, interval_lengths, row_ends, row_sums
 
 
 class Interval(DispatchScheme):
@@ -40,7 +40,7 @@ class NodeInterval(DispatchScheme):
         """See `DispatchScheme.match`; raise `BadInputError` if the ranks of a node are not adjacent."""
         if self.node_of.size != surplus.tokens.shape[1] or (np.diff(self.node_of) < 0).any():
             raise BadInputError(f"node_of needs one number per rank, never falling; it is {self.node_of.tolist()}")
-        near = _within_nodes(surplus, self.node_of)
+        near = _match_within_nodes(surplus, self.node_of)
         far = Surplus(tokens=surplus.tokens - near.tokens, free=surplus.free - near.free)
         return _NodeLines(self.node_of, near, far)
 
@@ -64,17 +64,17 @@ class _NodeLines(Match):
 
     def send_row(self, rank: int) -> IntArray:
         row = _overlap(self.far.tokens, rank, self.far.free)
-        inside, first = self._neighbours(rank)
+        inside, first = self._ranks_of_node(rank)
         row[:, inside] += _overlap(self.near.tokens[:, inside], rank - first, self.near.free[:, inside])
         return row
 
     def receive_column(self, rank: int) -> IntArray:
         column = _overlap(self.far.free, rank, self.far.tokens)
-        inside, first = self._neighbours(rank)
+        inside, first = self._ranks_of_node(rank)
         column[:, inside] += _overlap(self.near.free[:, inside], rank - first, self.near.tokens[:, inside])
         return column
 
-    def _neighbours(self, rank: int) -> tuple[slice, int]:
+    def _ranks_of_node(self, rank: int) -> tuple[slice, int]:
         """Return the ranks of the same node as a slice, and the first of them."""
         first, last = np.searchsorted(self.node_of, [self.node_of[rank], self.node_of[rank] + 1])
         return slice(int(first), int(last)), int(first)
@@ -87,23 +87,23 @@ def _overlap(mine: IntArray, rank: int, others: IntArray) -> IntArray:
     # The length of [begin, end) below each point of the other line; differences give the overlaps.
     below = row_ends(others)
     np.minimum(np.maximum(below, begin, out=below), end, out=below)
-    return stretches(below, begin)
+    return interval_lengths(below, begin)
 
 
-def _within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
+def _match_within_nodes(surplus: Surplus, node_of: IntArray) -> Surplus:
     """Return the part of the tokens and of the capacity that each node matches within itself, both `(E, N)`."""
     starts = np.flatnonzero(np.r_[True, node_of[1:] != node_of[:-1]])
     sizes = np.diff(np.r_[starts, node_of.size])
     last = starts + sizes - 1
     token_ends, free_ends = row_ends(surplus.tokens), row_ends(surplus.free)
-    settled = np.minimum(stretches(token_ends[:, last], 0), stretches(free_ends[:, last], 0))
+    settled = np.minimum(interval_lengths(token_ends[:, last], 0), interval_lengths(free_ends[:, last], 0))
     return Surplus(
-        tokens=_first_within(surplus.tokens, token_ends, settled, starts, sizes),
-        free=_first_within(surplus.free, free_ends, settled, starts, sizes),
+        tokens=_split_matched(surplus.tokens, token_ends, settled, starts, sizes),
+        free=_split_matched(surplus.free, free_ends, settled, starts, sizes),
     )
 
 
-def _first_within(amounts: IntArray, ends: IntArray, settled: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
+def _split_matched(amounts: IntArray, ends: IntArray, settled: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
     """Return the first `settled` `(E, nodes)` units of each node, divided among its ranks' `amounts` `(E, N)`."""
     before = ends - amounts
     left = np.repeat(settled + before[:, starts], sizes, axis=1)

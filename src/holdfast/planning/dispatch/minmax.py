@@ -40,7 +40,7 @@ def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
     even = replica_capacities(tokens, replicas)
     limit, enough = -(-int(demand.sum()) // tokens.shape[1]), int(even.sum(axis=0).max())
     while limit < enough:
-        flow = _flow(demand, replicas > 0, limit)
+        flow = _find_flow(demand, replicas > 0, limit)
         if flow.total == int(demand.sum()):
             return _as_capacities(flow, replicas > 0)
         crowded, full = flow.reachable[: demand.size], flow.reachable[demand.size :][: tokens.shape[1]]
@@ -48,7 +48,7 @@ def minmax_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
     return even
 
 
-def _flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
+def _find_flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
     """Return the largest flow from experts with `demand` `(E,)` to their `hosts` `(E, N)`, at most `limit` per rank."""
     experts, ranks = hosts.shape
     source, sink = experts + ranks, experts + ranks + 1

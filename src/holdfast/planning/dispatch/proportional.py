@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import IntArray
-from holdfast.planning.dispatch.schedule import DispatchScheme, Match, Surplus, row_ends, stretches
+from holdfast.planning.dispatch.schedule import DispatchScheme, Match, Surplus, interval_lengths, row_ends
 
 
 class Proportional(DispatchScheme):
@@ -42,33 +42,35 @@ class _Piles(Match):
     piles: IntArray
 
     def send_row(self, rank: int) -> IntArray:
-        start, stop = _stretch(self.token_ends, rank)
-        cut = _cut(self.free_ends, self.token_ends[:, -1:], self.piles)
-        below = _below(_deal(stop, self.piles), cut) - _below(_deal(start, self.piles), cut)
-        return stretches(below, 0)
+        start, stop = _rank_interval(self.token_ends, rank)
+        cut = _locate_cut(self.free_ends, self.token_ends[:, -1:], self.piles)
+        below = _count_below(_count_rounds(stop, self.piles), cut) - _count_below(_count_rounds(start, self.piles), cut)
+        return interval_lengths(below, 0)
 
     def receive_column(self, rank: int) -> IntArray:
-        start, stop = _stretch(self.free_ends, rank)
+        start, stop = _rank_interval(self.free_ends, rank)
         total = self.token_ends[:, -1:]
-        dealt = _deal(self.token_ends, self.piles)
-        below = _below(dealt, _cut(stop, total, self.piles)) - _below(dealt, _cut(start, total, self.piles))
-        return stretches(below, 0)
+        dealt = _count_rounds(self.token_ends, self.piles)
+        below = _count_below(dealt, _locate_cut(stop, total, self.piles)) - _count_below(
+            dealt, _locate_cut(start, total, self.piles)
+        )
+        return interval_lengths(below, 0)
 
 
-def _stretch(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
+def _rank_interval(ends: IntArray, rank: int) -> tuple[IntArray, IntArray]:
     """Return the start and the end of the rank's interval on a line, `(E, 1)` each."""
     stop = ends[:, rank : rank + 1]
     start = ends[:, rank - 1 : rank] if rank else np.zeros_like(stop)
     return start, stop
 
 
-def _deal(tokens: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
+def _count_rounds(tokens: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
     """Return the full rounds over all piles after the first `tokens`, and the number of piles with one more token."""
     rounds = tokens // piles
     return rounds, tokens - rounds * piles
 
 
-def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
+def _locate_cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, IntArray]:
     """Return the position of `target` on the line: the number of full piles below it, and its height in the next pile.
 
     The heights of the piles differ by at most one: pile v < total % piles has one token more.
@@ -85,7 +87,7 @@ def _cut(target: IntArray, total: IntArray, piles: IntArray) -> tuple[IntArray, 
     return full, rest
 
 
-def _below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
+def _count_below(dealt: tuple[IntArray, IntArray], cut: tuple[IntArray, IntArray]) -> IntArray:
     """Count the tokens among the first `dealt` that lie below the `cut`, over all piles."""
     (rounds, more), (full, height) = dealt, cut
     # Piles 0 .. full-1 count all their tokens; pile `full` counts at most `height`.

@@ -83,7 +83,7 @@ class DispatchSchedule:
         row = np.empty(self.tokens.shape, dtype=np.int64)
         for block, match in self.matches:
             row[block] = match.send_row(rank)
-        row[:, rank] += self._local(rank)
+        row[:, rank] += self._local_tokens(rank)
         return row
 
     def receive_column(self, rank: int) -> IntArray:
@@ -91,10 +91,10 @@ class DispatchSchedule:
         column = np.empty(self.tokens.shape, dtype=np.int64)
         for block, match in self.matches:
             column[block] = match.receive_column(rank)
-        column[:, rank] += self._local(rank)
+        column[:, rank] += self._local_tokens(rank)
         return column
 
-    def _local(self, rank: int) -> IntArray:
+    def _local_tokens(self, rank: int) -> IntArray:
         """Return the rank's own tokens that it computes itself, `(E,)`."""
         return np.minimum(self.tokens[:, rank], self.capacities[:, rank])
 
@@ -107,19 +107,22 @@ def dispatch_schedule(tokens: IntArray, replicas: IntArray, scheme: DispatchSche
     Raises:
         BadInputError: Shapes differ, numbers are negative, or an expert with tokens has no replica.
     """
-    tokens, replicas = _checked(tokens, replicas)
+    tokens, replicas = _check_tables(tokens, replicas)
     capacities = scheme.capacities(tokens, replicas)
-    matches = [(block, scheme.match(_surplus(tokens[block], capacities[block]))) for block in _blocks(*tokens.shape)]
+    matches = [
+        (block, scheme.match(_subtract_local(tokens[block], capacities[block])))
+        for block in _expert_blocks(*tokens.shape)
+    ]
     return DispatchSchedule(tokens=tokens, capacities=capacities, matches=tuple(matches))
 
 
-def _blocks(experts: int, ranks: int) -> list[slice]:
+def _expert_blocks(experts: int, ranks: int) -> list[slice]:
     """Return the blocks of experts that are planned one after the other."""
     step = max(_BLOCK // max(ranks, 1), 1)
     return [slice(start, min(start + step, experts)) for start in range(0, experts, step)]
 
 
-def _surplus(tokens: IntArray, capacities: IntArray) -> Surplus:
+def _subtract_local(tokens: IntArray, capacities: IntArray) -> Surplus:
     """Subtract the local tokens that fit into the local capacity from both tables `(E, N)`."""
     local = np.minimum(tokens, capacities)
     return Surplus(tokens=tokens - local, free=np.subtract(capacities, local, out=local))
@@ -134,7 +137,7 @@ def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
     """
     capacities = np.empty(tokens.shape, dtype=tokens.dtype)
     start = indices(tokens.shape[0]) % max(tokens.shape[1], 1)
-    for block in _blocks(*tokens.shape):
+    for block in _expert_blocks(*tokens.shape):
         capacities[block] = _even_over_replicas(tokens[block], replicas[block], start[block])
     return capacities
 
@@ -148,11 +151,11 @@ def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -
         return capacities
     near = tokens - capacities
     np.minimum(np.maximum(near, 0, out=near), replicas, out=near)
-    granted = _grant(near, over, start)
+    granted = _serve_in_turn(near, over, start)
     capacities += granted
     over -= row_sums(granted)
     if over.any():
-        capacities += _grant(replicas - granted, over, start)
+        capacities += _serve_in_turn(replicas - granted, over, start)
     return capacities
 
 
@@ -166,7 +169,7 @@ def row_ends(table: IntArray) -> IntArray:
     return np.add.accumulate(table, axis=1, dtype=table.dtype)
 
 
-def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
+def interval_lengths(ends: IntArray, begin: IntArray | int) -> IntArray:
     """Return the length of each interval of a line, `(E, N)`, from the `ends` `(E, N)` and the start of the line
     `(E, 1)`.
     """
@@ -176,7 +179,7 @@ def stretches(ends: IntArray, begin: IntArray | int) -> IntArray:
     return lengths
 
 
-def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
+def _serve_in_turn(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
     """Serve `wanted` `(E, N)` from `supply` `(E, 1)`, rank by rank, starting at rank start[e] and wrapping around."""
     if (row_sums(wanted) <= supply).all():
         return wanted
@@ -191,7 +194,7 @@ def _grant(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
     return np.minimum(np.maximum(left, 0, out=left), wanted, out=left)
 
 
-def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
+def _check_tables(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
     """Return both tables row-major, in 32 bits if all sums fit; raise `BadInputError` if no schedule can exist."""
     if tokens.ndim != 2 or tokens.shape != replicas.shape:
         raise BadInputError(
@@ -205,10 +208,10 @@ def _checked(tokens: IntArray, replicas: IntArray) -> tuple[IntArray, IntArray]:
         expert = int(np.flatnonzero(homeless)[0])
         raise BadInputError(f"expert {expert} has {int(total[expert])} tokens but no replica: place it first")
     fits = max(int(total.max(initial=0)), int(number.max(initial=0))) <= _MOST_IN_32_BITS
-    return _by_rows(tokens, fits), _by_rows(replicas, fits)
+    return _as_row_major(tokens, fits), _as_row_major(replicas, fits)
 
 
-def _by_rows(table: IntArray, fits: bool) -> IntArray:
+def _as_row_major(table: IntArray, fits: bool) -> IntArray:
     """Return `table` `(E, N)` row-major, in 32 bits if it `fits`. The type stays IntArray for the checker."""
     # Gathered counts are column-major. Narrowing first leaves less memory to transpose.
     return np.ascontiguousarray(cast(IntArray, table.astype(np.int32)) if fits else table)

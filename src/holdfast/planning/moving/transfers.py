@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices, true_places
+from holdfast.planning.arrays import BoolArray, IntArray, count_true, indices, nonzero_indices
 
 #: Up to this many transfers, senders are chosen one by one and then improved to the optimum. More are done in chunks.
 _EXACT_UP_TO_TRANSFERS = 2048
@@ -57,17 +57,17 @@ def plan_transfers(
     """
     have = held.astype(np.bool_, copy=False)
     missing = wanted.astype(np.bool_, copy=False) & ~have
-    layer, expert, destination = true_places(missing)
+    layer, expert, destination = nonzero_indices(missing)
     live = count_true(have)[layer, expert]
     alive = live > 0
     lost = tuple(dict.fromkeys(zip(layer[~alive].tolist(), expert[~alive].tolist(), strict=True)))
     layer, expert, destination, live = layer[alive], expert[alive], destination[alive], live[alive]
-    nth = _nth_request(layer, expert)
+    nth = _number_requests(layer, expert)
     # Experts with few copies come first, and the first missing copy of an expert before its second one.
     order = np.lexsort((nth, live + nth))
     layer, expert, destination = layer[order], expert[order], destination[order]
     if node_of is None and layer.size * have.shape[2] > _MOST_CHOICES:
-        source = _of_a_few(have, layer, expert, nth[order])
+        source = _choose_from_few_owners(have, layer, expert, nth[order])
         return Transfers(layer=layer, expert=expert, source=source, destination=destination), lost
     owners = have[layer, expert]
     if node_of is not None:
@@ -77,7 +77,7 @@ def plan_transfers(
     return Transfers(layer=layer, expert=expert, source=source, destination=destination), lost
 
 
-def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray) -> IntArray:
+def _choose_from_few_owners(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray) -> IntArray:
     """Return an owner for each request `(M,)`, chosen from a few candidates.
 
     `nth` numbers the requests for one expert. The candidates are some owners of the expert according to `have`
@@ -89,7 +89,7 @@ def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray)
     first = (np.cumsum(number) - number)[pair_of]
     # Start with a different owner for each expert, since adjacent experts often have the same owners.
     turn = nth * _ASKED + pair[pair_of] * _STRIDE
-    asked = true_places(owners)[1][first[:, None] + (turn[:, None] + indices(_ASKED)) % number[pair_of][:, None]]
+    asked = nonzero_indices(owners)[1][first[:, None] + (turn[:, None] + indices(_ASKED)) % number[pair_of][:, None]]
     sent = np.zeros(have.shape[2], dtype=np.int64)
     source = np.empty_like(layer)
     step = max(have.shape[2] // 4, layer.size // 512)
@@ -100,7 +100,7 @@ def _of_a_few(have: BoolArray, layer: IntArray, expert: IntArray, nth: IntArray)
     return source
 
 
-def _nth_request(layer: IntArray, expert: IntArray) -> IntArray:
+def _number_requests(layer: IntArray, expert: IntArray) -> IntArray:
     """Number the requests for one expert 0, 1, ...; requests for one expert must be adjacent."""
     if not layer.size:
         return layer
@@ -172,7 +172,7 @@ def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int)
     while queue:
         sender = queue.popleft()
         if sent[sender] <= sent[start] - 2:
-            return _walk_back(came_from, source, sender, start)
+            return _collect_chain(came_from, source, sender, start)
         mine = np.flatnonzero(source == sender)
         reachable = owners[mine]
         for receiver in np.flatnonzero(reachable.any(axis=0)):
@@ -183,7 +183,9 @@ def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int)
     return None
 
 
-def _walk_back(came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int) -> list[tuple[int, int]]:
+def _collect_chain(
+    came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int
+) -> list[tuple[int, int]]:
     """Return the chain's steps in the order in which to apply them, the nearest to the start first."""
     steps: list[tuple[int, int]] = []
     node = end

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
-from holdfast.planning.balance.even import even_sets, idleness
+from holdfast.planning.balance.even import balance_sets, compute_idleness
 from holdfast.planning.placement.build import build
 from holdfast.planning.placement.groups import best_groups
 from holdfast.planning.placement.mro import Mro
@@ -82,7 +82,7 @@ def _evened(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
     """Return the pattern `(E, N)` with its host sets assigned to experts so that the nodes' work is even."""
     if problem.loads is None:
         return pattern
-    return even_sets(pattern, idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
+    return balance_sets(pattern, compute_idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, put_rows
-from holdfast.planning.balance.rows import rows_by_work
+from holdfast.planning.balance.rows import assign_rows_by_work
 from holdfast.planning.balance.swaps import MOST_CELLS, swap_replicas, swap_rows
 from holdfast.planning.balance.work import node_work
 from holdfast.planning.moving.migration import assign_roles, node_kinds
@@ -111,7 +111,7 @@ def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> t
 def _build_anew(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """Return the placement `(L, E, N)` of the pattern with even work, whatever the nodes hold."""
     work = problem.work
-    rows = rows_by_work(pattern, problem.replicas, work, problem.slots)
+    rows = assign_rows_by_work(pattern, problem.replicas, work, problem.slots)
     counts = pattern[rows].astype(np.int64)
     free = np.repeat((problem.slots - pattern.sum(axis=0))[None, :], len(rows), axis=0)
     deal_by_work(counts, problem.replicas - pattern.sum(axis=1)[rows], free, work)

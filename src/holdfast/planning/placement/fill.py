@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.planning.arrays import FloatArray, IntArray, indices, sum_over_nodes, take_rows, true_places
+from holdfast.planning.arrays import FloatArray, IntArray, indices, nonzero_indices, sum_over_nodes, take_rows
 
 
 def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
@@ -26,7 +26,7 @@ def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
         return
     layers, experts, nodes = counts.shape
     rounds = indices(int(free.max()))[None, :, None] < free[:, None, :]
-    node = true_places(rounds)[2]
+    node = nonzero_indices(rounds)[2]
     # Both are in the order of layers, and each layer has as many free slots as replicas in hand.
     row = np.repeat(indices(layers * experts), in_hand.ravel())
     np.add.at(counts.reshape(-1), row * nodes + node, 1)

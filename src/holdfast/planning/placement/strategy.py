@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, stable_order, take_rows
+from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices, stable_argsort, take_rows
 from holdfast.planning.balance.work import work_per_replica
 
 
@@ -47,7 +47,7 @@ class PlacementProblem:
     @cached_property
     def by_rank(self) -> IntArray:
         """The experts of each layer, ordered by replicas, fewest first, `(L, E)`."""
-        return stable_order(self.replicas)
+        return stable_argsort(self.replicas)
 
     @cached_property
     def ranked_replicas(self) -> IntArray:

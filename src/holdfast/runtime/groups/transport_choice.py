@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.errors import BadInputError
-from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, levels_of
+from holdfast.planning.levels import FAN_OUT, FLAT_UP_TO, compute_levels
 from holdfast.protocol.job_spec import AUTO, Backend
 from holdfast.runtime.groups.abandoned_groups import GroupReaper
 from holdfast.runtime.groups.communicator import OPERATION_S, Communicator, HaltCheck, LocalCommunicator
@@ -76,7 +76,7 @@ def build_communicator(
     def build(level: str, places: Sequence[int]) -> Communicator:
         return gloo(places.index(place), len(places), name=name + level, members=[ranks[one] for one in places])
 
-    levels = levels_of(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
+    levels = compute_levels(nodes, place, flat_up_to=flat_up_to, fan_out=fan_out)
     if len(levels.owners) == 1:
         communicator = build("", levels.groups[0])
     else:

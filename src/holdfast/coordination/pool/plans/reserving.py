@@ -17,7 +17,7 @@ import numpy as np
 from holdfast.coordination.pool.share.achieving import MAX_CHANGE_S, MAX_RUNNING_S, build_tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
-from holdfast.planning.standbys import in_repair, none_ready
+from holdfast.planning.standbys import probability_none_ready, repair_distribution
 from holdfast.planning.waf.durations import running_s
 from holdfast.planning.waf.plan import AnyNumber
 from holdfast.protocol.pool.sharing import JobCosts
@@ -119,9 +119,9 @@ def compute_reserve_worth(
     load = nodes * failure_rate * repair_s
     away = min(nodes - 1, max(most, int(load + _DEVIATIONS * load**0.5) + 1))
     waf = np.array([divisions.waf(divisions.sizes(nodes - gone)).sum() for gone in range(away + 1)])
-    odds = in_repair(away, load)
+    odds = repair_distribution(away, load)
     odds[-1] += max(0.0, 1.0 - float(odds.sum()))
-    without = none_ready(indices(most + 1), load)
+    without = probability_none_ready(indices(most + 1), load)
     worth = np.empty(most + 1)
     for reserve in range(most + 1):
         sizes = divisions.sizes(nodes - reserve)

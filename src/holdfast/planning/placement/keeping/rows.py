@@ -13,7 +13,7 @@ from holdfast.planning.arrays import (
     FloatArray,
     IntArray,
     distinct_rows,
-    true_places,
+    nonzero_indices,
 )
 from holdfast.planning.placement.fill import deal_by_work
 from holdfast.planning.solvers import best_assignment
@@ -78,7 +78,7 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
     left = ~taken[:, :-1]
     rows = settled.copy()
     # If all gains are equal, as for experts without a holder, every assignment is equally good.
-    rows[waiting] = true_places(left)[1]
+    rows[waiting] = nonzero_indices(left)[1]
     for layer in np.flatnonzero(_differ(kept, waiting)):
         experts, open_rows = np.flatnonzero(waiting[layer]), np.flatnonzero(left[layer])
         gain = kept[layer][experts].take(kind_of[open_rows], axis=1)
