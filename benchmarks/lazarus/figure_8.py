@@ -24,7 +24,7 @@ from setting import MODELS, NODES, SLOTS, Recording, format_row, make_parser, ma
 
 from holdfast.planning import as_slots, recovery_curve
 from holdfast.planning.arrays import FloatArray, IntArray
-from holdfast.planning.placement.fill import deal
+from holdfast.planning.placement.fill import deal_replicas
 
 #: Model, step, and the paper's numbers by strategy at PAPER_LOST lost nodes.
 CASES: tuple[tuple[str, int, dict[str, float]], ...] = (("S", 4000, {}), ("L", 200, {"mro": 0.41, "spread": 0.12}))
@@ -50,7 +50,7 @@ def mean_unaligned_survival(counts: IntArray) -> FloatArray:
 def spread_by_number(replicas: IntArray) -> IntArray:
     """Return spread replicas `(L, E, N)` of `(L, E)`, dealt expert by expert in the order of their numbers."""
     empty = np.zeros((*replicas.shape, NODES), dtype=np.int64)
-    return deal(empty, replicas, as_slots(SLOTS, NODES))
+    return deal_replicas(empty, replicas, as_slots(SLOTS, NODES))
 
 
 def survival_by_strategy(loads: IntArray) -> dict[str, FloatArray]:

@@ -15,7 +15,7 @@ from holdfast.errors import BadInputError
 from holdfast.planning import Plan, allocate, as_slots, make_plan, strategy_named
 from holdfast.planning.arrays import IntArray, indices
 from holdfast.planning.placement.allocation import Allocation
-from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
+from holdfast.planning.placement.keeping.repair import Replicas, keep_and_repair, make_worker_room
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -110,9 +110,9 @@ def repair_placement(held: IntArray, loads: IntArray) -> IntArray:
     places = np.repeat(np.argwhere(held > 0), held[held > 0], axis=0)
     replicas = Replicas(layer=places[:, 0], expert=places[:, 1], worker=places[:, 2])
     threshold = allocation.fault_threshold.given
-    found = repair(replicas, allocation.replicas, room_of(slots, indices(nodes)), threshold)
+    found = keep_and_repair(replicas, allocation.replicas, make_worker_room(slots, indices(nodes)), threshold)
     assert found is not None
-    after = replicas.only(found.stays).and_those(found.added)
+    after = replicas.select(found.stays).concatenate(found.added)
     cells = (after.layer * experts + after.expert) * nodes + after.worker
     return np.bincount(cells, minlength=layers * experts * nodes).reshape(layers, experts, nodes)
 

@@ -24,7 +24,7 @@ from lazarus.drawing import draw_bars, make_sheet, save
 from holdfast.planner.fleet.pool.gpt_tasks import MODELS, PEAK, TABLE_3, GptModel, estimate_steps_on_gpus_s
 from holdfast.planner.fleet.pool.outages import MARKS
 from holdfast.planner.fleet.pool.systems import SYSTEMS, list_assumptions
-from holdfast.planning.waf.plan import best, price
+from holdfast.planning.waf.plan import best_plan, price_division
 from holdfast.planning.waf.task import Task
 
 SYSTEMS_9 = ("waf", "bamboo", "oobleck", "varuna", "megatron-spare")
@@ -55,14 +55,14 @@ def case_of(case: int) -> tuple[dict[str, float], dict[str, list[int]]]:
         gpu_task(f"{size}-{place}", MODELS[size], weight)
         for place, (size, weight) in enumerate(zip(sizes, weights, strict=True))
     ]
-    plan = best(tasks, GPUS, 1.0)
+    plan = best_plan(tasks, GPUS, 1.0)
     ways = {
         "holdfast": [plan.sizes[task.name] for task in tasks],
         "equally": apportion([1.0] * len(tasks), GPUS),
         "weighted": apportion(weights, GPUS),
         "sized": apportion([MODELS[size].parameters for size in sizes], GPUS),
     }
-    return {name: price(tasks, way, GPUS, 1.0).waf / 1e15 for name, way in ways.items()}, ways
+    return {name: price_division(tasks, way, GPUS, 1.0).waf / 1e15 for name, way in ways.items()}, ways
 
 
 def draw_transitions(axes: Any) -> None:

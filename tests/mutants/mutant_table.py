@@ -690,7 +690,7 @@ MUTANTS = (
     Mutant(
         name="a_loss_is_not_mended",
         module="planning.placement.keeping.repair",
-        qualname="_mend",
+        qualname="_restore_guarantee",
         old="hosts < threshold",
         new="hosts < 0",
         why="the placement after a loss must keep the fault threshold",

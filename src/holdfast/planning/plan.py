@@ -15,7 +15,7 @@ from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.moving.migration import OPTIMAL_UP_TO_NODES, Migration, node_kinds, plan_migration
 from holdfast.planning.placement.allocation import Guarantee, Shortage, allocate
 from holdfast.planning.placement.best import Best
-from holdfast.planning.placement.front import Option, options, weighed
+from holdfast.planning.placement.front import Option, choose_by_weight, find_options
 from holdfast.planning.placement.mro import Mro
 from holdfast.planning.placement.spread import Compact, Spread
 from holdfast.planning.placement.strategy import PlacementProblem, Strategy, fewest_hosts
@@ -148,6 +148,6 @@ def _place_weighed(problem: PlacementProblem, balance_weight: float) -> tuple[In
 
     The second is the placement that survives most; None if it is the first.
     """
-    found = options(problem)
-    chosen = weighed(found, balance_weight, problem.failure_weights)
+    found = find_options(problem)
+    chosen = choose_by_weight(found, balance_weight, problem.failure_weights)
     return chosen.counts, None if chosen is found[0] else found[0]

@@ -11,9 +11,9 @@ from holdfast.planning import Plan, make_plan, recovery_curve, strategy_named
 from holdfast.planning.balance.rows import assign_rows_by_work
 from holdfast.planning.balance.swaps import swap_replicas, swap_rows
 from holdfast.planning.balance.work import busiest_over_mean, node_work
-from holdfast.planning.placement.front import Option, pareto, weighed, weights_of_choice
+from holdfast.planning.placement.front import Option, choice_weight_ranges, choose_by_weight, select_pareto
 from holdfast.planning.placement.mro import Mro
-from holdfast.planning.survival.pattern import common_pattern, trim
+from holdfast.planning.survival.pattern import common_pattern, trim_pattern
 
 NOTHING = {"name": "", "counts": np.zeros((1, 1, 3), dtype=np.int64)}
 
@@ -21,7 +21,7 @@ NOTHING = {"name": "", "counts": np.zeros((1, 1, 3), dtype=np.int64)}
 @settings(PROPERTY, max_examples=80)
 @given(problem=problems())
 def test_every_expert_takes_a_row_that_it_has_replicas_for(problem):
-    pattern = trim(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
+    pattern = trim_pattern(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
     work = np.random.default_rng(0).random(problem.replicas.shape)
     rows = assign_rows_by_work(pattern, problem.replicas, work, problem.slots)
     assert (np.sort(rows, axis=1) == np.arange(rows.shape[1])).all()
@@ -31,7 +31,7 @@ def test_every_expert_takes_a_row_that_it_has_replicas_for(problem):
 @settings(PROPERTY, max_examples=80)
 @given(problem=problems())
 def test_swapped_rows_never_make_the_busiest_node_busier(problem):
-    pattern = trim(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
+    pattern = trim_pattern(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
     work = np.random.default_rng(1).random(problem.replicas.shape)
     rows = np.argsort(problem.by_rank, axis=1)
     base = np.zeros((len(rows), problem.nodes))
@@ -98,20 +98,20 @@ def options() -> list[Option]:
 
 
 def test_the_front_has_whatever_some_weight_may_choose():
-    front = pareto(options())
+    front = select_pareto(options())
     assert [option.name for option in front] == ["even", "between", "safe"]
     once = np.array([0.0, 1.0, 0.0, 0.0])
-    reaches = weights_of_choice(front, once)
+    reaches = choice_weight_ranges(front, once)
     assert reaches == [
         (pytest.approx(1.5), None),
         (pytest.approx(0.125), pytest.approx(1.5)),
         (0.0, pytest.approx(0.125)),
     ]
     for weight, name in ((0, "safe"), (0.12, "safe"), (0.13, "between"), (1.4, "between"), (1.6, "even")):
-        assert weighed(options(), weight, once).name == name
+        assert choose_by_weight(options(), weight, once).name == name
 
 
 def test_of_equal_options_the_first_stays():
     first, second = options()[0], options()[0]
-    assert pareto([first, second]) == [first]
-    assert weighed([first, second], 1.0, None) is first
+    assert select_pareto([first, second]) == [first]
+    assert choose_by_weight([first, second], 1.0, None) is first

@@ -9,7 +9,7 @@ from planning_cases import PROPERTY, assert_complete, problems
 
 from holdfast.errors import BadInputError
 from holdfast.planning import PlacementProblem, fewest_hosts, from_node_lists, node_lists, strategies, strategy_named
-from holdfast.planning.placement.guarantee import with_guarantee
+from holdfast.planning.placement.guarantee import enforce_guarantee
 
 
 def problem_of(replicas, slots, f=2) -> PlacementProblem:
@@ -29,7 +29,7 @@ def test_every_replica_is_placed_every_slot_used_and_f_nodes_host_every_expert(n
 @given(problem=problems(uneven=True, most_nodes=6))
 def test_guarantee_mends_even_the_worst_start(problem):
     packed = strategy_named("compact").place(problem)
-    mended = with_guarantee(packed, problem.slots, problem.fault_threshold)
+    mended = enforce_guarantee(packed, problem.slots, problem.fault_threshold)
     assert_complete(problem, mended)
     assert fewest_hosts(mended) >= problem.fault_threshold
 

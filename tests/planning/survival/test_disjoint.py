@@ -1,4 +1,4 @@
-"""Disjoint host sets have the same shares as the sweep over their nodes, and `never_worse` is right."""
+"""Disjoint host sets have the same shares as the sweep over their nodes, and `survives_no_less` is right."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planning_cases import PROPERTY
 from holdfast.planning.survival.disjoint import (
     disjoint_sizes,
     losses_of_disjoint,
-    never_worse,
     some_disjoint_sizes,
+    survives_no_less,
 )
 from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.sweep import sweep
@@ -41,16 +41,16 @@ def test_the_shares_are_those_of_a_sweep(sizes, further, share):
 @given(few=SIZES, many=SIZES)
 def test_never_worse_is_never_worse(few, many):
     nodes = sum(few) + sum(many)
-    if never_worse(np.array(few), np.array(many)):
+    if survives_no_less(np.array(few), np.array(many)):
         one, other = (losses_of_disjoint(np.array(sizes), nodes, nodes).fatal for sizes in (few, many))
         assert (one <= other + 1e-12).all()
-    assert never_worse(np.array(few), np.array(few))
+    assert survives_no_less(np.array(few), np.array(few))
 
 
 def test_never_worse_looks_at_numbers_and_sizes():
-    assert never_worse(np.array([2, 4]), np.array([3, 2, 2]))
-    assert not never_worse(np.array([2, 2, 4]), np.array([3, 2]))
-    assert not never_worse(np.array([1, 9]), np.array([2, 2]))
+    assert survives_no_less(np.array([2, 4]), np.array([3, 2, 2]))
+    assert not survives_no_less(np.array([2, 2, 4]), np.array([3, 2]))
+    assert not survives_no_less(np.array([1, 9]), np.array([2, 2]))
 
 
 def test_sets_that_share_a_node_are_told_and_some_share_none():

@@ -13,7 +13,7 @@ from planning_cases import PROPERTY, problems
 
 from holdfast.planning import PlacementProblem, RecoveryCurve, rack_curve, recovery_curve, strategy_named
 from holdfast.planning.survival.hitting import smallest_sets
-from holdfast.planning.survival.recovery_probability import _sampled, fatal_share
+from holdfast.planning.survival.recovery_probability import _sample_curve, fatal_share
 
 
 def enumerate_curve(counts: np.ndarray) -> list[float]:
@@ -93,7 +93,7 @@ def test_entangled_hosts_are_exact_for_few_lost_nodes_and_sampled_within_their_i
     assert not curve.exact
     known = np.flatnonzero(curve.low != curve.high)[0]
     assert known > 3
-    other = _sampled(smallest_sets(entangled), curve.probability[:known], 4000, np.random.default_rng(1))
+    other = _sample_curve(smallest_sets(entangled), curve.probability[:known], 4000, np.random.default_rng(1))
     assert ((curve.low <= other.high) & (other.low <= curve.high)).all()
     assert (np.diff(curve.probability) <= 1e-9).all()
 
@@ -119,7 +119,7 @@ def test_sampling_agrees_with_enumeration():
     problem = PlacementProblem(replicas=replicas, slots=np.full(8, 3), fault_threshold=2)
     counts = strategy_named("spread").place(problem)
     exact = recovery_curve(counts)
-    sampled = _sampled(smallest_sets(counts > 0), np.ones(1), 20_000, np.random.default_rng(1))
+    sampled = _sample_curve(smallest_sets(counts > 0), np.ones(1), 20_000, np.random.default_rng(1))
     inside = (sampled.low <= exact.probability + 1e-12) & (exact.probability <= sampled.high + 1e-12)
     assert inside.mean() >= 0.9
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.planning.waf import dividing
-from holdfast.planning.waf.dividing import Chain, chain
+from holdfast.planning.waf.dividing import DivisionTable, build_division_table
 
 
-def chain_in_blocks(block: int, rewards: list[np.ndarray], nodes: int, had: list[int]) -> Chain:
+def chain_in_blocks(block: int, rewards: list[np.ndarray], nodes: int, had: list[int]) -> DivisionTable:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dividing, "_BLOCK", block)
-        return chain(rewards, nodes, had, idle=False)
+        return build_division_table(rewards, nodes, had, idle=False)
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 20))
@@ -27,7 +27,7 @@ def test_blocks_change_nothing(data: st.DataObject, block: int, nodes: int) -> N
     had = [data.draw(st.integers(0, nodes)) for _ in rewards]
     whole = chain_in_blocks(nodes + 1, rewards, nodes, had)
     parts = chain_in_blocks(block, rewards, nodes, had)
-    first = chain(rewards, nodes, had, idle=False, next_best=False)
+    first = build_division_table(rewards, nodes, had, idle=False, next_best=False)
     assert np.array_equal(parts.best, whole.best)
     assert np.array_equal(parts.best[:, 0], first.best[:, 0])
     possible = parts.best[1:] > -np.inf

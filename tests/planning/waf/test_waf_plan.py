@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInputError
-from holdfast.planning.waf.plan import AnyNumber, Planner, WafPlan, best, price
-from holdfast.planning.waf.task import Task, check_throughput, falls_at
+from holdfast.planning.waf.plan import BestDivisions, Planner, WafPlan, best_plan, price_division
+from holdfast.planning.waf.task import Task, check_throughput, find_drops
 
 CLOSE = 1e-9
 
@@ -22,7 +22,7 @@ CLOSE = 1e-9
 def all_divisions(tasks: Sequence[Task], nodes: int, running_s: float) -> list[WafPlan]:
     """Return every allowed division, the best first."""
     fits = [[size for size in range(nodes + 1) if _allowed(task, size)] for task in tasks]
-    found = [price(tasks, sizes, nodes, running_s) for sizes in product(*fits) if sum(sizes) <= nodes]
+    found = [price_division(tasks, sizes, nodes, running_s) for sizes in product(*fits) if sum(sizes) <= nodes]
     return sorted(found, key=lambda plan: -plan.value)
 
 
@@ -64,7 +64,7 @@ def tasks_and_nodes(draw: st.DrawFn) -> tuple[list[Task], int, float]:
 def check(plan: WafPlan, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
     """Compare a plan and its next best with all divisions."""
     every = all_divisions(tasks, nodes, running_s)
-    again = price(tasks, [plan.sizes[task.name] for task in tasks], nodes, running_s)
+    again = price_division(tasks, [plan.sizes[task.name] for task in tasks], nodes, running_s)
     assert any(plan.sizes == one.sizes for one in every)
     scale = max(1.0, abs(every[0].value))
     assert again.value == pytest.approx(plan.value, abs=CLOSE * scale)
@@ -89,10 +89,10 @@ def test_a_plan_is_the_best_of_all_divisions(case: tuple[list[Task], int, float]
 @given(tasks_and_nodes())
 def test_so_is_one_that_is_made_alone(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
-    plan = best(tasks, nodes, running_s)
+    plan = best_plan(tasks, nodes, running_s)
     check(plan, tasks, nodes, running_s)
-    assert best(tasks, nodes, running_s, next_best=False).sizes == plan.sizes
-    any_number = AnyNumber(tasks, nodes, running_s)
+    assert best_plan(tasks, nodes, running_s, next_best=False).sizes == plan.sizes
+    any_number = BestDivisions(tasks, nodes, running_s)
     for fewer in range(nodes):
         there = any_number.value[fewer] > -np.inf
         assert there == (sum(task.kept for task in tasks) <= fewer)
@@ -106,7 +106,7 @@ def test_so_is_the_plan_for_each_job_that_may_be_hit_next(case: tuple[list[Task]
     planner = Planner(tasks, nodes, running_s)
     for at, task in enumerate(tasks):
         hit = [*tasks[:at], replace(task, hit=True), *tasks[at + 1 :]]
-        check(planner.hit(task.name), hit, nodes, running_s)
+        check(planner.plan_after_failure(task.name), hit, nodes, running_s)
 
 
 @settings(max_examples=150)
@@ -116,8 +116,8 @@ def test_so_is_the_plan_for_each_job_that_may_end_or_begin_next(case: tuple[list
     planner = Planner(tasks, nodes, running_s)
     for task in tasks:
         others = [other for other in tasks if other is not task]
-        check(planner.ended(task.name), others, nodes, running_s)
-        check(Planner(others, nodes, running_s).begun(task), tasks, nodes, running_s)
+        check(planner.plan_after_end(task.name), others, nodes, running_s)
+        check(Planner(others, nodes, running_s).plan_with_job(task), tasks, nodes, running_s)
 
 
 @pytest.mark.processor_time
@@ -138,7 +138,11 @@ def test_a_plan_for_1024_nodes_and_32_jobs_with_all_its_futures_takes_seconds_an
     ]
     began = time.process_time()
     planner = Planner(tasks, 1024, 3600.0)
-    futures = [planner.plan(), *(planner.hit(task.name) for task in tasks), *(planner.ended(t.name) for t in tasks)]
+    futures = [
+        planner.plan(),
+        *(planner.plan_after_failure(task.name) for task in tasks),
+        *(planner.plan_after_end(t.name) for t in tasks),
+    ]
     assert time.process_time() - began < 5.0
     assert len({tuple(plan.sizes.values()) for plan in futures}) > 1
 
@@ -165,7 +169,11 @@ def test_a_failure_costs_what_failures_have_cost_whoever_made_the_plan_for_it() 
     curve = np.array([0.0, 10.0, 18.0, 24.0, 28.0])
     tasks = [Task(name=name, throughput=curve, had=2, transition_s=1.0, hit_s=30.0) for name in ("a", "b")]
     hit = [replace(tasks[0], hit=True), tasks[1]]
-    for plan in (Planner(tasks, 3, 100.0).hit("a"), Planner(hit, 3, 100.0).plan(), best(hit, 3, 100.0)):
+    for plan in (
+        Planner(tasks, 3, 100.0).plan_after_failure("a"),
+        Planner(hit, 3, 100.0).plan(),
+        best_plan(hit, 3, 100.0),
+    ):
         assert (plan.sizes, plan.cost) == ({"a": 1, "b": 2}, 18.0 * 30.0)
     assert Planner(tasks, 6, 100.0).plan().cost == 2 * 18.0
 
@@ -190,7 +198,7 @@ def test_what_is_no_throughput_is_refused(throughput: list[float], said: str) ->
 
 def test_sizes_with_which_a_job_is_slower_are_found_and_left_idle() -> None:
     humped = np.array([0.0, 10.0, 8.0, 20.0])
-    assert falls_at(humped) == [2]
+    assert find_drops(humped) == [2]
     assert Planner([Task(name="a", throughput=humped)], 2, 10.0).plan().sizes == {"a": 1}
 
 

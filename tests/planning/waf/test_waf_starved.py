@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_waf_plan import CLOSE, all_divisions, tasks_and_nodes
 
 from holdfast.planning.waf.plan import Planner
-from holdfast.planning.waf.starved_jobs import starved
+from holdfast.planning.waf.starved_jobs import find_shortfalls
 from holdfast.planning.waf.task import Task
 
 
@@ -37,7 +37,7 @@ def test_what_a_starved_job_falls_short_by_is_what_its_least_would_cost(case: tu
     tasks, nodes, running_s = case
     every = all_divisions(tasks, nodes, running_s)
     scale = max(1.0, abs(every[0].value))
-    for name, short in starved(tasks, nodes, running_s).items():
+    for name, short in find_shortfalls(tasks, nodes, running_s).items():
         fed = next(plan for plan in every if plan.sizes[name])
         assert short.short == pytest.approx(every[0].value - fed.value, abs=CLOSE * scale)
         assert short.short >= -CLOSE * scale
@@ -48,7 +48,7 @@ def test_what_a_starved_job_falls_short_by_is_what_its_least_would_cost(case: tu
 @given(cases())
 def test_so_many_times_its_weight_would_do(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
-    for name, short in starved(tasks, nodes, running_s).items():
+    for name, short in find_shortfalls(tasks, nodes, running_s).items():
         if not 0 < short.times < 1e6:
             continue
         heavier = [
@@ -67,7 +67,7 @@ def test_who_has_what_it_would_need_is_named() -> None:
         Task(name="b", throughput=linear, weight=1.5, most=5),
         Task(name="c", throughput=linear, weight=2.0),
     ]
-    found = starved(tasks, 8, 10.0)
+    found = find_shortfalls(tasks, 8, 10.0)
     assert {name: dict(short.to) for name, short in found.items()} == {"a": {"c": 2}, "b": {"c": 1}}
     assert found["a"].short == pytest.approx(2 * (2.0 - 1.0) * 10.0)
     assert found["a"].times == pytest.approx(2.0)
@@ -76,7 +76,7 @@ def test_who_has_what_it_would_need_is_named() -> None:
 
 def test_a_job_that_achieves_nothing_is_told_that_no_weight_would_do() -> None:
     tasks = [Task(name="a", throughput=np.zeros(5)), Task(name="b", throughput=np.arange(5.0))]
-    assert starved(tasks, 4, 10.0)["a"].times == 0.0
+    assert find_shortfalls(tasks, 4, 10.0)["a"].times == 0.0
 
 
 def test_who_lacks_nodes_is_not_starved_by_weights() -> None:
@@ -84,7 +84,7 @@ def test_who_lacks_nodes_is_not_starved_by_weights() -> None:
         Task(name="a", throughput=np.arange(9.0), least=3),
         Task(name="b", throughput=np.arange(9.0), least=2, floor=2),
     ]
-    assert starved(tasks, 4, 10.0) == {}
+    assert find_shortfalls(tasks, 4, 10.0) == {}
 
 
 def test_to_be_left_with_nothing_costs_more_than_another_change() -> None:

@@ -27,7 +27,7 @@ from holdfast.planning import (
     strategy_named,
 )
 from holdfast.planning.arrays import FloatArray, IntArray, indices
-from holdfast.planning.placement.keeping.repair import Replicas, repair, room_of
+from holdfast.planning.placement.keeping.repair import Replicas, keep_and_repair, make_worker_room
 from holdfast.protocol.names import index_of, node_and_index_of, node_of
 from holdfast.protocol.plan import LOADS_WINDOW, ExpertPlan, ExpertShape, GenerationPlan
 
@@ -163,10 +163,10 @@ def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     if isinstance(allocation, Shortage):
         return allocation
     held, threshold = decode_replicas(question.held, shape), allocation.fault_threshold
-    found = repair(
+    found = keep_and_repair(
         held,
         allocation.replicas,
-        room_of(question.node_slots, question.worker_nodes, question.node_racks),
+        make_worker_room(question.node_slots, question.worker_nodes, question.node_racks),
         threshold.given,
     )
     if found is None:
@@ -175,8 +175,8 @@ def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     number = np.full(len(question.workers), -1, dtype=np.int64)
     touched = np.unique(np.concatenate((held.worker[~found.stays], found.added.worker)))
     number[touched] = indices(touched.size)
-    before = held.only(number[held.worker] >= 0)
-    after = held.only(found.stays & (number[held.worker] >= 0)).and_those(found.added)
+    before = held.select(number[held.worker] >= 0)
+    after = held.select(found.stays & (number[held.worker] >= 0)).concatenate(found.added)
     fresh = Replicas(layer=after.layer, expert=after.expert, worker=number[after.worker])
     placement = list(question.held)
     blobs = encode_replicas(fresh, shape.layers, touched.size)

@@ -19,7 +19,7 @@ from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.balance.eplb import EplbShape, eplb
 from holdfast.planning.balance.work import busiest_over_mean, work_per_replica
 from holdfast.planning.placement.allocation import Allocation, allocate
-from holdfast.planning.placement.front import options_of
+from holdfast.planning.placement.front import find_options_for_replicas
 from holdfast.planning.placement.strategy import PlacementProblem
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.recovery_probability import fatal_share
@@ -210,7 +210,7 @@ def _safe(question: RebalanceQuestion) -> list[IntArray]:
         replicas=allocation.replicas, slots=slots, fault_threshold=question.fault_threshold, loads=loads
     )
     work = work_per_replica(loads, allocation.replicas)
-    return [cluster.on_gpus(option.counts, work) for option in options_of(problem)]
+    return [cluster.on_gpus(option.counts, work) for option in find_options_for_replicas(problem)]
 
 
 def _fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:

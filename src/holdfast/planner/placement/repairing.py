@@ -15,8 +15,7 @@ from holdfast.planner.placement.cluster import GpuCluster, cluster_of
 from holdfast.planner.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, as_whole, like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.placement.allocation import Allocation, allocate
-from holdfast.planning.placement.keeping.repair import Replicas, WorkerRoom
-from holdfast.planning.placement.keeping.repair import repair as keep_and_mend
+from holdfast.planning.placement.keeping.repair import Replicas, WorkerRoom, keep_and_repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +133,7 @@ def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: i
     layer, place = np.nonzero(slots >= 0)
     held = Replicas(layer=layer, expert=slots[layer, place], worker=place // cluster.per_gpu)
     given_threshold = allocation.fault_threshold.given
-    found = keep_and_mend(held, allocation.replicas, room, given_threshold) if len(held) else None
+    found = keep_and_repair(held, allocation.replicas, room, given_threshold) if len(held) else None
     if found is None:
         raise BadInputError("no live rank holds any expert: plan again with rebalance_experts")
     now = slots.copy()

@@ -118,12 +118,12 @@ def allocate(
     experts, total = tokens.shape[1], int(slots.sum())
     _check_size(len(tokens), experts, slots.size, total)
     if experts > total:
-        return _shortage(experts, slots)
+        return _describe_shortage(experts, slots)
     empty = tokens.sum(axis=1) == 0
     tokens[empty] = 1
     given = min(fault_threshold, _largest_threshold(experts, slots))
     return Allocation(
-        replicas=(_least_busy if least_busy else _equation_1)(tokens, total, given),
+        replicas=(_allocate_least_busy if least_busy else _allocate_by_equation_1)(tokens, total, given),
         tokens=tokens,
         fault_threshold=Guarantee(asked=fault_threshold, given=given),
         uniform_layers=tuple(int(layer) for layer in np.flatnonzero(empty)),
@@ -150,7 +150,7 @@ def _largest_threshold(experts: int, slots: IntArray) -> int:
     return min(slots.size, int(np.minimum(slots, experts).sum()) // experts)
 
 
-def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
+def _allocate_by_equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
     """Return the replicas of Eq. (1) for all layers at once.
 
     `E * minimum <= total` keeps every entry at least `minimum` and the counts monotone.
@@ -172,7 +172,7 @@ def _equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
     return replicas
 
 
-def _least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
+def _allocate_least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
     """Return the replicas `(L, E)` for all layers at once, if each one beyond the `minimum` goes to the busiest expert.
 
     Bisection finds the tokens per replica that all replicas stay below. The last replicas are added one by one.
@@ -195,7 +195,7 @@ def _least_busy(tokens: IntArray, total: int, minimum: int) -> IntArray:
     return replicas
 
 
-def _shortage(experts: int, slots: IntArray) -> Shortage:
+def _describe_shortage(experts: int, slots: IntArray) -> Shortage:
     """Return the shortage of a plan with more experts than slots, with its remedy."""
     nodes, total = slots.size, int(slots.sum())
     mean = max(total // nodes, 1)

@@ -17,16 +17,16 @@ import numpy as np
 
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 from holdfast.planning.balance.even import balance_sets, compute_idleness
-from holdfast.planning.placement.build import build
+from holdfast.planning.placement.build import build_placement
 from holdfast.planning.placement.groups import best_groups
 from holdfast.planning.placement.mro import Mro
-from holdfast.planning.placement.racks import over_racks
+from holdfast.planning.placement.racks import spread_over_racks
 from holdfast.planning.placement.spread import Spread
 from holdfast.planning.placement.strategy import PlacementProblem
 from holdfast.planning.survival.branches import Branches
 from holdfast.planning.survival.hitting import smallest_sets
-from holdfast.planning.survival.objective import Objective, default_weights, no_worse
-from holdfast.planning.survival.pattern import Room, common_pattern, complete, group_patterns, trim
+from holdfast.planning.survival.objective import Objective, default_weights, is_no_worse
+from holdfast.planning.survival.pattern import Room, common_pattern, complete_pattern, group_patterns, trim_pattern
 from holdfast.planning.survival.recovery_probability import FatalShare, fatal_share
 from holdfast.planning.survival.search import SEARCH_UP_TO_NODES, Climber, NodeLosses, as_masks, as_pattern
 
@@ -56,17 +56,17 @@ class Best:
         """See `Strategy.place`."""
         groups = best_groups(problem) if problem.nodes > SEARCH_UP_TO_NODES else None
         if groups is not None:
-            return build(problem, _evened(problem, groups))
+            return build_placement(problem, _balance_pattern(problem, groups))
         losses = NodeLosses(problem.nodes) if problem.nodes <= SEARCH_UP_TO_NODES else None
-        least = np.zeros(problem.nodes + 1) if losses is None else _least_fatal(problem, losses)
+        least = np.zeros(problem.nodes + 1) if losses is None else _fatal_lower_bound(problem, losses)
         rivals = [_Rival.of(Mro().place(problem), losses)]
         if (rivals[0].fatal.most > least + _ROUNDING).any():
             rivals.append(_Rival.of(Spread().place(problem), losses))
-        objective = _objective(problem, rivals)
-        pattern, cost = _best_pattern(problem, rivals, objective, losses, least)
+        objective = _make_objective(problem, rivals)
+        pattern, cost = _search_pattern(problem, rivals, objective, losses, least)
         if problem.racks is not None:
-            pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
-        own = build(problem, _evened(problem, trim(pattern, problem.fault_threshold)))
+            pattern = spread_over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
+        own = build_placement(problem, _balance_pattern(problem, trim_pattern(pattern, problem.fault_threshold)))
         if problem.racks is not None or problem.failure_rates is not None:
             # The rivals consider neither racks nor failure rates.
             return own
@@ -75,10 +75,10 @@ class Best:
             cost = objective.cost(fatal_share(own > 0).most)
         if _no_worse_than(rivals, objective, cost):
             return own
-        return _better(rivals, objective).counts
+        return _choose_rival(rivals, objective).counts
 
 
-def _evened(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
+def _balance_pattern(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
     """Return the pattern `(E, N)` with its host sets assigned to experts so that the nodes' work is even."""
     if problem.loads is None:
         return pattern
@@ -102,19 +102,19 @@ class _Rival:
 
 def _no_worse_than(rivals: list[_Rival], objective: Objective, cost: float) -> bool:
     """Return whether this `cost`, an upper bound, is at most the lower bound of every rival."""
-    return all(no_worse(cost, objective.cost(rival.fatal.least)) for rival in rivals)
+    return all(is_no_worse(cost, objective.cost(rival.fatal.least)) for rival in rivals)
 
 
-def _better(rivals: list[_Rival], objective: Objective) -> _Rival:
+def _choose_rival(rivals: list[_Rival], objective: Objective) -> _Rival:
     """Return the first rival, MRO, unless a later one is certainly better."""
     chosen = rivals[0]
     for rival in rivals[1:]:
-        if not no_worse(objective.cost(chosen.fatal.least), objective.cost(rival.fatal.most)):
+        if not is_no_worse(objective.cost(chosen.fatal.least), objective.cost(rival.fatal.most)):
             chosen = rival
     return chosen
 
 
-def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
+def _make_objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
     """Return an objective that is never worse than a rival for the numbers of lost nodes that matter.
 
     If users give weights, these are all numbers with a weight; else all numbers below f + 2.
@@ -129,7 +129,7 @@ def _objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
     return Objective(weights=weights, ceiling=np.where(matters, ceiling, 1.0))
 
 
-def _best_pattern(
+def _search_pattern(
     problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: NodeLosses | None, least: FloatArray
 ) -> tuple[BoolArray, float]:
     """Return the pattern `(E, N)` of the lowest cost, rows by rank, and that cost.
@@ -139,11 +139,11 @@ def _best_pattern(
     """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
-    fatal_of = _most_fatal if losses is None else losses.share_of
+    fatal_of = _fatal_upper_bound if losses is None else losses.share_of
     # MRO comes first, so that it wins among equals.
     starts = [common_pattern(rival.counts, problem.by_rank) for rival in rivals]
     starts += group_patterns(profile, problem.slots)
-    whole = [complete(start, room) for start in starts]
+    whole = [complete_pattern(start, room) for start in starts]
     costed = [(objective.cost(fatal_of(pattern)), pattern) for pattern in whole if pattern is not None]
     costed.sort(key=lambda pair: pair[0])
     cost, pattern = costed[0]
@@ -162,12 +162,12 @@ def _best_pattern(
     return as_pattern(masks, problem.nodes), cost
 
 
-def _most_fatal(pattern: BoolArray) -> FloatArray:
+def _fatal_upper_bound(pattern: BoolArray) -> FloatArray:
     """Return an upper bound of the share of fatal losses `(N + 1,)`."""
     return fatal_share(pattern).most
 
 
-def _least_fatal(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
+def _fatal_lower_bound(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
     """Return a lower bound of the fatal share `(N + 1,)` of any placement: the share of the full groups alone.
 
     MRO is optimal for experts that fill whole groups, and more experts only reduce survival. A model survives no more

@@ -31,7 +31,7 @@ _WORTH_A_TRADE = 0.05
 _ENOUGH = 1.05
 
 
-def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
+def build_placement(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
 
     The nodes get even work. If the nodes hold experts already, columns are assigned to nodes and rows to experts so
@@ -39,43 +39,43 @@ def build(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """
     held = problem.previous_hosts
     if problem.failure_rates is not None:
-        pattern = _by_risk(problem, pattern, problem.failure_rates)
+        pattern = _assign_by_risk(problem, pattern, problem.failure_rates)
     if held is None or problem.previous is None:
-        return _build_anew(problem, pattern)
+        return _build_from_scratch(problem, pattern)
     wanted = pattern
-    pattern, rows = _follow(problem, pattern, held)
+    pattern, rows = _follow_held(problem, pattern, held)
     if problem.failure_rates is not None:
-        pattern = _as_safe(problem, pattern, wanted, problem.failure_rates)
+        pattern = _restore_safety(problem, pattern, wanted, problem.failure_rates)
         rows = rows_for_experts(pattern, problem.replicas, held)
     counts = deal_keeping(pattern, rows, problem.replicas, problem.slots, problem.previous, problem.work)
     if counts.size > MOST_CELLS:
         return counts
-    goal = _ENOUGH * node_work(_build_anew(problem, pattern), problem.work).max(axis=1)
+    goal = _ENOUGH * node_work(_build_from_scratch(problem, pattern), problem.work).max(axis=1)
     base = node_work(counts - pattern[rows], problem.work)
     rows = swap_rows(pattern, rows, problem.replicas, problem.work, base, goal)
     counts = deal_keeping(pattern, rows, problem.replicas, problem.slots, problem.previous, problem.work)
     return swap_replicas(counts, pattern[rows], problem.work, goal)
 
 
-def _by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -> BoolArray:
+def _assign_by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -> BoolArray:
     """Return the `pattern` `(E, N)` with its columns assigned to nodes that fail at these `rates` `(N,)`."""
     kinds = node_kinds(problem.slots, problem.racks)
     pattern = columns_by_risk(pattern, rates, kinds)
     if problem.nodes > SEARCH_UP_TO_NODES:
         return pattern
-    return safer_columns(pattern, rates, kinds, _cost_of(problem, rates))
+    return safer_columns(pattern, rates, kinds, _make_cost(problem, rates))
 
 
-def _as_safe(problem: PlacementProblem, pattern: BoolArray, wanted: BoolArray, rates: FloatArray) -> BoolArray:
+def _restore_safety(problem: PlacementProblem, pattern: BoolArray, wanted: BoolArray, rates: FloatArray) -> BoolArray:
     """Return the `pattern` `(E, N)`, which follows the held experts, with some columns traded for safety.
 
     The result is about as safe as the pattern `wanted`, for nodes that fail at these `rates` `(N,)`.
     """
-    cost, kinds = _cost_of(problem, rates), node_kinds(problem.slots, problem.racks)
+    cost, kinds = _make_cost(problem, rates), node_kinds(problem.slots, problem.racks)
     return safer_columns(pattern, rates, kinds, cost, goal=_SAFE_ENOUGH * cost(wanted), least=_WORTH_A_TRADE)
 
 
-def _cost_of(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArray], float]:
+def _make_cost(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArray], float]:
     """Return a function that computes the weighted fatal losses of a pattern `(E, N)`.
 
     The nodes fail at these `rates` `(N,)`.
@@ -87,7 +87,7 @@ def _cost_of(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolArra
     return lambda pattern: float(fatal_share(pattern, rates).most @ weights)
 
 
-def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> tuple[BoolArray, IntArray]:
+def _follow_held(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> tuple[BoolArray, IntArray]:
     """Return the pattern `(E, N)` with columns assigned by the experts `held`, and the row of each expert `(L, E)`."""
     kinds = node_kinds(problem.slots, problem.racks)
     grouped = None if kinds.any() else columns_by_groups(pattern, problem.replicas, held)
@@ -108,7 +108,7 @@ def _follow(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> t
     return pattern, rows
 
 
-def _build_anew(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
+def _build_from_scratch(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
     """Return the placement `(L, E, N)` of the pattern with even work, whatever the nodes hold."""
     work = problem.work
     rows = assign_rows_by_work(pattern, problem.replicas, work, problem.slots)

@@ -10,18 +10,18 @@ import numpy as np
 from holdfast.planning.arrays import FloatArray, IntArray, indices, nonzero_indices, sum_over_nodes, take_rows
 
 
-def deal(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
+def deal_replicas(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntArray:
     """Fill the contiguous `counts` `(L, E, N)` up to `replicas` `(L, E)` and `slots` `(N,)`, in place; return them.
 
     Free slots are taken round by round over the nodes, and replicas expert by expert. So the replicas of an expert are
     on as many nodes as a round has.
     """
-    deal_rest(counts, replicas - sum_over_nodes(counts), slots - counts.sum(axis=1))
+    deal_remaining(counts, replicas - sum_over_nodes(counts), slots - counts.sum(axis=1))
     return counts
 
 
-def deal_rest(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
-    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)` in place, as `deal`; `free` `(L, N)` is the room."""
+def deal_remaining(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
+    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)` in place, as `deal_replicas`, to the free slots."""
     if not in_hand.any():
         return
     layers, experts, nodes = counts.shape
@@ -62,7 +62,7 @@ def deal_by_work(counts: IntArray, in_hand: IntArray, free: IntArray, work: Floa
         next_row += number
 
 
-def pack(replicas: IntArray, slots: IntArray) -> IntArray:
+def pack_nodes(replicas: IntArray, slots: IntArray) -> IntArray:
     """Return replicas `(L, E, N)` with one node filled after the other, expert by expert."""
     layers, experts = replicas.shape
     node = np.tile(np.repeat(indices(slots.size), slots), layers)

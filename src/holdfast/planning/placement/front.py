@@ -18,13 +18,13 @@ from holdfast.planning.balance.swaps import swap_replicas
 from holdfast.planning.balance.work import busiest_over_mean
 from holdfast.planning.placement.allocation import Allocation, allocate
 from holdfast.planning.placement.best import Best
-from holdfast.planning.placement.build import build
+from holdfast.planning.placement.build import build_placement
 from holdfast.planning.placement.fill import deal_by_work
-from holdfast.planning.placement.guarantee import with_guarantee
-from holdfast.planning.placement.racks import over_racks
+from holdfast.planning.placement.guarantee import enforce_guarantee
+from holdfast.planning.placement.racks import spread_over_racks
 from holdfast.planning.placement.strategy import PlacementProblem
 from holdfast.planning.survival.objective import default_weights
-from holdfast.planning.survival.pattern import Room, complete, disjoint_groups, trim
+from holdfast.planning.survival.pattern import Room, complete_pattern, disjoint_groups, trim_pattern
 from holdfast.planning.survival.recovery_probability import fatal_share
 
 #: The most numbers of groups that are tried.
@@ -51,34 +51,38 @@ class Option:
         """Return the share of losses that are fatal, weighted by the probability of each number of lost nodes."""
         return float(self.fatal @ weights)
 
-    def no_worse(self, other: Option) -> bool:
+    def is_no_worse(self, other: Option) -> bool:
         """Return whether this option survives no less at any number of lost nodes, and is not busier."""
         rounding = _ROUNDING * (1 + other.fatal)
         return self.busiest <= other.busiest + _ROUNDING and bool((self.fatal <= other.fatal + rounding).all())
 
 
-def options(problem: PlacementProblem) -> list[Option]:
+def find_options(problem: PlacementProblem) -> list[Option]:
     """Return placements from the one that survives most, as found by `Best`, to the one with the most even work.
 
     They are computed once with the problem's replicas, and once with the replicas that give the busiest replica the
     least work.
     """
-    return [option for replicas in _replicas(problem) for option in options_of(replace(problem, replicas=replicas))]
+    return [
+        option
+        for replicas in _replica_choices(problem)
+        for option in find_options_for_replicas(replace(problem, replicas=replicas))
+    ]
 
 
-def options_of(problem: PlacementProblem) -> list[Option]:
-    """Return the placements of `options` for the problem's own replicas."""
-    found = [_option("survives most", problem, Best().place(problem))]
-    for number, pattern in _more_groups(problem):
+def find_options_for_replicas(problem: PlacementProblem) -> list[Option]:
+    """Return the placements of `find_options` for the problem's own replicas."""
+    found = [_make_option("survives most", problem, Best().place(problem))]
+    for number, pattern in _find_group_patterns(problem):
         if problem.racks is not None:
-            pattern = over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
-        found.append(_option(f"{number} groups", problem, build(problem, pattern)))
+            pattern = spread_over_racks(pattern, problem.slots, problem.racks, problem.fault_threshold)
+        found.append(_make_option(f"{number} groups", problem, build_placement(problem, pattern)))
     if problem.racks is None:
-        found.append(_option("even", problem, _even(problem)))
+        found.append(_make_option("even", problem, _place_by_work(problem)))
     return found
 
 
-def rated(name: str, counts: IntArray, loads: FloatArray, rates: FloatArray | None = None) -> Option:
+def rate_placement(name: str, counts: IntArray, loads: FloatArray, rates: FloatArray | None = None) -> Option:
     """Return a placement `counts` `(L, E, N)` as an option, with its figures for `loads` `(L, E)`.
 
     `rates` `(N,)` are the failure rates of the nodes; None if nodes are alike.
@@ -87,7 +91,7 @@ def rated(name: str, counts: IntArray, loads: FloatArray, rates: FloatArray | No
     return Option(name=name, counts=counts, fatal=fatal, busiest=float(busiest_over_mean(counts, loads).mean()))
 
 
-def pareto(found: list[Option]) -> list[Option]:
+def select_pareto(found: list[Option]) -> list[Option]:
     """Return the options that no other option beats, the least busy first.
 
     An option beats another one if it is nowhere worse and somewhere better. Of equal options, the first one stays.
@@ -95,7 +99,7 @@ def pareto(found: list[Option]) -> list[Option]:
     kept: list[Option] = []
     for place, option in enumerate(found):
         beaten = (
-            other.no_worse(option) and not (option.no_worse(other) and place < rival)
+            other.is_no_worse(option) and not (option.is_no_worse(other) and place < rival)
             for rival, other in enumerate(found)
             if rival != place
         )
@@ -104,7 +108,7 @@ def pareto(found: list[Option]) -> list[Option]:
     return sorted(kept, key=lambda option: option.busiest)
 
 
-def weighed(found: list[Option], balance_weight: float, weights: FloatArray | None) -> Option:
+def choose_by_weight(found: list[Option], balance_weight: float, weights: FloatArray | None) -> Option:
     """Return the option with the lowest price; of equals the least busy one, then the first.
 
     The price is the fatal losses plus `balance_weight` times the busiest node's work over the mean. `weights`
@@ -119,8 +123,8 @@ def weighed(found: list[Option], balance_weight: float, weights: FloatArray | No
     return min(found, key=price)
 
 
-def weights_of_choice(found: list[Option], weights: FloatArray) -> list[tuple[float, float | None] | None]:
-    """Return the range of balance weights for which `weighed` chooses each option.
+def choice_weight_ranges(found: list[Option], weights: FloatArray) -> list[tuple[float, float | None] | None]:
+    """Return the range of balance weights for which `choose_by_weight` chooses each option.
 
     An entry is (from, to); `to` is None without an upper limit. The entry is None if no weight chooses the option.
     `weights` `(N + 1,)` weight the numbers of lost nodes.
@@ -139,7 +143,7 @@ def weights_of_choice(found: list[Option], weights: FloatArray) -> list[tuple[fl
     return reaches
 
 
-def _replicas(problem: PlacementProblem) -> list[IntArray]:
+def _replica_choices(problem: PlacementProblem) -> list[IntArray]:
     """Return the problem's replicas `(L, E)` and, if the loads are known, the replicas with the least busy replica."""
     if problem.loads is None:
         return [problem.replicas]
@@ -148,12 +152,12 @@ def _replicas(problem: PlacementProblem) -> list[IntArray]:
     return [problem.replicas, other.replicas]
 
 
-def _option(name: str, problem: PlacementProblem, counts: IntArray) -> Option:
+def _make_option(name: str, problem: PlacementProblem, counts: IntArray) -> Option:
     """Return an option for `counts` `(L, E, N)`, rated by the problem's work and failure rates."""
-    return rated(name, counts, problem.work * problem.replicas, problem.failure_rates)
+    return rate_placement(name, counts, problem.work * problem.replicas, problem.failure_rates)
 
 
-def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
+def _find_group_patterns(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
     """Return (number of groups, pattern `(E, N)`), rows by rank, with more and more groups of fewer experts.
 
     It ends before a group would have fewer than f nodes.
@@ -168,16 +172,16 @@ def _more_groups(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
     found: list[tuple[int, BoolArray]] = []
     for number in numbers:
         starts = indices(number) * profile.size // number
-        pattern = complete(disjoint_groups(profile, starts, problem.slots), room)
+        pattern = complete_pattern(disjoint_groups(profile, starts, problem.slots), room)
         if pattern is not None:
-            found.append((number, trim(pattern, problem.fault_threshold)))
+            found.append((number, trim_pattern(pattern, problem.fault_threshold)))
     return found
 
 
-def _even(problem: PlacementProblem) -> IntArray:
+def _place_by_work(problem: PlacementProblem) -> IntArray:
     """Return a placement `(L, E, N)` that optimises only the evenness of the nodes' work, and keeps f."""
     counts = np.zeros((*problem.replicas.shape, problem.nodes), dtype=np.int64)
     free = np.repeat(problem.slots[None, :], len(counts), axis=0)
     deal_by_work(counts, problem.replicas, free, problem.work)
-    counts = with_guarantee(counts, problem.slots, problem.fault_threshold)
+    counts = enforce_guarantee(counts, problem.slots, problem.fault_threshold)
     return swap_replicas(counts, np.zeros(counts.shape, dtype=np.bool_), problem.work, np.zeros(len(counts)))

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, IntArray, indices
 from holdfast.planning.placement.mro import group_sizes
 from holdfast.planning.placement.strategy import PlacementProblem
-from holdfast.planning.survival.disjoint import disjoint_sizes, losses_of_disjoint, never_worse
+from holdfast.planning.survival.disjoint import disjoint_sizes, losses_of_disjoint, survives_no_less
 from holdfast.planning.survival.hitting import smallest_sets
 from holdfast.planning.survival.objective import default_weights
 from holdfast.planning.survival.pattern import group_patterns
@@ -32,7 +32,7 @@ def best_groups(problem: PlacementProblem) -> BoolArray | None:
         return None
     # The number of nodes that each group has in every layer decides what MRO survives.
     mro = sizes.min(axis=0)
-    if int(mro.min()) < problem.fault_threshold or not never_worse(mro, _runs_of_spread(problem, mro.size)):
+    if int(mro.min()) < problem.fault_threshold or not survives_no_less(mro, _spread_run_sizes(problem, mro.size)):
         return None
     weights = problem.failure_weights
     if weights is None:
@@ -41,7 +41,7 @@ def best_groups(problem: PlacementProblem) -> BoolArray | None:
     best: tuple[float, BoolArray] | None = None
     for pattern in group_patterns(np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes), problem.slots):
         found = disjoint_sizes(smallest_sets(pattern))
-        if found is None or int(found.min()) < problem.fault_threshold or not never_worse(found, mro):
+        if found is None or int(found.min()) < problem.fault_threshold or not survives_no_less(found, mro):
             continue
         cost = float(losses_of_disjoint(found, problem.nodes, most_lost).fatal @ weights[: most_lost + 1])
         if best is None or cost < best[0]:
@@ -49,7 +49,7 @@ def best_groups(problem: PlacementProblem) -> BoolArray | None:
     return None if best is None else best[1]
 
 
-def _runs_of_spread(problem: PlacementProblem, enough: int) -> IntArray:
+def _spread_run_sizes(problem: PlacementProblem, enough: int) -> IntArray:
     """Return the sizes of `enough` host sets of spread that share no node, smallest first.
 
     On nodes of equal slots, spread places each expert on a run of consecutive nodes on a ring. The run starts at the

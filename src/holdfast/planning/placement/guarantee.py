@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.planning.arrays import IntArray, count_true
-from holdfast.planning.placement.fill import deal
+from holdfast.planning.placement.fill import deal_replicas
 
 
-def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArray:
+def enforce_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArray:
     """Return `counts` `(L, E, N)` with every expert on at least `threshold` distinct nodes.
 
     The replicas per expert and per node stay the same. Layers that already keep the guarantee are unchanged. The others
@@ -28,12 +28,12 @@ def with_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntArra
         return counts
     counts = counts.copy()
     for layer in broken:
-        if not _mend(counts[layer], threshold):
-            counts[layer] = _place_anew(counts[layer].sum(axis=1), slots, threshold)
+        if not _repair_layer(counts[layer], threshold):
+            counts[layer] = _place_from_scratch(counts[layer].sum(axis=1), slots, threshold)
     return counts
 
 
-def _mend(counts: IntArray, threshold: int) -> bool:
+def _repair_layer(counts: IntArray, threshold: int) -> bool:
     """Trade replicas in one layer `(E, N)`, in place; return False if no trade helps."""
     hosts = (counts > 0).sum(axis=1)
     while (short := np.flatnonzero(hosts < threshold)).size:
@@ -71,7 +71,7 @@ def _find_trade(counts: IntArray, hosts: IntArray, expert: int, threshold: int) 
     return best
 
 
-def _place_anew(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray:
+def _place_from_scratch(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray:
     """Place one layer `(E, N)` from scratch: each expert first takes the `threshold` nodes with the most free slots.
 
     This always succeeds if any placement exists (Gale-Ryser).
@@ -83,4 +83,4 @@ def _place_anew(replicas: IntArray, slots: IntArray, threshold: int) -> IntArray
         nodes = np.argsort(-free, kind="stable")[:threshold]
         counts[expert, nodes] = 1
         free[nodes] -= 1
-    return deal(counts[None], replicas[None], slots)[0]
+    return deal_replicas(counts[None], replicas[None], slots)[0]

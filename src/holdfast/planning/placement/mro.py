@@ -7,7 +7,7 @@ layer survives while every node group has a live node. Two things go beyond the 
 - Groups are aligned across layers. The `core` of node group g is the set of nodes that it has in every layer, as many
   as in the layer with the fewest. Nodes of a group beyond its core come from the remaining nodes. So the whole model
   survives while every core has a live node, instead of every group of every layer.
-- The last group may be too small, since the number of nodes cuts it off. `with_guarantee` mends it.
+- The last group may be too small, since the number of nodes cuts it off. `enforce_guarantee` mends it.
 
 Axes: L layers, E experts, N nodes, G groups of experts.
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.planning.arrays import IntArray, indices, put_rows
-from holdfast.planning.placement.fill import deal
-from holdfast.planning.placement.guarantee import with_guarantee
+from holdfast.planning.placement.fill import deal_replicas
+from holdfast.planning.placement.guarantee import enforce_guarantee
 from holdfast.planning.placement.strategy import PlacementProblem
 
 
@@ -35,8 +35,8 @@ class Mro:
         """See `Strategy.place`."""
         width = self.width or default_width(problem.slots)
         counts = place_groups(problem, width, group_sizes(problem, width))
-        counts = deal(counts, problem.replicas, problem.slots)
-        return with_guarantee(counts, problem.slots, problem.fault_threshold)
+        counts = deal_replicas(counts, problem.replicas, problem.slots)
+        return enforce_guarantee(counts, problem.slots, problem.fault_threshold)
 
 
 def default_width(slots: IntArray) -> int:

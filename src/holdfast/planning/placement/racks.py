@@ -18,7 +18,7 @@ from holdfast.planning.survival.recovery_probability import fatal_share
 _BUDGET = 2000
 
 
-def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: int) -> BoolArray:
+def spread_over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: int) -> BoolArray:
     """Return `pattern` `(E, N)` with its columns assigned to other nodes, so that lost racks cause the least damage.
 
     First, every expert should be in as many racks as the threshold and the racks allow. Then recovery from lost racks
@@ -32,13 +32,13 @@ def over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, threshold: 
     goal = min(threshold, number)
 
     def value(columns: IntArray) -> tuple[int, float]:
-        return _value(pattern[:, columns], racks, goal)
+        return _rate_pattern(pattern[:, columns], racks, goal)
 
-    deals = [_in_turn(slots, racks, block) for block in range(goal, number + 1)]
-    return pattern[:, _improve(max(deals, key=value), value, _swaps(slots, racks))]
+    deals = [_deal_in_turn(slots, racks, block) for block in range(goal, number + 1)]
+    return pattern[:, _improve_by_swaps(max(deals, key=value), value, _swap_pairs(slots, racks))]
 
 
-def _improve(
+def _improve_by_swaps(
     columns: IntArray, value: Callable[[IntArray], tuple[int, float]], swaps: list[tuple[int, int]]
 ) -> IntArray:
     """Return `columns` `(N,)` improved by swaps, while a swap helps and the budget lasts."""
@@ -55,7 +55,7 @@ def _improve(
     return columns
 
 
-def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
+def _deal_in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
     """Return the column of each node, `(N,)`.
 
     Columns go to the racks of one `block` in turn, then to the racks of the next block. Only nodes with the same slots
@@ -70,7 +70,7 @@ def _in_turn(slots: IntArray, racks: IntArray, block: int) -> IntArray:
     return columns
 
 
-def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
+def _swap_pairs(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
     """Return the pairs of nodes in different racks with the same slots, at most as many as can be tried."""
     pairs = (
         (first, int(second))
@@ -80,13 +80,13 @@ def _swaps(slots: IntArray, racks: IntArray) -> list[tuple[int, int]]:
     return list(islice(pairs, _BUDGET))
 
 
-def _value(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:
+def _rate_pattern(pattern: BoolArray, racks: IntArray, goal: int) -> tuple[int, float]:
     """Return the value of a pattern: first the racks that experts lack, negative, then the recovery from lost racks."""
-    by_rack = _by_rack(pattern, racks)
+    by_rack = _hosts_by_rack(pattern, racks)
     lacking = np.maximum(goal - by_rack.sum(axis=1), 0).sum()
     return -int(lacking), -float(fatal_share(by_rack).most @ default_weights(by_rack.shape[1]))
 
 
-def _by_rack(hosts: BoolArray, racks: IntArray) -> BoolArray:
+def _hosts_by_rack(hosts: BoolArray, racks: IntArray) -> BoolArray:
     """Return the racks with a host of each expert, `(..., racks)`, from hosts `(..., N)`."""
     return np.stack([hosts[..., racks == rack].any(axis=-1) for rack in range(int(racks.max()) + 1)], axis=-1)

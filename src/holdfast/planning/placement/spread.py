@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.planning.arrays import IntArray, put_rows, take_rows
-from holdfast.planning.placement.fill import deal, pack
-from holdfast.planning.placement.guarantee import with_guarantee
+from holdfast.planning.placement.fill import deal_replicas, pack_nodes
+from holdfast.planning.placement.guarantee import enforce_guarantee
 from holdfast.planning.placement.strategy import PlacementProblem
 
 
@@ -25,10 +25,10 @@ class Spread:
         layers, experts = problem.replicas.shape
         empty = np.zeros((layers, experts, problem.nodes), dtype=np.int64)
         order = problem.by_rank
-        in_order = deal(empty, take_rows(problem.replicas, order), problem.slots)
+        in_order = deal_replicas(empty, take_rows(problem.replicas, order), problem.slots)
         counts = np.empty_like(in_order)
         put_rows(counts, order, in_order)
-        return with_guarantee(counts, problem.slots, problem.fault_threshold)
+        return enforce_guarantee(counts, problem.slots, problem.fault_threshold)
 
 
 class Compact:
@@ -41,4 +41,4 @@ class Compact:
 
     def place(self, problem: PlacementProblem) -> IntArray:
         """See `Strategy.place`."""
-        return pack(problem.replicas, problem.slots)
+        return pack_nodes(problem.replicas, problem.slots)

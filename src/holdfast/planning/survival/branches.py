@@ -58,24 +58,24 @@ class Branches:
             masks = [0] * len(chosen)
             for expert, mask in zip(self._order, chosen, strict=True):
                 masks[expert] = mask
-            self._best, self._cost = tuple(masks), self._price(fatal)
+            self._best, self._cost = tuple(masks), self._cost_of(fatal)
             return
         spare = sum(left * nodes.bit_count() for (_, left), nodes in kinds.items())
         spare -= (len(self._order) - place - 1) * self._threshold
         most = min(self._most[self._order[place]], spare)
         branches: list[tuple[float, int, int, int]] = []
-        for mask in _choices(kinds, most):
+        for mask in _candidate_sets(kinds, most):
             if mask.bit_count() >= self._threshold:
                 dead = fatal | self._losses.fatal(mask)
-                price = self._price(dead)
+                price = self._cost_of(dead)
                 if price < self._cost - _BETTER:
                     branches.append((price, -mask.bit_count(), mask, dead))
         for price, _, mask, dead in sorted(branches):
             if self._budget <= 0 or price >= self._cost - _BETTER:
                 return
-            self._descend(place + 1, _taken(kinds, mask, 1 << place), dead, (*chosen, mask))
+            self._descend(place + 1, _add_expert(kinds, mask, 1 << place), dead, (*chosen, mask))
 
-    def _price(self, fatal: int) -> float:
+    def _cost_of(self, fatal: int) -> float:
         """Return the cost of these fatal losses, from the cache if known."""
         known = self._costs.get(fatal)
         if known is None:
@@ -83,7 +83,7 @@ class Branches:
         return known
 
 
-def _choices(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
+def _candidate_sets(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
     """Yield one set of up to `most` nodes with room for each combination of numbers of nodes per kind."""
     found = [0]
     for (_, left), nodes in kinds.items():
@@ -97,7 +97,7 @@ def _choices(kinds: dict[tuple[int, int], int], most: int) -> Iterator[int]:
     yield from found
 
 
-def _taken(kinds: dict[tuple[int, int], int], mask: int, expert: int) -> dict[tuple[int, int], int]:
+def _add_expert(kinds: dict[tuple[int, int], int], mask: int, expert: int) -> dict[tuple[int, int], int]:
     """Return the kinds of nodes after the nodes of `mask` got one more `expert`, a bit."""
     after: dict[tuple[int, int], int] = {}
     for (held, left), nodes in kinds.items():

@@ -35,7 +35,7 @@ def some_disjoint_sizes(sets: BoolArray) -> IntArray:
     return np.array(sizes, dtype=np.int64)
 
 
-def never_worse(sizes: IntArray, others: IntArray) -> bool:
+def survives_no_less(sizes: IntArray, others: IntArray) -> bool:
     """Return whether disjoint sets of `sizes` `(S,)` survive every number of lost nodes at least as likely as `others`.
 
     This holds if they are not more sets, and each is at least as large as a different one of the others.
@@ -60,22 +60,22 @@ def losses_of_disjoint(sizes: IntArray, nodes: int, most_lost: int, rates: Float
         gone, alive = alive, np.zeros(most_lost + 1)
         for share in islice(shares, size):
             stays = 1.0 - share
-            fatal = _next(fatal, stays, share)
-            alive = _next(alive, stays, share) + gone * stays
-            gone = _shifted(gone) * share
+            fatal = _sweep_node(fatal, stays, share)
+            alive = _sweep_node(alive, stays, share) + gone * stays
+            gone = _shift_losses(gone) * share
         fatal = fatal + gone
     for share in shares:
-        fatal, alive = _next(fatal, 1.0 - share, share), _next(alive, 1.0 - share, share)
+        fatal, alive = _sweep_node(fatal, 1.0 - share, share), _sweep_node(alive, 1.0 - share, share)
     whole = fatal + alive
     return LossShares(fatal=fatal / whole, survived=alive / whole)
 
 
-def _next(odds: FloatArray, stays: FloatArray, share: FloatArray) -> FloatArray:
+def _sweep_node(odds: FloatArray, stays: FloatArray, share: FloatArray) -> FloatArray:
     """Return the odds after one more node, which is lost with probability `share`."""
-    return odds * stays + _shifted(odds) * share
+    return odds * stays + _shift_losses(odds) * share
 
 
-def _shifted(odds: FloatArray) -> FloatArray:
+def _shift_losses(odds: FloatArray) -> FloatArray:
     """Return the odds with one more lost node."""
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]

@@ -19,7 +19,7 @@ WordArray = NDArray[np.uint64]
 def smallest_sets(hosts: BoolArray) -> BoolArray:
     """Return the distinct host sets `(S, N)` that contain no other set, from `hosts` `(..., N)`."""
     nodes: int = hosts.shape[-1]
-    left = _distinct(as_words(hosts.reshape(-1, nodes)))
+    left = _distinct_words(as_words(hosts.reshape(-1, nodes)))
     left = left[np.argsort(np.bitwise_count(left).sum(axis=1, dtype=np.int64), kind="stable")]
     kept: list[WordArray] = []
     while len(left):
@@ -39,7 +39,7 @@ def as_words(rows: BoolArray) -> WordArray:
     return padded.view(np.uint64)
 
 
-def _distinct(words: WordArray) -> WordArray:
+def _distinct_words(words: WordArray) -> WordArray:
     """Return the distinct rows, ordered by their bits. Sorting words is ten times faster than sorting byte rows."""
     if words.shape[1] == 1:
         return np.unique(words[:, 0])[:, None]

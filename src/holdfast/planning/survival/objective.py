@@ -67,6 +67,6 @@ class Objective:
         return float(fatal @ self.weights + _CEILING_PENALTY * above.sum())
 
 
-def no_worse(cost: float, than: float) -> bool:
+def is_no_worse(cost: float, than: float) -> bool:
     """Return whether `cost` is at most `than`, except for rounding."""
     return cost <= than * (1 + _ROUNDING)

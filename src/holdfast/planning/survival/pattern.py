@@ -74,12 +74,12 @@ def _group_starts(experts: int, width: int) -> list[IntArray]:
     groups = full + 1
     even = np.diff(indices(groups + 1) * experts // groups)
     sizes = [np.where(indices(groups) == place, short, width) for place in range(groups)]
-    sizes += [even, even[::-1], *_shared_out(groups, width, groups * width - experts)]
+    sizes += [even, even[::-1], *_uneven_group_sizes(groups, width, groups * width - experts)]
     starts = [tuple((np.cumsum(one) - one).tolist()) for one in sizes]
     return [np.array(one, dtype=np.int64) for one in dict.fromkeys(starts)]
 
 
-def _shared_out(groups: int, width: int, lacking: int) -> list[IntArray]:
+def _uneven_group_sizes(groups: int, width: int, lacking: int) -> list[IntArray]:
     """Return the possible sizes of `groups` that lack `lacking` experts in total.
 
     A size is from one to `width` experts. The result has all ways, or none if there are too many.
@@ -115,7 +115,7 @@ def common_pattern(counts: IntArray, by_rank: IntArray) -> BoolArray:
     return np.logical_and.reduce(take_rows(counts > 0, by_rank), axis=0)
 
 
-def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
+def complete_pattern(pattern: BoolArray, room: Room) -> BoolArray | None:
     """Return `pattern` with hosts added while there is room, experts below the threshold first.
 
     The result is None if an expert stays below the threshold. A trade might help, but other patterns will do.
@@ -133,7 +133,7 @@ def complete(pattern: BoolArray, room: Room) -> BoolArray | None:
     return pattern if (pattern.sum(axis=1) >= room.threshold).all() else None
 
 
-def trim(pattern: BoolArray, threshold: int) -> BoolArray:
+def trim_pattern(pattern: BoolArray, threshold: int) -> BoolArray:
     """Return `pattern` without the hosts that recovery does not need; it survives the same losses.
 
     If an expert's hosts include all hosts of another expert, it is safe whenever the other one is. So the other one's

@@ -66,10 +66,10 @@ def recovery_curve(
         seed: The seed of these orders.
     """
     sets = smallest_sets(counts > 0)
-    outcome = _outcome(sets, _THOROUGH, rates)
+    outcome = _exact_shares(sets, _THOROUGH, rates)
     if outcome.survived.size > counts.shape[-1]:
         return RecoveryCurve(probability=outcome.survived, low=outcome.survived, high=outcome.survived)
-    return _sampled(sets, outcome.survived, samples, np.random.default_rng(seed), rates)
+    return _sample_curve(sets, outcome.survived, samples, np.random.default_rng(seed), rates)
 
 
 def rack_curve(counts: IntArray, racks: IntArray, *, samples: int = 20_000, seed: int = 0) -> RecoveryCurve:
@@ -86,13 +86,13 @@ def fatal_share(hosts: BoolArray, rates: FloatArray | None = None) -> FatalShare
     the upper bound the sum over the host sets. `rates` `(N,)` are as for `recovery_curve`.
     """
     sets = smallest_sets(hosts)
-    exact = _outcome(sets, _QUICK, rates).fatal
-    least, most = _at_least(sets, exact, rates), _at_most(sets, rates)
+    exact = _exact_shares(sets, _QUICK, rates).fatal
+    least, most = _fatal_lower_bound(sets, exact, rates), _fatal_upper_bound(sets, rates)
     least[: exact.size] = most[: exact.size] = exact
     return FatalShare(least=least, most=np.maximum(most, least))
 
 
-def _outcome(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShares:
+def _exact_shares(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShares:
     """Return exact shares `(K + 1,)` for as many lost nodes as the `effort` allows, at best K = N."""
     nodes: int = sets.shape[1]
     if not sets.any(axis=1).all():
@@ -100,7 +100,7 @@ def _outcome(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShar
         return LossShares(fatal=1.0 - none, survived=none)
     sizes = disjoint_sizes(sets)
     if sizes is not None:
-        return losses_of_disjoint(sizes, nodes, nodes, None if rates is None else rates[_set_by_set(sets)])
+        return losses_of_disjoint(sizes, nodes, nodes, None if rates is None else rates[_nodes_by_set(sets)])
     for most_lost in (nodes, *(fewer for fewer in _FEWER if fewer < nodes)):
         outcome = sweep(sets, most_lost, effort if most_lost == nodes else effort // 4, rates)
         if outcome is not None:
@@ -108,13 +108,13 @@ def _outcome(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShar
     return LossShares(fatal=np.zeros(1), survived=np.ones(1))
 
 
-def _set_by_set(sets: BoolArray) -> IntArray:
+def _nodes_by_set(sets: BoolArray) -> IntArray:
     """Return the nodes `(N,)` of disjoint `sets` `(S, N)`, smaller sets first, then the nodes in no set."""
     order = np.argsort(sets.sum(axis=1), kind="stable")
     return np.concatenate([*(np.flatnonzero(sets[place]) for place in order), np.flatnonzero(~sets.any(axis=0))])
 
 
-def _at_least(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> FloatArray:
+def _fatal_lower_bound(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> FloatArray:
     """Return a lower bound of the share of fatal losses `(N + 1,)`; `exact` are its first entries.
 
     It is at least the share for fewer lost nodes, and the share of some disjoint `sets` alone.
@@ -126,7 +126,7 @@ def _at_least(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> F
     return least
 
 
-def _at_most(sets: BoolArray, rates: FloatArray | None) -> FloatArray:
+def _fatal_upper_bound(sets: BoolArray, rates: FloatArray | None) -> FloatArray:
     """Return an upper bound of the share of fatal losses `(N + 1,)`; with `rates`, only ones."""
     if rates is None:
         return _sum_over_sets(sets)
@@ -150,7 +150,7 @@ def _sum_over_sets(sets: BoolArray) -> FloatArray:
     return np.minimum(share @ number, 1.0)
 
 
-def _sampled(
+def _sample_curve(
     sets: BoolArray, known: FloatArray, samples: int, rng: np.random.Generator, rates: FloatArray | None = None
 ) -> RecoveryCurve:
     """Return a curve sampled from random orders in which all nodes are lost.
@@ -174,7 +174,7 @@ def _sampled(
             np.minimum(death, place[:, members].max(axis=1), out=death)
         died += np.bincount(death, minlength=nodes + 1)
     share = 1.0 - (np.cumsum(died) - died) / samples
-    low, high = _wilson(share, samples)
+    low, high = _wilson_interval(share, samples)
     for curve in (share, low, high):
         # Recovery never rises with the number of lost nodes.
         np.minimum(curve, known[-1], out=curve)
@@ -183,7 +183,7 @@ def _sampled(
     return RecoveryCurve(probability=share, low=low, high=high)
 
 
-def _wilson(share: FloatArray, samples: int) -> tuple[FloatArray, FloatArray]:
+def _wilson_interval(share: FloatArray, samples: int) -> tuple[FloatArray, FloatArray]:
     """Return Wilson's score interval, which stays valid at shares of 0 and 1."""
     square = _Z * _Z / samples
     centre = (share + square / 2) / (1 + square)

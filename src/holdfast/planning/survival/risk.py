@@ -68,7 +68,7 @@ def safer_columns(
         if now <= goal:
             break
         best, found = now * (1 - max(least, _ROUNDING)), None
-        for first, second in _pairs(pattern, rates, kinds):
+        for first, second in _trade_pairs(pattern, rates, kinds):
             traded = pattern.copy()
             traded[:, [first, second]] = traded[:, [second, first]]
             price = cost(traded)
@@ -80,7 +80,7 @@ def safer_columns(
     return pattern
 
 
-def _pairs(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> list[tuple[int, int]]:
+def _trade_pairs(pattern: BoolArray, rates: FloatArray, kinds: IntArray) -> list[tuple[int, int]]:
     """Return the pairs of nodes that may trade columns.
 
     On few nodes these are all pairs. On many, they combine the riskiest nodes of small sets with the safest nodes of

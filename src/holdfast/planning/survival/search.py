@@ -172,9 +172,9 @@ class Climber:
             for target in nodes:
                 if not mask >> target & 1:
                     for source in sources:
-                        yield from self._steps(masks, expert, source, 1 << target, full[target])
+                        yield from self._moves(masks, expert, source, 1 << target, full[target])
 
-    def _steps(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
+    def _moves(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
         """Yield the ways to move `expert` from `source` to `target`, a bit each; source 0 adds a host."""
         moved = list(masks)
         moved[expert] ^= source | target

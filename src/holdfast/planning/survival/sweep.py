@@ -43,31 +43,31 @@ def sweep(sets: BoolArray, most_lost: int, effort: int, rates: FloatArray | None
     The result is None if it takes more than `effort`, about in microseconds.
     """
     within_reach = sets[sets.sum(axis=1) <= most_lost]
-    order = _order(within_reach)
-    beginning = _by_first(within_reach[:, order])
+    order = _sweep_order(within_reach)
+    beginning = _sets_by_first_node(within_reach[:, order])
     lost = indices(most_lost + 1)
     fatal = np.zeros(most_lost + 1)
     fronts: dict[Front, FloatArray] = {(): np.where(lost == 0, 1.0, 0.0)}
     others = np.setdiff1d(indices(sets.shape[1]), order)
     kept: FloatArray | None = None
     for swept, share in enumerate(swept_shares(rates, np.concatenate((order, others)), most_lost), start=1):
-        fatal = fatal * (1.0 - share) + _shifted(fatal) * share
+        fatal = fatal * (1.0 - share) + _shift_losses(fatal) * share
         if swept > order.size:
             kept = fronts[()] if kept is None else kept
-            kept = kept * (1.0 - share) + _shifted(kept) * share
+            kept = kept * (1.0 - share) + _shift_losses(kept) * share
             continue
         ahead: dict[Front, FloatArray] = {}
         for front, odds in fronts.items():
             effort -= 10 + len(front) + len(front) ** 2 // 10 + most_lost // 200
-            _add(ahead, tuple(left for left in front if not left >> (swept - 1) & 1), odds * (1.0 - share))
-            gone = _shifted(odds) * share
+            _add_odds(ahead, tuple(left for left in front if not left >> (swept - 1) & 1), odds * (1.0 - share))
+            gone = _shift_losses(odds) * share
             if not gone.any():
                 continue
-            after = _without(swept - 1, (*front, *beginning[swept - 1]))
+            after = _front_after_loss(swept - 1, (*front, *beginning[swept - 1]))
             if after is None:
                 fatal += gone
             else:
-                _add(ahead, after, gone)
+                _add_odds(ahead, after, gone)
         if effort < 0:
             return None
         fronts = ahead
@@ -76,7 +76,7 @@ def sweep(sets: BoolArray, most_lost: int, effort: int, rates: FloatArray | None
     return LossShares(fatal=fatal / whole, survived=survived / whole)
 
 
-def _order(sets: BoolArray) -> IntArray:
+def _sweep_order(sets: BoolArray) -> IntArray:
     """Return the nodes of any of the `sets` `(S, N)` in an order that keeps fronts few.
 
     The next node is always from the set with the fewest nodes left, with started sets before others. Among these nodes,
@@ -97,7 +97,7 @@ def _order(sets: BoolArray) -> IntArray:
     return np.array(order, dtype=np.int64)
 
 
-def _by_first(sets: BoolArray) -> list[list[int]]:
+def _sets_by_first_node(sets: BoolArray) -> list[list[int]]:
     """Return the `sets` `(S, M)` as bits, grouped by their first node."""
     found: list[list[int]] = [[] for _ in range(sets.shape[1])]
     for members in sets:
@@ -106,7 +106,7 @@ def _by_first(sets: BoolArray) -> list[list[int]]:
     return found
 
 
-def _without(node: int, front: Sequence[int]) -> Front | None:
+def _front_after_loss(node: int, front: Sequence[int]) -> Front | None:
     """Return the `front` after the loss of `node`; None if that leaves a set without any node."""
     left = {nodes & ~(1 << node) for nodes in front}
     if 0 in left:
@@ -115,14 +115,14 @@ def _without(node: int, front: Sequence[int]) -> Front | None:
     return tuple(sorted(one for one in left if not any(other & one == other != one for other in left)))
 
 
-def _shifted(odds: FloatArray) -> FloatArray:
+def _shift_losses(odds: FloatArray) -> FloatArray:
     """Return the odds with one more lost node."""
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]
     return moved
 
 
-def _add(fronts: dict[Front, FloatArray], front: Front, odds: FloatArray) -> None:
+def _add_odds(fronts: dict[Front, FloatArray], front: Front, odds: FloatArray) -> None:
     """Add the `odds` to the entry of the `front`."""
     known = fronts.get(front)
     fronts[front] = odds if known is None else known + odds

@@ -26,7 +26,7 @@ _BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class Split:
     """One way to end a division."""
 
     #: The value of the division.
@@ -40,7 +40,7 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class DivisionTable:
     """All values `S` of some jobs, added one after the other."""
 
     #: `(m + 1, 2, n + 1)` values of the first 0..m jobs.
@@ -60,9 +60,9 @@ class Chain:
         return sizes[::-1]
 
 
-def chain(
+def build_division_table(
     rewards: Sequence[FloatArray], nodes: int, had: Sequence[int], *, idle: bool, next_best: bool = True
-) -> Chain:
+) -> DivisionTable:
     """Return the values `S` of the jobs, in O(m n k) for k <= n useful numbers of nodes.
 
     Args:
@@ -78,21 +78,21 @@ def chain(
     rest = np.zeros_like(took)
     for job, reward in enumerate(rewards):
         if next_best:
-            _add(best[job], reward, had[job], (best[job + 1], took[job], rest[job]))
+            _add_job(best[job], reward, had[job], (best[job + 1], took[job], rest[job]))
         else:
-            _add_best(best[job, 0], reward, had[job], (best[job + 1, 0], took[job, 0]))
-    return Chain(best, took, rest)
+            _add_job_best_only(best[job, 0], reward, had[job], (best[job + 1, 0], took[job, 0]))
+    return DivisionTable(best, took, rest)
 
 
-def both(first: FloatArray, last: FloatArray) -> FloatArray:
+def combine_groups(first: FloatArray, last: FloatArray) -> FloatArray:
     """Return the two best values `(2, n + 1)` of two groups of jobs together, from `(2, n + 1)` of each."""
-    sums = _sums(first[0], last[0])
+    sums = _pairwise_sums(first[0], last[0])
     best, second = _top_two(sums)
-    others = (_sums(first[1], last[0]).max(axis=1), _sums(first[0], last[1]).max(axis=1))
+    others = (_pairwise_sums(first[1], last[0]).max(axis=1), _pairwise_sums(first[0], last[1]).max(axis=1))
     return np.stack([best, np.maximum(second, np.maximum(*others))])
 
 
-def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -> list[Pick]:
+def best_splits(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -> list[Split]:
     """Return the best and the next best way to share `nodes` between two groups, in O(n).
 
     Args:
@@ -101,17 +101,17 @@ def picks(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -
         nodes: The nodes to share.
         preferred: The nodes of the last group that win among equal values; otherwise the fewest win.
     """
-    found: list[Pick] = []
+    found: list[Split] = []
     for rest, row in ((0, 0), (1, 0), (0, 1)):
         sums = first[rest, nodes::-1] + last[row, : nodes + 1]
         leading = np.argpartition(-sums, min(1, nodes))[:2].tolist()
         leading += [int(sums.argmax()), min(preferred, nodes)]
-        found += [Pick(float(sums[k]), int(k), rest, row) for k in set(leading)]
+        found += [Split(float(sums[k]), int(k), rest, row) for k in set(leading)]
     found.sort(key=lambda pick: (-pick.value, pick.nodes != preferred, pick.nodes, pick.rest, pick.last))
     return found[:2]
 
 
-def worth_having(reward: FloatArray, had: int) -> IntArray:
+def useful_sizes(reward: FloatArray, had: int) -> IntArray:
     """Return the numbers of nodes with more reward than every smaller number, ascending, but `had` first."""
     before = np.concatenate([[-np.inf], np.maximum.accumulate(reward)[:-1]])
     more = np.flatnonzero(reward > before)
@@ -121,16 +121,18 @@ def worth_having(reward: FloatArray, had: int) -> IntArray:
     return more
 
 
-def alone(reward: FloatArray) -> FloatArray:
-    """Return a single job's `(2, n + 1)` for `picks` as the last group, if it takes exactly that many nodes."""
+def single_job_values(reward: FloatArray) -> FloatArray:
+    """Return a single job's `(2, n + 1)` for `best_splits` as the last group, if it takes exactly that many nodes."""
     return np.stack([reward, np.full(reward.size, -np.inf)])
 
 
-def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]) -> None:
+def _add_job(
+    before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]
+) -> None:
     """Add a job with each of its useful numbers of nodes to the jobs before it, in place."""
     best, took, rest = into
-    worth = worth_having(reward, preferred)
-    firsts, seconds = _shifted(before[0]), _shifted(before[1])
+    worth = useful_sizes(reward, preferred)
+    firsts, seconds = _shifted_view(before[0]), _shifted_view(before[1])
     # With j nodes a job has at most j. So a block of rows needs no later columns, and fits into the processor's cache.
     for begin in range(0, reward.size, _BLOCK):
         block = slice(begin, min(begin + _BLOCK, reward.size))
@@ -151,10 +153,12 @@ def _add(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[Flo
         rest[1, block] = worse
 
 
-def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]) -> None:
-    """Add a job as `_add` does, without the next best; this makes no table of all pairs of numbers."""
+def _add_job_best_only(
+    before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]
+) -> None:
+    """Add a job as `_add_job` does, without the next best; this makes no table of all pairs of numbers."""
     best, took = into
-    for number in worth_having(reward, preferred).tolist():
+    for number in useful_sizes(reward, preferred).tolist():
         offered = before[: before.size - number] + reward[number]
         here, at = best[number:], took[number:]
         better = offered > here
@@ -162,12 +166,12 @@ def _add_best(before: FloatArray, reward: FloatArray, preferred: int, into: tupl
         at[better] = number
 
 
-def _sums(first: FloatArray, last: FloatArray) -> FloatArray:
+def _pairwise_sums(first: FloatArray, last: FloatArray) -> FloatArray:
     """Return `first[j - k] + last[k]` `(n + 1, n + 1)` by j and k; -inf if k > j."""
-    return _shifted(first) + last
+    return _shifted_view(first) + last
 
 
-def _shifted(values: FloatArray) -> FloatArray:
+def _shifted_view(values: FloatArray) -> FloatArray:
     """Return `values[j - k]` `(n + 1, n + 1)` by j and k, as a view; -inf if k > j."""
     nodes = values.size - 1
     padded = np.concatenate([np.full(nodes, -np.inf), values])

@@ -14,7 +14,7 @@ import numpy as np
 
 from holdfast.errors import BadInputError
 from holdfast.planning.arrays import FloatArray
-from holdfast.planning.waf.dividing import Pick, alone, both, chain, picks
+from holdfast.planning.waf.dividing import Split, best_splits, build_division_table, combine_groups, single_job_values
 from holdfast.planning.waf.task import Task
 
 
@@ -60,8 +60,8 @@ class Planner:
         self._nodes, self._running_s = nodes, running_s
         self._rewards = [task.reward(nodes, running_s) for task in tasks]
         had = [task.had for task in tasks]
-        self._first = chain(self._rewards, nodes, had, idle=False)
-        self._last = chain(self._rewards[::-1], nodes, had[::-1], idle=True)
+        self._first = build_division_table(self._rewards, nodes, had, idle=False)
+        self._last = build_division_table(self._rewards[::-1], nodes, had[::-1], idle=True)
         self._others: dict[int, FloatArray] = {}
 
     def plan(self) -> WafPlan:
@@ -69,24 +69,24 @@ class Planner:
         jobs = len(self._tasks)
         rows = [row for row in (0, 1) if self._last.best[jobs, row, self._nodes] > -np.inf]
         ways = [self._last.trace(jobs, self._nodes, row)[::-1] for row in rows]
-        return _told(self._tasks, ways, self._nodes, self._running_s)
+        return _make_plan(self._tasks, ways, self._nodes, self._running_s)
 
-    def hit(self, name: str) -> WafPlan:
+    def plan_after_failure(self, name: str) -> WafPlan:
         """Return the best plan after the failure of one node of this job; `nodes` are the remaining nodes."""
         at = self._index(name)
         task = replace(self._tasks[at], hit=True)
-        ways = self._ways(at, alone(task.reward(self._nodes, self._running_s)))
-        return _told([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways, self._nodes, self._running_s)
+        ways = self._best_ways(at, single_job_values(task.reward(self._nodes, self._running_s)))
+        return _make_plan([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways, self._nodes, self._running_s)
 
-    def ended(self, name: str) -> WafPlan:
+    def plan_after_end(self, name: str) -> WafPlan:
         """Return the best plan after the end of this job."""
         at = self._index(name)
         nothing = np.full((2, self._nodes + 1), -np.inf)
         nothing[0, 0] = 0.0
-        ways = [way[:at] + way[at + 1 :] for way in self._ways(at, nothing)]
-        return _told(self._tasks[:at] + self._tasks[at + 1 :], ways, self._nodes, self._running_s)
+        ways = [way[:at] + way[at + 1 :] for way in self._best_ways(at, nothing)]
+        return _make_plan(self._tasks[:at] + self._tasks[at + 1 :], ways, self._nodes, self._running_s)
 
-    def begun(self, task: Task) -> WafPlan:
+    def plan_with_job(self, task: Task) -> WafPlan:
         """Return the best plan with one more job, which gets at least its floor.
 
         Raises:
@@ -95,26 +95,26 @@ class Planner:
         tasks = [*self._tasks, task]
         check_tasks(tasks, self._nodes)
         jobs = len(self._tasks)
-        last = alone(task.reward(self._nodes, self._running_s))
-        found = picks(self._last.best[jobs], last, self._nodes, task.had)
+        last = single_job_values(task.reward(self._nodes, self._running_s))
+        found = best_splits(self._last.best[jobs], last, self._nodes, task.had)
         ways = [
             [*self._last.trace(jobs, self._nodes - pick.nodes, pick.rest)[::-1], pick.nodes]
             for pick in found
             if pick.value > -np.inf
         ]
-        return _told(tasks, ways, self._nodes, self._running_s)
+        return _make_plan(tasks, ways, self._nodes, self._running_s)
 
-    def _ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
+    def _best_ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
         """Return the two best divisions if job `at` has the values `of_it` `(2, n + 1)`."""
         if at not in self._others:
-            self._others[at] = both(self._first.best[at], self._last.best[len(self._tasks) - at - 1])
-        found = picks(self._others[at], of_it, self._nodes, self._tasks[at].had)
-        return [self._around(at, pick) for pick in found if pick.value > -np.inf]
+            self._others[at] = combine_groups(self._first.best[at], self._last.best[len(self._tasks) - at - 1])
+        found = best_splits(self._others[at], of_it, self._nodes, self._tasks[at].had)
+        return [self._complete_division(at, pick) for pick in found if pick.value > -np.inf]
 
-    def _around(self, at: int, pick: Pick) -> list[int]:
+    def _complete_division(self, at: int, pick: Split) -> list[int]:
         """Return the nodes of all jobs if job `at` has the nodes of `pick` and the others share the rest."""
         left, after = self._nodes - pick.nodes, len(self._tasks) - at - 1
-        split = picks(self._first.best[at], self._last.best[after], left)[pick.rest]
+        split = best_splits(self._first.best[at], self._last.best[after], left)[pick.rest]
         before = self._first.trace(at, left - split.nodes, split.rest)
         return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[::-1]]
 
@@ -126,13 +126,13 @@ class Planner:
         raise KeyError(name)
 
 
-class AnyNumber:
+class BestDivisions:
     """The best division of any number of nodes up to a maximum, from tables that are made once."""
 
     def __init__(self, tasks: Sequence[Task], nodes: int, running_s: float) -> None:
         """Make the tables; `nodes` is the maximum to share out, and the rest is as for `Planner`."""
         rewards, had = [task.reward(nodes, running_s) for task in tasks], [task.had for task in tasks]
-        self._made = chain(rewards, nodes, had, idle=True, next_best=False)
+        self._made = build_division_table(rewards, nodes, had, idle=True, next_best=False)
         self._jobs = len(tasks)
         #: `(nodes + 1,)` the value of the best division of that many nodes; -inf without a division.
         self.value: FloatArray = self._made.best[self._jobs, 0]
@@ -142,7 +142,7 @@ class AnyNumber:
         return self._made.trace(self._jobs, nodes, 0)
 
 
-def best(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool = True) -> WafPlan:
+def best_plan(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool = True) -> WafPlan:
     """Return only the best plan, in far less time than the tables for all next events take.
 
     Args:
@@ -156,19 +156,19 @@ def best(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best: bool
     """
     check_tasks(tasks, nodes)
     if not next_best:
-        return price(tasks, AnyNumber(tasks, nodes, running_s).sizes(nodes), nodes, running_s)
+        return price_division(tasks, BestDivisions(tasks, nodes, running_s).sizes(nodes), nodes, running_s)
     rewards = [task.reward(nodes, running_s) for task in tasks]
-    made = chain(rewards, nodes, [task.had for task in tasks], idle=True)
+    made = build_division_table(rewards, nodes, [task.had for task in tasks], idle=True)
     last = len(rewards)
     rows = [row for row in (0, 1) if made.best[last, row, nodes] > -np.inf]
-    return _told(tasks, [made.trace(last, nodes, row) for row in rows], nodes, running_s)
+    return _make_plan(tasks, [made.trace(last, nodes, row) for row in rows], nodes, running_s)
 
 
-def _told(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
+def _make_plan(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
     """Return the plan for the first of `ways`, with the best other division as the alternative given up."""
-    plan = price(tasks, ways[0], nodes, running_s)
+    plan = price_division(tasks, ways[0], nodes, running_s)
     found = [*ways[1:], *_with_idle(tasks, ways[0], nodes, running_s)]
-    others = [price(tasks, way, nodes, running_s) for way in found]
+    others = [price_division(tasks, way, nodes, running_s) for way in found]
     other = max(others, key=lambda other: other.value, default=None)
     return plan if other is None else replace(plan, next_best=other.sizes, given_up=plan.value - other.value)
 
@@ -192,7 +192,7 @@ def _with_idle(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_
         yield [found[1] if at == found[0] else size for at, size in enumerate(sizes)]
 
 
-def price(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> WafPlan:
+def price_division(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> WafPlan:
     """Return a division as a plan, with its gain, cost and WAF.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.planning.waf.plan import best
+from holdfast.planning.waf.plan import best_plan
 from holdfast.planning.waf.task import Task
 
 
@@ -25,22 +25,22 @@ class Shortfall:
     times: float
 
 
-def starved(tasks: Sequence[Task], nodes: int, running_s: float) -> dict[str, Shortfall]:
+def find_shortfalls(tasks: Sequence[Task], nodes: int, running_s: float) -> dict[str, Shortfall]:
     """Return the jobs without a floor that the best plan leaves without nodes.
 
     Jobs are left out if the nodes would not suffice for their least.
 
     Raises:
-        BadInputError: As for `plan.best`.
+        BadInputError: As for `best_plan`.
     """
-    plan = best(tasks, nodes, running_s, next_best=False)
+    plan = best_plan(tasks, nodes, running_s, next_best=False)
     kept = sum(task.kept for task in tasks)
     found: dict[str, Shortfall] = {}
     for at, task in enumerate(tasks):
         fed = replace(task, floor=max(task.least, 1))
         if plan.sizes[task.name] or kept + fed.kept > nodes or not task.fits(nodes - kept).any():
             continue
-        other = best([*tasks[:at], fed, *tasks[at + 1 :]], nodes, running_s, next_best=False)
+        other = best_plan([*tasks[:at], fed, *tasks[at + 1 :]], nodes, running_s, next_best=False)
         reward = task.reward(nodes, running_s)
         short, own = plan.value - other.value, float(reward[other.sizes[task.name]] - reward[0])
         more = {name: size - other.sizes[name] for name, size in plan.sizes.items() if size > other.sizes[name]}

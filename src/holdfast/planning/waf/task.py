@@ -59,9 +59,9 @@ class Task:
 
     def waf(self, nodes: int) -> FloatArray:
         """Return F(t, x), weighted achieved FLOP/s, `(nodes + 1,)`; 0 for numbers that the job cannot run on."""
-        achieved = self.weight * _extended(self.throughput, nodes)
+        achieved = self.weight * _extend(self.throughput, nodes)
         if self.lost_share is not None:
-            achieved = achieved * (1.0 - np.clip(_extended(self.lost_share, nodes), 0.0, 1.0))
+            achieved = achieved * (1.0 - np.clip(_extend(self.lost_share, nodes), 0.0, 1.0))
         return np.where(self.fits(nodes), achieved, 0.0)
 
     def reward(self, nodes: int, running_s: float) -> FloatArray:
@@ -127,11 +127,11 @@ def check_throughput(name: str, throughput: FloatArray) -> None:
         )
 
 
-def falls_at(throughput: FloatArray) -> list[int]:
+def find_drops(throughput: FloatArray) -> list[int]:
     """Return the numbers of nodes with which a job achieves less than with one fewer; the plan leaves these idle."""
     return [int(at) + 1 for at in np.flatnonzero(np.diff(throughput) < 0)]
 
 
-def _extended(values: FloatArray, nodes: int) -> FloatArray:
+def _extend(values: FloatArray, nodes: int) -> FloatArray:
     """Return `values` with 0..nodes nodes, `(nodes + 1,)`, repeating the last one as needed."""
     return values[np.minimum(indices(nodes + 1), values.size - 1)]

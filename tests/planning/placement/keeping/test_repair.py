@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning_cases import tables
 
 from holdfast.planning import Allocation, allocate
-from holdfast.planning.placement.keeping.repair import Repair, Replicas, WorkerRoom, repair, room_of
+from holdfast.planning.placement.keeping.repair import Repair, Replicas, WorkerRoom, keep_and_repair, make_worker_room
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Case:
 
     @property
     def room(self) -> WorkerRoom:
-        return room_of(self.slots, self.node)
+        return make_worker_room(self.slots, self.node)
 
     @property
     def threshold(self) -> int:
@@ -34,7 +34,7 @@ class Case:
 
     def repaired(self) -> np.ndarray | None:
         held = as_replicas(self.counts)
-        found = repair(held, self.allocation.replicas, self.room, self.threshold)
+        found = keep_and_repair(held, self.allocation.replicas, self.room, self.threshold)
         return None if found is None else after(held, found, self.counts.shape)
 
 
@@ -44,7 +44,7 @@ def as_replicas(counts: np.ndarray) -> Replicas:
 
 
 def after(held: Replicas, found: Repair, shape: tuple[int, ...]) -> np.ndarray:
-    replicas = held.only(found.stays).and_those(found.added)
+    replicas = held.select(found.stays).concatenate(found.added)
     counts = np.zeros(shape, dtype=np.int64)
     np.add.at(counts, (replicas.layer, replicas.expert, replicas.worker), 1)
     return counts
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
     node = np.repeat(np.arange(nodes), per_node)
     rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
     node = rng.permutation(node)
-    room = room_of(slots, node).slots
+    room = make_worker_room(slots, node).slots
     loads = draw(tables(layers, experts, 99))
     allocation = allocate(loads, slots, fault_threshold=draw(st.integers(1, 4)))
     assert isinstance(allocation, Allocation)
@@ -171,9 +171,9 @@ def test_copies_go_to_racks_that_have_none_where_there_is_a_choice() -> None:
     counts[0, 1, [0, 2]] = 1
     counts[0, 1, 3] = 2
     counts[0, 1, 2] = 2
-    room = WorkerRoom(slots=room_of(slots, node).slots, node=node, racks=racks)
+    room = WorkerRoom(slots=make_worker_room(slots, node).slots, node=node, racks=racks)
     held = as_replicas(counts)
-    found = repair(held, np.array([[4, 4]]), room, 3)
+    found = keep_and_repair(held, np.array([[4, 4]]), room, 3)
     assert found is not None
     placed = after(held, found, counts.shape)
     assert (placed[0, 0] > 0).sum() == 3
@@ -183,7 +183,7 @@ def test_copies_go_to_racks_that_have_none_where_there_is_a_choice() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_workers_share_the_room_of_their_node(workers: int) -> None:
     node = np.array(list(itertools.chain.from_iterable(itertools.repeat(range(3), workers))))
-    room = room_of(np.array([6, 7, 1]), node)
+    room = make_worker_room(np.array([6, 7, 1]), node)
     for number, slots in enumerate((6, 7, 1)):
         mine = room.slots[node == number]
         assert mine.sum() == slots

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.planning import Plan, RecoveryCurve, node_lists, rack_curve, recovery_curve
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.balance.work import busiest_over_mean
-from holdfast.planning.placement.front import Option, weights_of_choice
+from holdfast.planning.placement.front import Option, choice_weight_ranges
 
 #: Most lost nodes for which the choice between survival and balance is shown.
 _MOST_LOST = 6
@@ -65,7 +65,7 @@ def as_json(figures: Figures) -> dict[str, Any]:
     if figures.front is not None:
         result["pareto"] = [
             _option_as_json(option) | {"balance_weight": reach}
-            for option, reach in zip(figures.front, weights_of_choice(figures.front, figures.weights), strict=True)
+            for option, reach in zip(figures.front, choice_weight_ranges(figures.front, figures.weights), strict=True)
         ]
     if plan.uniform_layers:
         result["uniform_layers"] = list(plan.uniform_layers)
@@ -137,7 +137,7 @@ def _front(front: list[Option], weights: FloatArray) -> list[str]:
         "survival against balance (recovery at least this much, by number of lost nodes):",
         f"  {'':15s} busiest{lost}  chosen by --balance-weight",
     ]
-    for option, reach in zip(front, weights_of_choice(front, weights), strict=True):
+    for option, reach in zip(front, choice_weight_ranges(front, weights), strict=True):
         cells = "".join(f"{1 - share:8.4f}" for share in option.fatal[1 : most_lost + 1])
         chosen = "none" if reach is None else f"{reach[0]:.3g} to {'any' if reach[1] is None else f'{reach[1]:.3g}'}"
         rows.append(f"  {option.name:15s} {option.busiest:7.3f}{cells}  {chosen}")

@@ -35,7 +35,7 @@ from holdfast.planning import (
 )
 from holdfast.planning.arrays import FloatArray, IntArray
 from holdfast.planning.loads import as_token_counts
-from holdfast.planning.placement.front import Option, options, pareto
+from holdfast.planning.placement.front import Option, find_options, select_pareto
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,4 +175,4 @@ def _front(
         failure_rates=rates,
         loads=allocation.tokens.astype(np.float64),
     )
-    return pareto(options(problem))
+    return select_pareto(find_options(problem))

@@ -19,7 +19,7 @@ from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.standbys import probability_none_ready, repair_distribution
 from holdfast.planning.waf.durations import running_s
-from holdfast.planning.waf.plan import AnyNumber
+from holdfast.planning.waf.plan import BestDivisions
 from holdfast.protocol.pool.sharing import JobCosts
 
 #: largest reserve that is considered
@@ -149,8 +149,8 @@ class Divisions:
         self.bids, self.nodes = bids, nodes
         kept = {bid.name: bid.smallest if bid.admitted else 0 for bid in bids}
         made = build_tasks(bids, kept, nodes)
-        self._usual = AnyNumber(made, nodes, until_s)
-        self._sparse = AnyNumber([replace(task, floor=0) for task in made], nodes, until_s)
+        self._usual = BestDivisions(made, nodes, until_s)
+        self._sparse = BestDivisions([replace(task, floor=0) for task in made], nodes, until_s)
         self._waf = np.stack([task.waf(nodes) for task in made])
         #: weighted FLOP of the most expensive change of a job's nodes
         self.dearest_move = max(task.loss for task in made)

@@ -16,7 +16,7 @@ from holdfast.coordination.pool.share.interface import Bid, Shares, Worth, first
 from holdfast.planning.arrays import FloatArray, indices
 from holdfast.planning.waf.durations import running_s
 from holdfast.planning.waf.pace import UNSHARED
-from holdfast.planning.waf.plan import WafPlan, best
+from holdfast.planning.waf.plan import WafPlan, best_plan
 from holdfast.planning.waf.task import Task
 
 #: Longest time, in seconds, that a plan assumes until the next event. Without failures, jobs still come and end.
@@ -65,7 +65,7 @@ class Waf:
         return Shares({**nodes, **plan.sizes}, worth_of(plan))
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
-        return best(build_tasks(bids, floors, nodes), nodes, running_s, next_best=self._next_best)
+        return best_plan(build_tasks(bids, floors, nodes), nodes, running_s, next_best=self._next_best)
 
 
 def build_tasks(bids: Sequence[Bid], floors: Mapping[str, int], nodes: int) -> list[Task]:

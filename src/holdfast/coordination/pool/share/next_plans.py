@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.coordination.pool.share.achieving import Waf, build_tasks, mean_flops_per_node
 from holdfast.coordination.pool.share.dividing import divide
 from holdfast.coordination.pool.share.interface import Bid, Demand, Division
-from holdfast.planning.waf.plan import Planner, WafPlan, best
+from holdfast.planning.waf.plan import Planner, WafPlan, best_plan
 
 #: the parts of a demand that an answer depends on, without measurements
 Situation = tuple[Any, ...]
@@ -104,12 +104,12 @@ class _CachedWaf(Waf):
             ):
                 return plan
         if any(not bid.admitted for bid in bids):  # Tables with jobs that have just started serve no other future.
-            return best(build_tasks(bids, floors, nodes), nodes, running_s)
+            return best_plan(build_tasks(bids, floors, nodes), nodes, running_s)
         unhit = [replace(bid, has=max(bid.has, bid.had)) for bid in bids]
         made = _PlannerTables(unhit, dict(floors), nodes, running_s)
         self._planners.append(made)
         plan = made.find_plan(bids, floors)
-        return plan if plan is not None else best(build_tasks(bids, floors, nodes), nodes, running_s)
+        return plan if plan is not None else best_plan(build_tasks(bids, floors, nodes), nodes, running_s)
 
 
 class _PlannerTables:
@@ -140,10 +140,10 @@ class _PlannerTables:
             return None
         if fresh:
             (begun,) = (task for task in build_tasks(bids, floors, self.nodes) if task.name == fresh[0].name)
-            return self._planner.begun(begun)
+            return self._planner.plan_with_job(begun)
         if hit:
-            return self._planner.hit(hit[0])
-        return self._planner.ended(next(iter(missing))) if missing else self._planner.plan()
+            return self._planner.plan_after_failure(hit[0])
+        return self._planner.plan_after_end(next(iter(missing))) if missing else self._planner.plan()
 
     def _is_same_bid(self, bid: Bid, floors: Mapping[str, int]) -> bool:
         """Return whether a job asks for the same as in the tables."""

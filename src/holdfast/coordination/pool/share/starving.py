@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.coordination.pool.share.achieving import MAX_RUNNING_S, build_tasks
 from holdfast.coordination.pool.share.interface import Bid
 from holdfast.planning.waf.durations import running_s
-from holdfast.planning.waf.starved_jobs import Shortfall, starved
+from holdfast.planning.waf.starved_jobs import Shortfall, find_shortfalls
 
 
 def find_starved(bids: Sequence[Bid], nodes: int, failure_rate: float) -> dict[str, str]:
@@ -68,4 +68,4 @@ def _find_shortfalls(
     """Return the shortfall of each job that would get no nodes."""
     if not bids or nodes < max(1, sum(floors[bid.name] for bid in bids)):
         return {}
-    return starved(build_tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, MAX_RUNNING_S))
+    return find_shortfalls(build_tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, MAX_RUNNING_S))

@@ -13,7 +13,7 @@ from holdfast.planner.fleet.pool.shares import HitShares, NodeShares
 from holdfast.planner.fleet.pool.systems import OWN, System
 from holdfast.planner.fleet.pool.tasks import FleetTask, check_capacity
 from holdfast.planner.fleet.pool.trace_run import PoolResult, PoolSimulation
-from holdfast.planning.waf.plan import best
+from holdfast.planning.waf.plan import best_plan
 from holdfast.planning.waf.task import Task
 
 #: With more nodes than this, the pool's policy allocates them without its state machine, unless `machine` is given.
@@ -62,4 +62,4 @@ def best_waf_without_failures(tasks: Sequence[FleetTask], nodes: int) -> float:
         )
         for task in tasks
     ]
-    return best(planned, nodes, 1.0, next_best=False).waf
+    return best_plan(planned, nodes, 1.0, next_best=False).waf

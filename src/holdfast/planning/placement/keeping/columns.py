@@ -27,7 +27,7 @@ def columns_by_groups(pattern: BoolArray, replicas: IntArray, held: BoolArray) -
     now, then = smallest_sets(table[table.any(axis=1)]), smallest_sets(pattern)
     if any(int(sets.sum(axis=0).max(initial=0)) > 1 for sets in (now, then)):
         return None
-    now = now[np.lexsort((now.sum(axis=1), _rarest(now, table, replicas.ravel())))]
+    now = now[np.lexsort((now.sum(axis=1), _fewest_replicas(now, table, replicas.ravel())))]
     then = then[np.argsort(then.sum(axis=1), kind="stable")]
     chosen = np.full(nodes, -1, dtype=np.int64)
     taken = np.zeros(nodes, dtype=np.bool_)
@@ -40,7 +40,7 @@ def columns_by_groups(pattern: BoolArray, replicas: IntArray, held: BoolArray) -
     return pattern[:, chosen]
 
 
-def _rarest(sets: BoolArray, table: BoolArray, replicas: IntArray) -> IntArray:
+def _fewest_replicas(sets: BoolArray, table: BoolArray, replicas: IntArray) -> IntArray:
     """Return the fewest replicas of an expert hosted by exactly each of the `sets` `(S, N)`, `(S,)`.
 
     `table` `(L E, N)` are the hosts of each expert, and `replicas` `(L E,)` its replicas.
@@ -61,10 +61,10 @@ def columns_by_copies(pattern: BoolArray, rows: IntArray, held: BoolArray) -> Bo
     # [N, K] counts the copies that a node keeps as a node of this kind; exact in float32 up to 2**24.
     kept = held.reshape(-1, nodes).astype(np.float32).T @ hosts
     kept[np.arange(nodes), kind_of] += 0.5  # Among equals, a node keeps its kind.
-    return kinds[_assign(kept, np.bincount(kind_of))].T
+    return kinds[_assign_kinds(kept, np.bincount(kind_of))].T
 
 
-def _assign(kept: NDArray[np.float32], room: IntArray) -> IntArray:
+def _assign_kinds(kept: NDArray[np.float32], room: IntArray) -> IntArray:
     """Return the kind of each node `(N,)`, with `room` `(K,)` nodes for each kind.
 
     The greatest entry of `kept` `(N, K)` is assigned first.

@@ -32,11 +32,11 @@ class Replicas:
     def __len__(self) -> int:
         return int(self.layer.size)
 
-    def only(self, which: BoolArray) -> Replicas:
+    def select(self, which: BoolArray) -> Replicas:
         """Return the replicas that `which` `(R,)` selects."""
         return Replicas(layer=self.layer[which], expert=self.expert[which], worker=self.worker[which])
 
-    def and_those(self, *more: Replicas) -> Replicas:
+    def concatenate(self, *more: Replicas) -> Replicas:
         """Return these replicas followed by `more`."""
         every = (self, *more)
         return Replicas(
@@ -72,7 +72,7 @@ class WorkerRoom:
         return int(self.node.max()) + 1
 
 
-def room_of(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -> WorkerRoom:
+def make_worker_room(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -> WorkerRoom:
     """Return the room of the workers of nodes with `slots` `(N,)` per layer.
 
     `workers` `(W,)` is the node of each worker. As in `split_over_workers`, the slots of a node are shared among its
@@ -87,7 +87,7 @@ def room_of(slots: IntArray, workers: IntArray, racks: IntArray | None = None) -
     return WorkerRoom(slots=np.maximum(share, 0), node=workers, racks=racks)
 
 
-def repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -> Repair | None:
+def keep_and_repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -> Repair | None:
     """Return a placement that keeps the held replicas as far as the guarantee of `threshold` distinct nodes allows.
 
     Every slot of every layer is used. A worker that holds more replicas of some layer than it has slots keeps only the
@@ -109,38 +109,42 @@ def repair(held: Replicas, wanted: IntArray, room: WorkerRoom, threshold: int) -
     stays = ~crowded[held.worker]
     if not stays.any():
         return None
-    added = _mend(held, stays, wanted, room, threshold)
-    return Repair(stays=stays, added=added.and_those(_fill(held.only(stays).and_those(added), wanted, room)))
+    added = _restore_guarantee(held, stays, wanted, room, threshold)
+    return Repair(
+        stays=stays, added=added.concatenate(_fill_free_slots(held.select(stays).concatenate(added), wanted, room))
+    )
 
 
 # ---- the guarantee ----
 
 
-def _mend(held: Replicas, stays: BoolArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> Replicas:
+def _restore_guarantee(
+    held: Replicas, stays: BoolArray, wanted: IntArray, room: WorkerRoom, threshold: int
+) -> Replicas:
     """Give every expert its distinct nodes, in each layer in which some lack; return the added replicas.
 
     Args:
         held: The replicas that workers hold.
         stays: Which of the held replicas stay; changed in place.
-        wanted: As for `repair`.
+        wanted: As for `keep_and_repair`.
         room: The slots of the workers.
-        threshold: As for `repair`.
+        threshold: As for `keep_and_repair`.
     """
     layers, experts = wanted.shape
     hosted = np.zeros(layers * experts * room.nodes, dtype=np.bool_)
     hosted[(held.layer * experts + held.expert)[stays] * room.nodes + room.node[held.worker[stays]]] = True
     hosts = count_true(hosted.reshape(layers, experts, room.nodes))
-    added = [held.only(np.zeros_like(stays))]
+    added = [held.select(np.zeros_like(stays))]
     for layer in np.flatnonzero((hosts < threshold).any(axis=1)):
         mine = np.flatnonzero(stays & (held.layer == layer))
-        table = _Layer(held.expert[mine], held.worker[mine], wanted[layer], room, threshold)
-        table.mend()
-        stays[mine[table.left()]] = False
-        added.append(table.added(int(layer)))
-    return added[0].and_those(*added[1:])
+        table = _LayerSlots(held.expert[mine], held.worker[mine], wanted[layer], room, threshold)
+        table.restore_guarantee()
+        stays[mine[table.find_departed()]] = False
+        added.append(table.find_added(int(layer)))
+    return added[0].concatenate(*added[1:])
 
 
-class _Layer:
+class _LayerSlots:
     """One layer's slots and the experts in them."""
 
     def __init__(self, expert: IntArray, worker: IntArray, wanted: IntArray, room: WorkerRoom, threshold: int) -> None:
@@ -165,24 +169,24 @@ class _Layer:
         #: A lower bound of the copies that the next host takes; it never decreases.
         self._least = 1
 
-    def mend(self) -> None:
+    def restore_guarantee(self) -> None:
         """Give every expert its distinct nodes, the rarest expert first, as far as the slots allow."""
         while (short := np.flatnonzero(self._hosts < self._threshold)).size:
             expert = int(short[np.argmin(self._hosts[short])])
-            if not self._host_once_more(expert):
+            if not self._add_host(expert):
                 return
 
-    def left(self) -> IntArray:
+    def find_departed(self) -> IntArray:
         """Return the indices of the initial replicas that have left their slots."""
         return np.flatnonzero((self._expert != self._before) & (self._before != _FREE))
 
-    def added(self, layer: int) -> Replicas:
+    def find_added(self, layer: int) -> Replicas:
         """Return the replicas that entered slots of this `layer`."""
         fresh = self._expert != self._before
         expert, worker = self._expert[fresh], self._worker[fresh]
         return Replicas(layer=np.full_like(expert, layer), expert=expert, worker=worker)
 
-    def _host_once_more(self, expert: int) -> bool:
+    def _add_host(self, expert: int) -> bool:
         """Place an expert on one more node with the fewest copies; return False if that is impossible.
 
         The expert takes a slot that can be spared, or the slot of another expert that moves on to such a slot. This is
@@ -191,7 +195,7 @@ class _Layer:
         A slot costs one copy if the worker did not have the expert before. Leaving a slot that was only just taken
         saves one.
         """
-        givers = self._givers()
+        givers = self._find_givers()
         cost = np.full(self._hosts.size, _NEVER)
         cost[expert] = 0
         came_from: dict[int, tuple[int, int]] = {}  # expert -> (the expert it makes room for, the slot)
@@ -201,7 +205,7 @@ class _Layer:
             if so_far > cost[mover]:
                 continue
             open_nodes = self._counts[mover] == 0
-            slot = self._spared(mover, givers, open_nodes)
+            slot = self._find_spare_slot(mover, givers, open_nodes)
             if slot is not None:
                 best = min(best, (so_far + int(self._is_new(mover, slot)), mover, slot))
                 if best[0] <= self._least:
@@ -220,17 +224,17 @@ class _Layer:
         self._least, mover, slot = max(best[0], self._least), best[1], best[2]
         if best[0] == _NEVER:
             return False
-        self._put(mover, slot)
+        self._place(mover, slot)
         while mover != expert:
             mover, slot = came_from[mover]
-            self._put(mover, slot)
+            self._place(mover, slot)
         return True
 
     def _is_new(self, expert: int | IntArray, slot: int | IntArray) -> IntArray:
         """Return 1 if the slot's worker had no replica of the expert before, else 0."""
         return 1 - self._had[expert, self._worker[slot]].astype(np.int64)
 
-    def _givers(self) -> list[int]:
+    def _find_givers(self) -> list[int]:
         """Return the experts that can spare a slot, the one with the most surplus by its load first.
 
         Free slots come before all experts. An expert can spare a slot if it has more hosts than it needs, or several
@@ -240,7 +244,7 @@ class _Layer:
         can = (self._hosts > self._threshold) | (self._total > self._hosts)
         return [_FREE, *(int(expert) for expert in np.argsort(-surplus, kind="stable") if can[expert])]
 
-    def _spared(self, expert: int, givers: list[int], open_nodes: BoolArray) -> int | None:
+    def _find_spare_slot(self, expert: int, givers: list[int], open_nodes: BoolArray) -> int | None:
         """Return the cheapest spare slot on one of the `open_nodes`, or None.
 
         If there are racks, a slot in a rack without the expert is preferred.
@@ -262,7 +266,7 @@ class _Layer:
                 return int(slots[0])
         return found
 
-    def _put(self, expert: int, slot: int) -> None:
+    def _place(self, expert: int, slot: int) -> None:
         """Place an expert in a slot in place of the expert that is there."""
         node, before = int(self._node[slot]), int(self._expert[slot])
         self._counts[before, node] -= 1
@@ -278,7 +282,7 @@ class _Layer:
 # ---- the rest ----
 
 
-def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
+def _fill_free_slots(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
     """Return replicas for the free slots: of the experts that lack most by their loads.
 
     Slots are filled round by round over the nodes, so that an expert's new replicas are on different nodes.
@@ -287,7 +291,7 @@ def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
     used = np.bincount(kept.layer * workers + kept.worker, minlength=layers * workers).reshape(layers, workers)
     free = room.slots[None, :] - used
     have = np.bincount(kept.layer * experts + kept.expert, minlength=layers * experts).reshape(layers, experts)
-    extra = _shares(np.maximum(wanted - have, 0), free.sum(axis=1))
+    extra = _share_slots(np.maximum(wanted - have, 0), free.sum(axis=1))
     places = np.repeat(indices(layers * workers), free.ravel())
     layer, worker = places // workers, places % workers
     home = layer * room.nodes + room.node[worker]
@@ -302,7 +306,7 @@ def _fill(kept: Replicas, wanted: IntArray, room: WorkerRoom) -> Replicas:
     )
 
 
-def _shares(lacking: IntArray, free: IntArray) -> IntArray:
+def _share_slots(lacking: IntArray, free: IntArray) -> IntArray:
     """Share exactly `free` `(L,)` slots among the experts in proportion to `lacking` `(L, E)`.
 
     No expert gets more than it lacks.

@@ -43,14 +43,14 @@ def rows_for_experts(pattern: BoolArray, replicas: IntArray, held: BoolArray) ->
     if replicas.size * replicas.shape[1] <= _OPTIMAL_UP_TO:
         return np.stack([best_assignment(gain[:, kind_of]) for gain in kept])
     content = (kept == there) & (replicas[:, :, None] >= needed)
-    rows = _assign_others(kept, kind_of, _settle(content, kind_of, np.argsort(-needed, kind="stable")))
+    rows = _assign_others(kept, kind_of, _assign_content(content, kind_of, np.argsort(-needed, kind="stable")))
     gains = np.take_along_axis(kept, kind_of[rows][:, :, None], axis=2)
     for layer in np.flatnonzero(gains.min(axis=(1, 2)) <= _IMPOSSIBLE):
         rows[layer] = best_assignment(kept[layer][:, kind_of])
     return rows
 
 
-def _settle(content: BoolArray, kind_of: IntArray, order: IntArray) -> IntArray:
+def _assign_content(content: BoolArray, kind_of: IntArray, order: IntArray) -> IntArray:
     """Return a row `(L, E)` for each expert that is `content` `(L, E, kinds)` with its kind of row, else -1.
 
     `order` is the order of the kinds. Kinds with many hosts should come first: experts held by all of these hosts often
@@ -79,14 +79,14 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
     rows = settled.copy()
     # If all gains are equal, as for experts without a holder, every assignment is equally good.
     rows[waiting] = nonzero_indices(left)[1]
-    for layer in np.flatnonzero(_differ(kept, waiting)):
+    for layer in np.flatnonzero(_layers_with_choice(kept, waiting)):
         experts, open_rows = np.flatnonzero(waiting[layer]), np.flatnonzero(left[layer])
         gain = kept[layer][experts].take(kind_of[open_rows], axis=1)
         rows[layer, experts] = open_rows[best_assignment(gain)]
     return rows
 
 
-def _differ(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
+def _layers_with_choice(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
     """Return the layers `(L,)` in which the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts differ."""
     low = kept.min(axis=(1, 2), initial=np.inf, where=waiting[:, :, None])
     high = kept.max(axis=(1, 2), initial=-np.inf, where=waiting[:, :, None])
@@ -108,8 +108,8 @@ def deal_keeping(
     stay = held.astype(np.int32)
     np.subtract(stay, hosts, out=stay)
     np.maximum(stay, 0, out=stay)
-    stay = _first(stay, in_hand[:, :, None], axis=2)
-    stay = _first(stay, free[:, None, :], axis=1)
+    stay = _limit_to_room(stay, in_hand[:, :, None], axis=2)
+    stay = _limit_to_room(stay, free[:, None, :], axis=1)
     in_hand -= stay.sum(axis=2, dtype=np.int32)
     free -= stay.sum(axis=1, dtype=np.int32)
     counts = stay.astype(np.int64)
@@ -118,7 +118,7 @@ def deal_keeping(
     return counts
 
 
-def _first(wanted: NDArray[np.int32], room: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
+def _limit_to_room(wanted: NDArray[np.int32], room: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
     """Return the first units of `wanted` along an axis, limited to the `room`."""
     before = np.cumsum(wanted, axis=axis, dtype=np.int32)
     before -= wanted
