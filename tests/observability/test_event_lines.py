@@ -64,7 +64,7 @@ def test_reads_complete_lines_only(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(made("job_failed")) + b'\n{"event": "step_com')
     logged: list[str] = []
     assert read_events(path, logged.append) == [made("job_failed")]
-    assert logged == [f"{path}, line 2 is left out: it is not whole (somebody is writing it, or was killed at it)"]
+    assert logged == [f"{path}, line 2 is left out: it is incomplete (its writer is still writing it, or was killed)"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_no_event_is_refused(tmp_path: Path, line: Any) -> None:
         decode_event(data)
     path = tmp_path / "events.jsonl"
     path.write_bytes(msgspec.json.encode(made("job_started")) + b"\n" + data + b"\n")
-    with pytest.raises(BadInputError, match=r"events\.jsonl, line 2 is no event"):
+    with pytest.raises(BadInputError, match=r"events\.jsonl, line 2 is not an event"):
         read_events(path)
 
 

@@ -1,4 +1,4 @@
-"""Events read back from their lines of JSON; those that a newer version wrote are read as far as they are known."""
+"""Decode events from JSON lines, including events that a newer version wrote."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from holdfast.protocol.events import EVENTS, AnyEvent, OtherEvent, ReadEvent
 from holdfast.protocol.names import MALFORMED
 
 _DECODER = msgspec.json.Decoder(AnyEvent)
-#: What msgspec raises for bytes that are no event: bad UTF-8 and deep nesting are no DecodeError of its.
 
 
 class _Head(msgspec.Struct, kw_only=True):
-    """What every event has, whatever else it may be."""
+    """The fields that every event has."""
 
     event: str
     time: float
@@ -31,19 +30,19 @@ class _Head(msgspec.Struct, kw_only=True):
 
 
 _HEAD = msgspec.json.Decoder(_Head)
-#: bytes at a file's end in which its last whole event lies
+#: Bytes to read from the end of a file to find its last complete event.
 _TAIL_BYTES = 1 << 20
 
 
 class NoEventError(HoldfastError):
-    """A line is no event; the message says what is wrong with it."""
+    """A line is not an event. The message gives the reason."""
 
 
 def decode_event(line: bytes | str) -> ReadEvent:
-    """Read one line. Fields that are not known are left out, an event that is not known keeps all that it carries.
+    """Decode one line. Unknown fields of known events are dropped; an unknown event keeps all its fields.
 
     Raises:
-        NoEventError: it is no event, or an event of ours lacks a field.
+        NoEventError: the line is not an event, or a known event lacks a field.
     """
     try:
         return _DECODER.decode(line)
@@ -71,7 +70,7 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
 
 
 def last_number(path: Path) -> int:
-    """Return the number of the last whole event of a file; 0 if it cannot be read, or has none."""
+    """Return the number of the last complete event of a file; 0 if it has none or cannot be read."""
     last = 0
     with contextlib.suppress(OSError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -83,13 +82,13 @@ def last_number(path: Path) -> int:
 
 
 def read_events(path: Path, warn: Callable[[str], None] = lambda _: None) -> list[ReadEvent]:
-    """Read an event file; a torn last line is left out.
+    """Read an event file. An incomplete last line is left out.
 
     Args:
-        warn: called with a sentence where there is one.
+        warn: called with a sentence if the last line is incomplete.
 
     Raises:
-        BadInputError: the file cannot be read, or a line is no event.
+        BadInputError: the file cannot be read, or a line is not an event.
     """
     try:
         with open_given(path) as file:
@@ -104,10 +103,10 @@ def read_events(path: Path, warn: Callable[[str], None] = lambda _: None) -> lis
             events.append(decode_event(line))
         except NoEventError as error:
             raise BadInputError(
-                f"{path}, line {number} is no event ({error}): give the file that --events wrote"
+                f"{path}, line {number} is not an event ({error}): give the file that --events wrote"
             ) from None
     if not events:
-        raise BadInputError(f"{path} holds no event yet")
+        raise BadInputError(f"{path} contains no event yet")
     if lines[-1]:
-        warn(f"{path}, line {len(lines)} is left out: it is not whole (somebody is writing it, or was killed at it)")
+        warn(f"{path}, line {len(lines)} is left out: it is incomplete (its writer is still writing it, or was killed)")
     return events

@@ -1,8 +1,8 @@
-"""The events of a job, or of a pool, in order, without gaps: an append-only JSON-lines file, and a bounded memory.
+"""Journal of the events of a job or a pool, in order and without gaps, in a bounded memory.
 
-The events' numbers come from whoever makes them; the journal skips what it has and refuses a gap, so that a coordinator
-that died between its record and its journal can say it all again. Only `journal_repaired` may leave numbers out: those
-of the events for which it stands.
+The creator of an event numbers it. The journal ignores numbers that it already has, and refuses a gap. So a coordinator
+that died between the writes of its record and its journal can append all its events again. Only `journal_repaired` may
+skip numbers: it replaces a range of lost events.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ from holdfast.protocol.events import AnyEvent, Event, JournalRepaired
 from holdfast.protocol.pool.events import PoolEvent, PoolJournalRepaired
 from holdfast.protocol.position import Position
 
-#: How many events the memory holds for followers; older ones are read from the file, where there is one.
+#: Number of events in memory for followers. Older ones are read from the file, if the journal has one.
 RECENT = 4096
 
 
 class JournalError(HoldfastError):
-    """An event does not follow the one before it, or comes after the end."""
+    """An event has the wrong number, or comes after the journal was closed."""
 
 
 class JournalTakenError(JournalError):
-    """Somebody else appended to our file: another coordinator leads this job now."""
+    """Another process appended to the file: another coordinator leads this job now."""
 
 
 def first_of(event: Event | PoolEvent) -> int:
-    """Return the number of the first event for which one stands: its own, but for `journal_repaired`."""
+    """Return the first event number that an event covers: its own, or the start of the range of `journal_repaired`."""
     return event.from_seq if isinstance(event, JournalRepaired | PoolJournalRepaired) else event.seq
 
 
 class Journal:
-    """The events of one job in memory, the newest `recent` of them; for one asyncio loop.
-
-    `position` is what the events that were there at the begin add up to.
-    """
+    """The newest `recent` events of a job in memory, for use in one asyncio loop."""
 
     def __init__(self, *, recent: int = RECENT) -> None:
+        #: The position after all events that existed when the journal was opened.
         self.position = Position()
-        #: of the events that were there at the begin: the highest term and generation
+        #: The highest term and generation of the events that existed when the journal was opened.
         self.term = self.generation = 0
-        #: whether the job was over by those events
+        #: Whether the job had ended by those events.
         self.ended = False
-        #: the newest event that was there at the begin and of which the job's record must know, None if there is none
+        #: The newest of those events that the job's record must contain, or None.
         self.recorded: AnyEvent | None = None
-        #: the newest ones, numbered without a gap
+        #: The newest events, numbered without a gap.
         self._lines: deque[bytes] = deque(maxlen=recent)
         self._last = 0
         self._encoder = msgspec.json.Encoder()
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
-        #: Called with the journal's file and the reason, the first time that it cannot be written.
+        #: Called with the journal's file and the reason when a write fails for the first time.
         self.on_lost: Callable[[str, str], object] = lambda _file, _why: None
 
     @property
     def last_seq(self) -> int:
-        """The number of the newest event, 0 before the first."""
+        """The number of the newest event; 0 before the first."""
         return self._last
 
     @property
@@ -70,14 +68,14 @@ class Journal:
         return self._closed
 
     def append(self, event: Event | PoolEvent) -> bool:
-        """Append one event; followers see it, and it outlives this process, but not yet a power cut.
+        """Append one event and wake the followers. A file journal survives a process exit now, a power failure after `sync`.
 
         Returns:
-            False where the journal has it already, by its number.
+            False if the journal already has an event with this number.
 
         Raises:
-            JournalError: its number is not the next one, or the journal is closed.
-            JournalTakenError: somebody else writes to the file.
+            JournalError: the number is not the next one, or the journal is closed.
+            JournalTakenError: another process writes to the file.
         """
         seq = event.seq
         if self._closed:
@@ -93,19 +91,19 @@ class Journal:
         return True
 
     def sync(self) -> None:
-        """Have all events that are in the file outlive a power cut; in memory there is nothing to do."""
+        """Flush the file, so that its events survive a power failure. Does nothing in memory."""
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
         """Return up to `limit` events with numbers above `after`, each a line of JSON with its newline.
 
-        Where the memory has forgotten the first of them, the oldest known ones come.
+        If the memory no longer has the first of them, the result starts with the oldest event in memory.
         """
         first = self._last - len(self._lines) + 1
         start = max(after + 1 - first, 0)
         return list(islice(self._lines, start, start + limit))
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until there is an event above `seq`, the journal is closed, or the time is up."""
+        """Wait until an event above `seq` exists, the journal is closed, or the timeout passes."""
         if self._last > seq or self._closed:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,13 +114,13 @@ class Journal:
             self._waiting.discard(future)
 
     def close(self) -> None:
-        """Say that no event will follow; followers are woken. The second call does nothing."""
+        """Refuse further events and wake the followers. Idempotent."""
         self._closed = True
         self._wake()
 
     def _take(self, line: bytes, seq: int) -> None:
         if seq != self._last + 1:
-            self._lines.clear()  # what came before the gap is numbered otherwise
+            self._lines.clear()  # The lines in memory must be numbered without a gap.
         self._lines.append(line)
         self._last = seq
 
@@ -133,4 +131,4 @@ class Journal:
         self._waiting.clear()
 
     def _write(self, line: bytes, seq: int) -> None:
-        """Hand one line to the file; in memory there is nothing to do."""
+        """Write one line to the file. Does nothing in memory."""

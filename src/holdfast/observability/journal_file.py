@@ -1,4 +1,4 @@
-"""The journal on disk: one JSON object a line, readable by anything."""
+"""Journal in a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from holdfast.protocol.events import (
 from holdfast.protocol.names import MALFORMED
 from holdfast.protocol.pool.events import AnyPoolEvent
 
-#: Every so many lines the place of one in the file is remembered, to read older events without reading all.
+#: Lines per block. The file offset of each block is kept, to read old events without reading the whole file.
 _BLOCK = 256
-#: Events that wait until the file can be written again, in bytes.
+#: Upper limit of the events that wait in memory until the file can be written again, in bytes.
 MAX_PENDING_BYTES = 64 << 20
 _BEGINNING = b'{"event":"'
 _LOCK_TRIES = 200
@@ -44,20 +44,18 @@ _POOL = msgspec.json.Decoder(AnyPoolEvent)
 
 
 class FileJournal(Journal):
-    """A journal in the file `path`. The first event creates it, or cuts off a damaged end; before, all is only read.
+    """Journal in the file `path`. The first append creates the file or truncates a damaged end.
 
-    A damaged end is what a process that is killed or a power cut may leave: a line that is not complete, or NULs where
-    the disk never got the data, and all after them. Between coordinators the file is fenced by its length: who finds
-    it longer than he left it has been replaced.
+    A kill or a power failure can damage the end: it leaves an incomplete line, or NUL bytes that the disk never
+    replaced by data. Everything after that is damaged too. The length of the file fences coordinators: a coordinator
+    that finds the file longer than its own last write has been replaced.
 
-    If the file cannot be written (a full disk), events wait in memory until it can, `MAX_PENDING_BYTES` at most. Beyond
-    that the file stays as it is while this process lives: a beginning of the journal without a gap, which the next
-    coordinator repairs from its record.
-
-    `job` and `term` are those of the newest event, "" and 0 where there is none; `damaged` is how many bytes are.
+    If the file cannot be written, e.g. because the disk is full, up to `MAX_PENDING_BYTES` of events wait in memory.
+    Beyond that, this process writes no more to the file. The file then ends early but has no gap, and the next
+    coordinator repairs it from its record.
 
     Raises:
-        BadInputError: the file cannot be written, or holds something else than events.
+        BadInputError: the file cannot be written, or contains something other than events.
     """
 
     whose = "a job's"
@@ -65,19 +63,22 @@ class FileJournal(Journal):
     def __init__(
         self, path: Path, *, recent: int = RECENT, told: Callable[[ReadEvent], object] = lambda _: None
     ) -> None:
-        """Read what is there; `told`: called with each event of it, in order."""
+        """Read the existing events; `told` is called with each of them, in order."""
         super().__init__(recent=recent)
+        #: The job of the newest event; "" before the first event.
         self.job = ""
+        #: Number of damaged bytes at the end of the file.
         self.damaged = 0
         self._path = path
         self._told = told
         self._file: int | None = None
         self._synced = True
-        #: blocks of events whose numbers have no gap: the first one's number and its place in the file
+        #: For each block of events without a gap: the number of its first event, and its file offset.
         self._blocks: list[tuple[int, int]] = []
         self._size = 0
-        #: The newest event in the file, and those that wait for it, with their numbers.
+        #: The number of the newest event in the file.
         self._written = 0
+        #: Events that wait to be written, with their numbers.
         self._pending: list[tuple[int, bytes]] = []
         self._pending_bytes = 0
         self._fails = self._reported = self._abandoned = False
@@ -108,7 +109,7 @@ class FileJournal(Journal):
             self._synced = True
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
-        """Return up to `limit` events with numbers above `after`, however old."""
+        """Return up to `limit` events with numbers above `after`, from the file or from memory."""
         after = max(after, 0)
         if after >= self._last - len(self._lines):
             return super().read(after, limit)
@@ -133,9 +134,9 @@ class FileJournal(Journal):
         return out[:limit]
 
     def close(self) -> None:
-        """Say that no event will follow, and let go of the file."""
+        """Refuse further events, and close the file."""
         super().close()
-        self.on_lost = lambda _file, _why: None  # nobody could be told any more
+        self.on_lost = lambda _file, _why: None  # A report would become an event, and the journal is closed.
         if self._pending:
             with contextlib.suppress(JournalTakenError):
                 self._write_pending()
@@ -155,7 +156,7 @@ class FileJournal(Journal):
             self._abandoned, self._pending, self._pending_bytes = True, [], 0
 
     def _write_pending(self) -> None:
-        """Write the events that wait, as many as the file takes."""
+        """Write pending events until all are written or a write fails."""
         count = 0
         try:
             if self._file is None:
@@ -176,7 +177,7 @@ class FileJournal(Journal):
             del self._pending[:count]
 
     def _note_failure(self, error: OSError) -> None:
-        """Report that the file cannot be written, once; log each time that it begins."""
+        """Log the start of each period of failing writes. Report only the first one to `on_lost`."""
         why = error.strerror or str(error)
         if not self._fails:
             _log.warning("the events file %s cannot be written: %s; its events wait in memory", self._path, why)
@@ -202,18 +203,18 @@ class FileJournal(Journal):
         self._note(line, seq)
 
     def _note(self, line: bytes, seq: int) -> None:
-        """A line is in the file."""
+        """Note that a line is in the file."""
         if seq != self._written + 1 or not self._blocks or seq - self._blocks[-1][0] >= _BLOCK:
             self._blocks.append((seq, self._size))
         self._size += len(line)
         self._written = seq
 
     def _load(self) -> None:
-        """Read what is there and remember where the last good line ends."""
+        """Read the existing events, and note the end of the last intact line."""
         with open(self._path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n") or b"\0" in line:
-                    # Only what can be the beginning of an event of ours is damaged: the path may be a slip of the pen.
+                    # Truncate later only if this may be the start of an event: the user may have given a wrong path.
                     begin = line.partition(b"\0")[0][: len(_BEGINNING)]
                     self._check(_BEGINNING.startswith(begin), "holds something else than events")
                     self.damaged = os.fstat(file.fileno()).st_size - self._size
@@ -230,13 +231,13 @@ class FileJournal(Journal):
         self._account(event)
 
     def _decoded(self, line: bytes) -> Any:
-        """Return the event of a line, None where it is none."""
+        """Return the event of a line, or None if the line is not an event."""
         with contextlib.suppress(NoEventError):
             return decode_event(line)
         return None
 
     def _account(self, event: Any) -> None:
-        """Take an event that was there already into account."""
+        """Update the state of the journal from an event that already existed."""
         self.position, self.job, self.term = self.position.after(event), event.job, event.term
         self.generation = max(self.generation, event.generation)
         if isinstance(event, RECORDED):
@@ -247,12 +248,12 @@ class FileJournal(Journal):
 
 
 class PoolJournal(FileJournal):
-    """A pool's journal in a file; `pool` and `term` are those of the newest event."""
+    """Journal of a pool in a file. `pool` is the pool of the newest event."""
 
     whose = "a pool's"
 
     def __init__(self, path: Path) -> None:
-        """Read what is there."""
+        """Read the existing events."""
         self.pool = ""
         super().__init__(path)
 
@@ -266,7 +267,7 @@ class PoolJournal(FileJournal):
 
 
 def sync_directory(path: Path) -> None:
-    """Have a directory's new entries outlive a power cut."""
+    """Flush a directory, so that its new entries survive a power failure."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
@@ -276,7 +277,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(file: int, path: Path) -> Generator[None]:
-    """Hold the file against another process for the few microseconds between looking and writing."""
+    """Lock the file against other processes for the microseconds between the check and the write."""
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

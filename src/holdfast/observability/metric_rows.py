@@ -1,8 +1,8 @@
-"""What each step led to, a row a step, in a file that follows the events: JSON lines, CSV, or TensorBoard's own.
+"""Write the metrics of each step to a file: JSON lines, CSV, or TensorBoard.
 
-A step's rows stand there once, however often its event is read: what comes of a step cuts what the file had of it and
-of later ones, and so does a roll-back. A file of before is gone on with: where the job resumes, its rows stay.
-What an evaluation came to is part of the step whose state it is of, whenever it is told.
+Each step has its rows once, even if its event is read several times: a step first removes its own rows and the rows of
+later steps. A roll-back removes the rows of undone steps. An existing file is continued, so rows of earlier runs stay.
+The results of an evaluation belong to the evaluated step, even if they arrive later.
 """
 
 from __future__ import annotations
@@ -23,45 +23,46 @@ from holdfast.protocol.names import MALFORMED
 
 _CSV_HEAD = ("step", "time", "name", "value")
 
-#: values by name; None: no finite number
+#: Values by name; None for a value that is not finite.
 Values = Mapping[str, float | None]
 
 
 class Rows(Protocol):
-    """Where rows go."""
+    """The destination of rows."""
 
     def cut(self, step: int) -> None:
-        """Take out the rows of this step and of later ones."""
+        """Remove the rows of this step and of later ones."""
         ...
 
     def add(self, event: StepCommitted) -> None:
-        """Add the rows of a step that is later than all that are there."""
+        """Add the rows of a step. All existing rows must be of earlier steps."""
         ...
 
     def amend(self, step: int, time: float, values: Values) -> None:
-        """Add values to the rows of a step, in place of those that it has by these names; nothing where it has none."""
+        """Set values of a step by name. Do nothing if the step has no rows."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending rows, and close."""
         ...
 
 
 class MetricWriter:
-    """Follows a job's events."""
+    """Writes rows from a job's events."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        #: what evaluations came to, of the newest step and of later ones; and all their names
+        #: Evaluation results of the newest step and of later ones, by step.
         self._found: dict[int, dict[str, float | None]] = {}
+        #: All names of evaluation results.
         self._names: set[str] = set()
 
     def take(self, event: ReadEvent) -> None:
-        """Take the next event; one that was taken before may come again."""
+        """Update the rows from an event. An event may come again."""
         match event:
             case StepCommitted(step=step):
                 self._found = {at: values for at, values in self._found.items() if at >= step}
-                # (the step after an evaluation has its values as well: they are not its own)
+                # The step after an evaluation also carries its results, but they belong to the evaluated step.
                 own = {name: value for name, value in event.metrics.items() if name not in self._names}
                 self._rows.cut(step)
                 self._rows.add(msgspec.structs.replace(event, metrics=own | self._found.get(step, {})))
@@ -77,19 +78,19 @@ class MetricWriter:
                 pass
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending rows, and close."""
         self._rows.close()
 
 
 def values_of(event: StepCommitted) -> Iterator[tuple[str, float | None]]:
-    """Yield what is known of a step by name: loss, gradient's norm, what the script has logged; None: not finite."""
+    """Yield a step's values by name: loss, gradient norm, and logged metrics. None means not finite."""
     yield "loss", event.loss
     yield "grad_norm", event.grad_norm
     yield from event.metrics.items()
 
 
 class LineFile:
-    """A file of lines, some for each step, in their order."""
+    """A file with one or more lines for each step, ordered by step."""
 
     def __init__(
         self,
@@ -99,20 +100,23 @@ class LineFile:
         step_of: Callable[[bytes], int],
         head: bytes = b"",
     ) -> None:
-        """Go on with the file, or begin it.
+        """Open the file, or create it.
 
         If a method raises `OSError` (a full disk), it can be called again with the same step.
 
         Args:
-            lines_of: makes a step's lines. amended: as `Rows.amend`, of a step's lines.
+            lines_of: makes the lines of a step.
+            amended: returns the lines of a step with values set, as in `Rows.amend`.
+            step_of: returns the step of a line.
+            head: the first line of the file.
 
         Raises:
-            BadInputError: it cannot be written, or its lines are none of ours.
+            BadInputError: the file cannot be written, or has another format.
         """
         self._lines_of, self._amended = lines_of, amended
-        #: each step, and the place of its first line, in the file's order
+        #: Each step with the offset of its first line, in file order.
         self._places: list[tuple[int, int]] = []
-        #: The end of the file that could not be written yet, and its place.
+        #: The end of the file that could not be written yet, with its offset.
         self._unwritten: tuple[int, bytes] | None = None
         try:
             self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
@@ -128,7 +132,7 @@ class LineFile:
             raise
 
     def cut(self, step: int) -> None:
-        """Take out the rows of this step and of later ones."""
+        """Remove the rows of this step and of later ones."""
         self._write_rest()
         cut_at = None
         while self._places and self._places[-1][0] >= step:
@@ -144,7 +148,7 @@ class LineFile:
         self._write(self._lines_of(event))
 
     def amend(self, step: int, time: float, values: Values) -> None:
-        """Add values to a step's rows, and write those of later ones again."""
+        """Set values of a step, and rewrite the rows of later steps."""
         self._write_rest()
         number = next((number for number, (at, _) in enumerate(self._places) if at == step), None)
         if number is None:
@@ -160,11 +164,11 @@ class LineFile:
         self._write_rest()
 
     def close(self) -> None:
-        """All is written already."""
+        """Close the file; all rows are written already."""
         self._file.close()
 
     def _write_rest(self) -> None:
-        """Write the end of the file that could not be written before."""
+        """Write the end of the file that a failed call left unwritten."""
         if self._unwritten is not None:
             at, lines = self._unwritten
             self._file.truncate(at)
@@ -179,7 +183,7 @@ class LineFile:
 
     def _read(self, path: Path, step_of: Callable[[bytes], int], head: bytes) -> None:
         data = self._file.read()
-        end = data.rfind(b"\n") + 1  # (a line that is not whole is written again)
+        end = data.rfind(b"\n") + 1  # An incomplete line is written again.
         at = len(head)
         if end and data[:at] != head:
             raise BadInputError(f"the file {path} does not begin as one of these: give another")
@@ -202,7 +206,7 @@ class _Row(msgspec.Struct):
 
 
 def json_lines(path: Path) -> LineFile:
-    """Return a file of JSON, an object a step: `step`, `time`, `loss`, `grad_norm`, `samples`, `metrics` by name.
+    """Return a file of one JSON object per step: `step`, `time`, `loss`, `grad_norm`, `samples`, and `metrics` by name.
 
     Raises:
         BadInputError: as `LineFile`.
@@ -220,9 +224,9 @@ def json_lines(path: Path) -> LineFile:
 
 
 def csv_file(path: Path) -> LineFile:
-    """Return a file of comma-separated values, a line for each value of a step: step, time, name, value.
+    """Return a CSV file with one line for each value of a step: step, time, name, value.
 
-    A value that is no finite number is left empty.
+    A value that is not finite is left empty.
 
     Raises:
         BadInputError: as `LineFile`.
@@ -231,7 +235,7 @@ def csv_file(path: Path) -> LineFile:
     def line(row: tuple[object, ...]) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(["" if value is None else value for value in row])
-        return text.getvalue().replace("\n", " ").rstrip() + "\n"  # (a name may hold line ends)
+        return text.getvalue().replace("\n", " ").rstrip() + "\n"  # A name may contain line breaks.
 
     def lines(event: StepCommitted) -> bytes:
         return "".join(line((event.step, event.time, *pair)) for pair in values_of(event)).encode()
@@ -249,10 +253,10 @@ def csv_file(path: Path) -> LineFile:
 
 
 class TensorBoardRows:
-    """A folder of TensorBoard's files; what is cut there is purged, as TensorBoard says of a run that began again."""
+    """A folder of TensorBoard event files. Rows are removed by TensorBoard's own purge of restarted runs."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin another file in the folder.
+        """Start a new file in the folder.
 
         Raises:
             BadInputError: TensorBoard is not installed, or the folder cannot be written.
@@ -268,11 +272,11 @@ class TensorBoardRows:
             self._writer: Any = writers.EventFileWriter(str(folder))
         except OSError as error:
             raise BadInputError(f"the folder {folder} cannot be written: {error.strerror}; give another") from None
-        #: the newest step of this file; None: nothing is in it yet, and others may lie beside it
+        #: The newest step of this file. None if the file is empty; the folder may have other files.
         self._last: int | None = None
 
     def cut(self, step: int) -> None:
-        """Have TensorBoard leave out the rows of this step and of later ones, those of earlier files too."""
+        """Make TensorBoard hide the rows of this step and of later ones, also in earlier files."""
         if self._last is not None and self._last < step:
             return
         begun = self._events.SessionLog(status=self._events.SessionLog.START)
@@ -285,7 +289,7 @@ class TensorBoardRows:
         self._last = event.step
 
     def amend(self, step: int, time: float, values: Values) -> None:
-        """Add values to a step, of this file or of an earlier one."""
+        """Add values to a step of this file or an earlier one."""
         if self._last is None or step <= self._last:
             self._tell(step, time, values)
 
@@ -299,19 +303,19 @@ class TensorBoardRows:
         self._writer.add_event(self._events.Event(step=step, wall_time=time, summary=summary))
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all pending rows, and close."""
         self._writer.close()
 
 
-#: what a job's steps can be written as, by name
+#: The formats of metrics files, by name.
 FORMATS: dict[str, Callable[[Path], Rows]] = {"jsonl": json_lines, "csv": csv_file, "tensorboard": TensorBoardRows}
 
 
 def writer_for(path: Path) -> MetricWriter:
-    """Return who writes the format that a path's ending says: .jsonl, .csv, or none for TensorBoard's folder.
+    """Return a writer for the format of a path's suffix: .jsonl, .csv, or none for a TensorBoard folder.
 
     Raises:
-        BadInputError: it is another ending, or the format's own complaint.
+        BadInputError: the suffix is unknown, or the file cannot be opened in this format.
     """
     name = path.suffix.removeprefix(".") or "tensorboard"
     if name not in FORMATS:

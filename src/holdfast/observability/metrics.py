@@ -1,4 +1,7 @@
-"""Numbers for Prometheus, made from the events that the journal holds: whoever reads it from its begin has the same."""
+"""Prometheus metrics of a job, computed from the events of its journal.
+
+Every coordinator that reads the whole journal computes the same values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from holdfast.protocol.events import (
     StepSkipped,
 )
 
-#: What a scrape's answer says about its format.
+#: The content type of the answer to a scrape.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, inf)
@@ -41,9 +44,9 @@ _GAUGES = {
     "term": "Number of this coordinator",
     "generation": "Number of the newest generation",
 }
-#: the values of a metric by those of its labels, the job's name aside
+#: Values of a metric by label values, without the job name.
 _Values = Mapping[tuple[str, ...], float]
-#: what they count, and their labels
+#: Counters by name: help text and labels.
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "steps_committed": ("Steps committed", ()),
     "samples_committed": ("Samples of committed steps", ()),
@@ -57,19 +60,19 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _known(value: float | None) -> _Values:
-    """Return the values of a metric without labels: what is not known has none."""
+    """Return the values of a metric without labels. An unknown value gives no sample."""
     return {} if value is None else {(): value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slowness:
-    """What no event tells: how slow the slowest worker and the slowest link are, against the others' median, if known.
+    """How slow the slowest worker and link are compared with the median of the others. No event contains this."""
 
-    slow: how often something took longer than usual, by what it was.
-    """
-
+    #: Time of a micro-batch of the slowest worker, divided by the median of the others; None if unknown.
     worker: float | None = None
+    #: Median rate of the other links, divided by the rate of the slowest; None if unknown.
     link: float | None = None
+    #: Number of times that something took longer than usual, by phase.
     slow: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -90,13 +93,13 @@ class _Histogram:
 
 
 class Metrics(Collector):
-    """The metrics of one job, in a registry of their own. What was refused and who is connected is this process's."""
+    """The metrics of one job, in their own registry. Refused messages and connections are counted by this process."""
 
     def __init__(self, job: str) -> None:
         self.registry = CollectorRegistry()
         self.ledger = TimeLedger()
         self._job = job
-        #: up to when time is booked; None: up to the newest event
+        #: Time up to which the ledger is reported, in unix seconds; None for the time of the newest event.
         self._until: float | None = None
         self._here: set[str] = set()
         self._members: frozenset[str] = frozenset()
@@ -109,10 +112,10 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def observe(self, event: ReadEvent) -> None:
-        """Take in one event of the journal."""
+        """Update the metrics from an event of the journal."""
         gauges, counts = self._gauges, self._counts
         gauges["term"] = event.term
-        # an event's is 0 while none is in force: before the first, and where all members are gone
+        # The generation of an event is 0 before the first generation and after the loss of all members.
         gauges["generation"] = event.generation or gauges.get("generation", 0)
         self.ledger.take(event)
         match event:
@@ -144,7 +147,7 @@ class Metrics(Collector):
                 pass
 
     def connected(self, agents: int) -> None:
-        """Say how many agents are connected."""
+        """Set the number of connected agents."""
         self._agents = agents
 
     def refused(self) -> None:
@@ -152,12 +155,12 @@ class Metrics(Collector):
         self._counts["messages_refused",] += 1
 
     def exposition(self, now: float | None = None) -> bytes:
-        """Return all metrics in Prometheus' text format, as of `now` (unix seconds), else of the newest event."""
+        """Return all metrics in the Prometheus text format, as of `now` in unix seconds or as of the newest event."""
         self._until = now
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Family]:
-        """Yield all metrics as they are now."""
+        """Yield all current metrics."""
         yield from self._told_gauges()
         for name, (text, labels) in _COUNTERS.items():
             found = {key[1:]: float(count) for key, count in self._counts.items() if key[0] == name}
@@ -222,4 +225,4 @@ class Metrics(Collector):
             case GenerationStarted():
                 self._gauges["world_size"] = event.world_size
                 self._members = frozenset(event.members)
-                self._here |= self._members  # (of whose coming the journal has lost the event)
+                self._here |= self._members  # The journal may have lost their nodes_joined events.

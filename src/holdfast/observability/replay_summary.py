@@ -1,4 +1,4 @@
-"""What a job got done while it lived through an availability trace."""
+"""Summary of a job that replayed an availability trace."""
 
 from __future__ import annotations
 
@@ -11,35 +11,41 @@ from holdfast.protocol.events import JobFailed, JobFinished, NodeLeft, NodesJoin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaySummary:
-    """Times in seconds of this machine, not of the trace; what came after the trace's end does not count.
+    """Progress and costs of a replayed trace. Events after the end of the trace are ignored.
 
-    elapsed_s: from the first committed step to the trace's end, or to the job's where that came first. steps, samples:
-    committed up to then, the first step's included; those that a roll-back undid are `undone_steps`. samples_per_s:
-    over `elapsed_s`, without the first step. down_s: of all recoveries together. without_nodes_s: nobody was there.
+    All times are seconds on this machine, not of the trace.
     """
 
     outcome: str
+    #: From the first committed step to the end of the trace or of the job, whichever comes first.
     elapsed_s: float
+    #: Committed steps that no roll-back undid.
     steps: int
+    #: Samples of these steps.
     samples: int
+    #: Samples per second over `elapsed_s`, without the first step.
     samples_per_s: float
+    #: Committed steps that a roll-back undid.
     undone_steps: int
     final_loss: float | None
     nodes_joined: int
     nodes_lost: int
     recoveries: dict[str, int]
+    #: Down time of all recoveries together.
     down_s: float
+    #: Time in which the job had no node.
     without_nodes_s: float
 
 
 def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome: str) -> ReplaySummary:
-    """Add up a replay.
+    """Return the summary of a replay.
 
     Args:
-        events: of the whole job. ends: when the trace is over, unix seconds; None where no step was ever committed.
-        outcome: how the replay ended, in a word.
+        events: all events of the job.
+        ends: end of the trace, in unix seconds; None if no step was ever committed.
+        outcome: how the replay ended, in one word.
     """
-    # A job that is done or failed before the trace is over ends the replay.
+    # The end of the job also ends the replay.
     over = [event.time for event in events if isinstance(event, JobFinished | JobFailed)]
     until = min(over if ends is None else [*over, ends], default=0.0)
     counted = [event for event in events if event.time <= until]
@@ -66,7 +72,7 @@ def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome
 
 
 def without_nodes(events: Iterable[ReadEvent], begin: float, end: float) -> float:
-    """Return for how many of the seconds from `begin` to `end` no node was in the job."""
+    """Return the seconds between `begin` and `end` in which the job had no node."""
     present: set[str] = set()
     empty_since: float | None = None
     total = 0.0

@@ -1,4 +1,4 @@
-"""What a job's events add up to: progress, recoveries and their cost, and whether every sample counted once."""
+"""Report of a job from its events: progress, recoveries and their costs, and time by cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 
-#: reasons of generations that nodes have left in good order
+#: Reasons of generations that nodes left without a failure.
 DRAIN, MOVE = "drain", "move"
 
 
@@ -29,25 +29,22 @@ class RecoverySummary:
 
     time: float
     action: str
-    #: drain or move if nodes left in good order, rebalance if micro-batches were dealt out again; else the action
+    #: "drain" or "move" if nodes left without a failure, "rebalance" if micro-batches were redistributed, else
+    #: `action`.
     cause: str
-    #: the nodes that failed, came, or left
+    #: The nodes that failed, joined or left.
     nodes: tuple[str, ...]
     state_source: str
     moved_bytes: int
     experts_moved: int
     down_s: float
-    #: what it cost beyond an undisturbed step
+    #: Down time beyond the usual step time, in seconds.
     extra_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobReport:
-    """A job in figures; times in seconds. `gaps`: steps that are missing or doubled, which must be none.
-
-    `emulated_token_s`: seconds per token that expert computation was made to take, 0 where nothing was emulated;
-    `emulated_micro_batch_s`: likewise of a whole micro-batch.
-    """
+    """Key figures of a job. Times are in seconds."""
 
     job: str
     outcome: str
@@ -59,23 +56,26 @@ class JobReport:
     final_loss: float | None
     median_step_s: float
     recoveries: tuple[RecoverySummary, ...]
+    #: Number of missing or duplicate steps; 0 in a sound journal.
     gaps: int
-    #: where its time went, up to the newest event
+    #: The time by cause, up to the newest event.
     time: TimeAccount
-    #: of the steps, those that changed no parameter
+    #: Steps that changed no parameter.
     skipped: int = 0
-    #: of the skipped steps, those for which the loss scale was too large
+    #: Steps that were skipped because the loss scale was too large.
     overflows: int = 0
-    #: placements of the experts that were switched to because of their loads
+    #: Number of changes of the expert placement because of expert loads.
     rebalances: int = 0
-    #: how often micro-batches were dealt out again, because a node had become slow or was fast again
+    #: Number of redistributions of micro-batches because a node became slow or fast again.
     redealt: int = 0
+    #: Emulated seconds of expert computation per token; 0 without emulation.
     emulated_token_s: float = 0.0
+    #: Emulated seconds per micro-batch; 0 without emulation.
     emulated_micro_batch_s: float = 0.0
 
 
 def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
-    """Return the `step_committed` events that count: those undone by a roll-back are left out."""
+    """Return the `step_committed` events that no roll-back undid."""
     kept: list[StepCommitted] = []
     for event in events:
         if isinstance(event, RolledBack):
@@ -86,7 +86,7 @@ def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
 
 
 def make_report(events: Sequence[ReadEvent]) -> JobReport:
-    """Add up a job's events."""
+    """Return the report of a job from its events."""
     steps = committed_steps(events)
     first, ledger = events[0], TimeLedger()
     for event in events:
@@ -123,7 +123,7 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> Iterator[RecoveryS
 
 
 def _cause(episode: Episode, told: Recovered) -> tuple[str, tuple[str, ...]]:
-    """Return what led to a recovery, and the nodes that failed, came, or left."""
+    """Return the cause of a recovery, and the nodes that failed, joined or left."""
     generations = episode.generations
     failed = any(isinstance(event, FailureDetected) for event in episode.events)
     if failed or not generations or generations[-1].reason not in (DRAIN, MOVE):

@@ -29,7 +29,7 @@ def test_a_journal_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) 
     events.write_bytes(b"\n".join(lines)[:-7])
     said, warned = export(str(events), "-o", str(rows))
     assert said == f"{rows}: 2 steps were read\n"
-    assert warned.startswith(f"holdfast: {events}, line 3 is left out: it is not whole")
+    assert warned.startswith(f"holdfast: {events}, line 3 is left out: it is incomplete")
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == [1, 2]
 
 

@@ -86,7 +86,7 @@ def test_each_event_of_a_recovery_tells_all_of_it() -> None:
     assert sum(found.seconds.values()) == pytest.approx(4.0), "from the ninth step's commit to the tenth's"
     assert {one.what: one.why for one in found.rejected} == {
         "the same members once more": "b cannot be one of them",
-        "waiting for b": "the others can go on, and whoever comes back joins them",
+        "waiting for b": "the others can go on, and nodes that come back join them",
         "going back to the checkpoint of step 5": "the state of step 9 lives: 4 steps would have been computed again",
     }
 

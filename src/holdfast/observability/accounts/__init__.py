@@ -1,1 +1,1 @@
-"""The ledger of a job's time, computed from its events alone."""
+"""Ledger of a job's time, computed from its events."""

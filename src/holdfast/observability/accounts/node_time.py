@@ -1,4 +1,4 @@
-"""Which nodes a job had, and for how long: what it is charged for, whether it trained or not."""
+"""Time for which a job had nodes, whether it trained or not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.protocol.events import GenerationStarted, JobFailed, JobFinished, 
 
 
 class Attendance:
-    """Adds up the time of nodes and of their workers, seconds; each worker has one accelerator."""
+    """Sums the seconds of nodes and of their workers. Each worker has one accelerator."""
 
     def __init__(self) -> None:
         self._workers: dict[str, int] = {}
@@ -14,7 +14,7 @@ class Attendance:
         self._now: float | None = None
 
     def take(self, event: ReadEvent, now: float) -> None:
-        """Take in an event; `now` (unix seconds) never steps back."""
+        """Update the sums from an event. `now` is in unix seconds and never decreases."""
         match event:
             case NodesJoined():
                 self._pass(now)
@@ -22,7 +22,8 @@ class Attendance:
             case NodeLeft():
                 self._pass(now)
                 self._workers.pop(event.node, None)
-            case GenerationStarted():  # (of nodes that came before events which the journal has lost)
+            case GenerationStarted():
+                # The journal may have lost the nodes_joined events of some members.
                 self._pass(now)
                 each = max(1, event.world_size // max(1, len(event.members)))
                 self._workers = dict.fromkeys(event.members, each) | self._workers
@@ -37,6 +38,6 @@ class Attendance:
         self._now = now
 
     def until(self, now: float) -> tuple[float, float]:
-        """Return the node-seconds and worker-seconds up to a time."""
+        """Return the node-seconds and worker-seconds up to `now`."""
         passed = 0.0 if self._now is None else max(0.0, now - self._now)
         return self._node_s + passed * len(self._workers), self._worker_s + passed * sum(self._workers.values())

@@ -1,6 +1,6 @@
-"""The ledger of a job's time, from its events alone: seconds per cause, ETTR, goodput, FLOP, node-hours.
+"""Ledger of a job's time, computed from its events: seconds per cause, ETTR, goodput, FLOP, node-hours.
 
-A report, the metrics and a coordinator's status use this one; whoever reads the journal from its begin has the same.
+Reports, metrics and the coordinator's status use it. Every reader of the whole journal computes the same values.
 """
 
 from __future__ import annotations
@@ -28,41 +28,48 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.position import Position
 
-#: spans that are kept until a usual step is known, at the most
+#: Maximum number of spans that are kept until a usual step time is known.
 _MOST_HELD = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeAccount:
-    """Where a job stands with its time; None: not known, or its user has not said.
+    """A job's time by cause, and its efficiency. None means unknown."""
 
-    wall_s: from the first event on. seconds: per cause, together `wall_s`. ettr: of the time, what trained (effective
-    or sub-healthy). goodput: samples that count / what the full job, undisturbed, would have got in `wall_s`; the full
-    job is the largest world that has trained, `full_world` workers, whose usual step takes `full_step_s`.
-    accelerator_hours: of all workers' that were there. mfu: FLOP delivered / what these could have.
-    """
-
+    #: Seconds since the first event.
     wall_s: float
+    #: Seconds per cause; their sum is `wall_s`.
     seconds: Mapping[Cause, float]
+    #: Share of the time that trained, effective or sub-healthy.
     ettr: float
+    #: Committed samples, divided by the samples of the undisturbed full job in `wall_s`.
     goodput: float | None
+    #: Workers of the full job, which is the largest world that has trained.
     full_world: int
+    #: Usual step time of the full job.
     full_step_s: float | None
     node_hours: float
+    #: Hours of all workers that were present.
     accelerator_hours: float
     flop_delivered: float | None
+    #: Delivered FLOP, divided by the FLOP that the accelerators could have delivered.
     mfu: float | None
 
 
 class TimeLedger:
-    """Takes in a job's events, in their order."""
+    """Books the time of a job by cause, from its events in order."""
 
     def __init__(self, told: Callable[[int, Cause, float], None] | None = None) -> None:
-        """Begin without events; `told`: called with what is booked: the commit's `seq` (0: none), cause and seconds."""
+        """Start without events.
+
+        Args:
+            told: called for each booked time with the `seq` of the commit that ends it, cause and seconds.
+                The `seq` is 0 for time after the newest commit.
+        """
         self.usual = UsualSteps()
         self._told = told
         self._position = Position()
-        #: the newest step that was ever committed, undone or not
+        #: The highest step that was ever committed, undone or not.
         self._furthest = 0
         self._attendance = Attendance()
         self._flop_per_sample = self._peak_flop_per_s = 0.0
@@ -70,14 +77,14 @@ class TimeLedger:
         self._now = 0.0
         self._booked = dict.fromkeys(Cause, 0.0)
         self._settled = dict.fromkeys(Cause, 0.0)
-        #: seconds for which training stood for checkpoints, to be taken from the steps that come
+        #: Seconds of checkpoint stalls that will be subtracted from the next steps.
         self._stalled = 0.0
         self._open = Span(0.0)
         self._world = 0
         self._waiting_since: float | None = None
-        #: that has ended, and of which the next event may say more
+        #: The span that ended last, with its end. The next event may add facts about it.
         self._closed: tuple[Span, float] | None = None
-        #: that came before a usual step was known
+        #: Spans with their ends that wait until a usual step time is known.
         self._kept: list[tuple[Span, float]] = []
 
     @property
@@ -86,11 +93,11 @@ class TimeLedger:
         return self._position.step
 
     def take(self, event: ReadEvent) -> None:
-        """Take in one event."""
+        """Update the ledger from an event."""
         if self._start is None:
             self._start = self._now = event.time
             self._open = Span(event.time)
-            self._waiting_since = event.time  # the first generation waits for its nodes
+            self._waiting_since = event.time  # The first generation waits for its nodes.
         self._now = max(self._now, event.time)
         if isinstance(event, StepCommitted):
             self._settle()
@@ -105,10 +112,10 @@ class TimeLedger:
         self._furthest = max(self._furthest, self._position.step)
 
     def account(self, now: float | None = None) -> TimeAccount:
-        """Return where the job stands; what is under way is booked as what it looks like now.
+        """Return the account up to `now`. The span under way is classified by the facts known so far.
 
         Args:
-            now: unix seconds; None: the time of the newest event.
+            now: unix seconds; None for the time of the newest event.
         """
         now = self._now if now is None else max(now, self._now)
         wall = 0.0 if self._start is None else now - self._start
@@ -131,7 +138,7 @@ class TimeLedger:
         )
 
     def settled(self, now: float | None = None) -> Mapping[Cause, float]:
-        """Return the seconds of which the cause is known for good, for counters: none is less than it was.
+        """Return the seconds with a final cause, for counters. No value ever decreases.
 
         Args:
             now: as for `account`.
@@ -147,7 +154,7 @@ class TimeLedger:
             self._settled[cause] = max(self._settled[cause], known)
         return self._settled
 
-    # ---- what is under way ----
+    # ---- The span under way ----
 
     def _mark(self, event: ReadEvent) -> None:
         span = self._open
@@ -168,7 +175,8 @@ class TimeLedger:
             case GenerationStarted():
                 self._wait_is_over(event.time)
                 self._world = event.world_size
-                if event.reason not in ("join", "rebalance"):  # (these say with their first step what they have cost)
+                # A join or rebalance reports its cost with the first step after it.
+                if event.reason not in ("join", "rebalance"):
                     span.generation, span.saves = event.time, event.reason == "save"
             case CheckpointSaved() | SnapshotSaved():
                 self._stalled += max(0.0, event.stall_s)
@@ -184,16 +192,16 @@ class TimeLedger:
         span, end = self._open, max(event.time, self._open.began)
         self._world = event.world_size
         if self._waiting_since is not None and self._waiting_since <= end:
-            # Who was waited for came back to a later coordinator as it was: that took no other generation.
+            # The missing nodes reconnected to a later coordinator unchanged, so no new generation was needed.
             began = max(self._waiting_since, end - (self.usual.of(event.world_size) or 0.0))
             self._wait_is_over(began)
             span.generation = began
         since = next((time for time in (span.generation, span.detected, span.back) if time is not None), None)
         if since is not None and end < since:
-            # It is told of late: what is known of a recovery is of the step after it, or of a later one.
+            # The event arrived late: the known facts of a recovery belong to a later step.
             closed, self._open = Span(span.began), replace(span, began=end)
         elif span.generation is None:
-            closed, self._open = Span(span.began), Span(end)  # whatever failed, or was away, took no member along
+            closed, self._open = Span(span.began), Span(end)  # The failure or disconnect removed no member.
         else:
             closed, self._open = span, Span(end)
         closed.world, closed.again, closed.seq = event.world_size, event.step <= self._furthest, event.seq
@@ -206,7 +214,7 @@ class TimeLedger:
             self._waiting_since = None
 
     def _tell_closed(self, event: Recovered | Rebalanced) -> None:
-        """The span that has just ended was a recovery's last, or the first after a swap."""
+        """Add the facts of a recovery or rebalance to the span that ended last."""
         if self._closed is None:
             return
         span, end = self._closed
@@ -216,13 +224,13 @@ class TimeLedger:
             span.swap = Cause.TRANSITION if event.action == "grow" else None
         else:
             span.regrouped = end - event.redo_s
-            if span.failed is None:  # the generation broke without anybody's failure
+            if span.failed is None:  # The generation broke without a detected failure.
                 span.failed, span.detected = end - event.down_s, end - event.down_s + event.detect_s
 
-    # ---- the books ----
+    # ---- Booking ----
 
     def close(self) -> None:
-        """No further event comes: book all, what is under way too."""
+        """Book all time, including the span under way. No event may follow."""
         self._settle()
         for span, end in [*self._kept, (self._tail(self._now), self._now)]:
             self._book(self._booked, span, end)
@@ -230,7 +238,7 @@ class TimeLedger:
         self._open = Span(self._now)
 
     def _settle(self) -> None:
-        """Book what has ended: nothing more will be said of it."""
+        """Book the span that ended last. No later event adds facts about it."""
         if self._closed is None:
             return
         (span, end), self._closed = self._closed, None
@@ -240,7 +248,7 @@ class TimeLedger:
             self.usual.note(span.world, seconds)
         full = self.usual.full
         if plain and not paused and full is not None and seconds <= LATE * full and not self._kept:
-            self._enter(span.seq, Cause.EFFECTIVE, seconds)  # (what nearly all are; `split` says the same of them)
+            self._enter(span.seq, Cause.EFFECTIVE, seconds)  # Fast path for usual steps, with the result of `split`.
             return
         self._kept.append((span, end))
         if self.usual.full is not None or len(self._kept) > _MOST_HELD:
@@ -256,7 +264,7 @@ class TimeLedger:
                 books[cause] += seconds
 
     def _enter(self, seq: int, cause: Cause, seconds: float) -> None:
-        """Enter what is known for good; what checkpoints have held up is taken from what trains."""
+        """Book final seconds. Checkpoint stalls are subtracted from effective time."""
         paid = 0.0
         if self._stalled and cause is Cause.EFFECTIVE:
             paid = min(seconds, self._stalled)
@@ -267,7 +275,7 @@ class TimeLedger:
             self._told(seq, cause, seconds)
 
     def _seconds(self, now: float) -> dict[Cause, float]:
-        """Return the seconds per cause up to `now`, what is kept and open among them."""
+        """Return the seconds per cause up to `now`, including kept and open spans."""
         books = dict(self._booked)
         closed = [self._closed] if self._closed is not None else []
         for span, end in [*self._kept, *closed, (self._tail(now), max(now, self._open.began))]:
@@ -275,7 +283,7 @@ class TimeLedger:
         return books
 
     def _tail(self, now: float) -> Span:
-        """Return what is under way as if it ended now; what comes after a last step is no part of a next one."""
+        """Return the span under way as if it ended now. Time beyond a usual step counts as transition."""
         tail = replace(self._open, world=self._world, swap=Cause.TRANSITION)
         if self._waiting_since is not None:
             tail.waited += max(0.0, now - max(self._waiting_since, tail.began))

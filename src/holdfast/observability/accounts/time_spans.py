@@ -1,4 +1,4 @@
-"""Where the seconds from one committed step to the next went (Unicron, Eq. 1): pure arithmetic of one span."""
+"""Divide the seconds between two committed steps among causes (Unicron, Eq. 1)."""
 
 from __future__ import annotations
 
@@ -10,58 +10,66 @@ from holdfast.observability.accounts.usual_steps import LATE
 
 
 class Cause(StrEnum):
-    """What a second of a job's went into."""
+    """The cause to which a second of a job is booked."""
 
     EFFECTIVE = "effective"  # steps, as fast as the full job's
-    DETECTION = "detection"  # something had failed, and nobody had seen it
-    TRANSITION = "transition"  # to another generation: stopped, decided, regrouped, joined, started
-    REDONE = "redone"  # computed once more: micro-batches, or steps after a roll-back
-    CHECKPOINT = "checkpoint"  # training stood while state was copied or saved
+    DETECTION = "detection"  # from a failure to its detection
+    TRANSITION = "transition"  # to another generation: stop, decide, regroup, join, start
+    REDONE = "redone"  # computed again: micro-batches, or steps after a roll-back
+    CHECKPOINT = "checkpoint"  # training stopped while state was copied or saved
     REBALANCE = "rebalance"  # experts moved
     WAITING = "waiting"  # for nodes, or for a coordinator
-    PAUSED = "paused"  # the script was busy with something of its own, or evaluated
-    SUB_HEALTHY = "sub_healthy"  # training, slower than the full job: fewer workers, or late ones
+    PAUSED = "paused"  # the script paused training, or evaluated
+    SUB_HEALTHY = "sub_healthy"  # training slower than the full job, with fewer or slow workers
     UNKNOWN = "unknown"  # the journal has lost its events
 
 
 @dataclass(slots=True)
 class Span:
-    """What is known of the time from one commit (`began`) to the next; unix seconds, None where it did not happen.
+    """The known facts about the time from one commit to the next. Times are unix seconds, None if it did not happen."""
 
-    failed, detected: the first failure, and when it was seen. generation: when the newest generation began, which
-    followed from a failure, a start or a roll-back. regrouped: when its members stood in it. back: when a coordinator
-    came back. waited: seconds for want of nodes. swap: what a change at the boundary before it cost is told as this.
-    paused: seconds for which the script had paused. again: the step had been committed before. lost: its events are.
-    world, seq: of the commit that ends it.
-    """
-
+    #: Time of the first commit.
     began: float
+    #: Time of the first failure.
     failed: float | None = None
+    #: Time at which this failure was detected.
     detected: float | None = None
+    #: Start of the newest generation that followed from a failure, a start or a roll-back.
     generation: float | None = None
+    #: Time at which the members of that generation had formed their group.
     regrouped: float | None = None
+    #: Time at which a coordinator restarted.
     back: float | None = None
+    #: Seconds of waiting for nodes.
     waited: float = 0.0
+    #: Cause of the cost of a change at the step boundary before the span.
     swap: Cause | None = None
+    #: Seconds for which the script paused.
     paused: float = 0.0
+    #: Whether the generation saves the job before it ends.
     saves: bool = False
+    #: Whether the step had been committed before.
     again: bool = False
+    #: Whether the journal lost events of the span.
     lost: bool = False
+    #: World size of the commit that ends the span.
     world: int = 0
+    #: Event number of the commit that ends the span.
     seq: int = 0
 
     @property
     def disturbed(self) -> bool:
-        """True unless it is a step as steps should be."""
+        """Whether a failure, generation, swap or lost event disturbed the step."""
         return self.generation is not None or self.failed is not None or self.swap is not None or self.lost
 
 
 def split(span: Span, end: float, usual_s: float | None, full_s: float | None) -> Iterator[tuple[Cause, float]]:
-    """Yield what the seconds from a span's begin to `end` went into; together they are exactly those.
+    """Yield the seconds of a span by cause. Their sum is exactly the time from its start to `end`.
 
     Args:
-        usual_s: a step of the world that ends it. full_s: a step of the full job. None: not known, and then all that
-            is no part of a recovery is training.
+        usual_s: usual step time of the world that ends the span; None if unknown.
+        full_s: usual step time of the full job; None if unknown.
+            Without usual times, all time outside of a recovery counts as training.
     """
     total = end - span.began
     if span.lost:
@@ -76,7 +84,7 @@ def split(span: Span, end: float, usual_s: float | None, full_s: float | None) -
     detection, rest = _less(detection, rest)
     before, rest = _less(before, rest)
     if usual_s is not None and before > LATE * usual_s:
-        # It stood before anybody knew; while no coordinator was there, nobody could.
+        # Training had stopped before the detection. Without a coordinator, no detection was possible.
         yield (Cause.DETECTION if span.back is None else Cause.WAITING), before - usual_s
         before = usual_s
     yield Cause.WAITING, waited
@@ -87,13 +95,13 @@ def split(span: Span, end: float, usual_s: float | None, full_s: float | None) -
         work = 0.0
     trained = before + work if usual_s is None else min(before + work, usual_s)
     yield from _trained(trained, again=span.again, full_s=full_s)
-    # What comes after a failure is computed once more; what comes after a start is its first step's extra.
+    # After a failure, the excess was computed again. After a start, it is the extra time of the first step.
     excess = before + work - trained
     yield (Cause.REDONE if span.failed is not None else Cause.TRANSITION), excess
 
 
 def _parts(span: Span, end: float) -> tuple[float, ...]:
-    """Return the seconds before a failure, until it was seen, decided, regrouped, and to the end; in this order."""
+    """Return the seconds up to the failure, its detection, the decision, the regrouping, and the end, in this order."""
     failed = next((time for time in (span.failed, span.back) if time is not None), span.began)
     detected = failed if span.detected is None else span.detected
     generation = end if span.generation is None else span.generation
@@ -107,7 +115,7 @@ def _parts(span: Span, end: float) -> tuple[float, ...]:
 
 
 def _step(span: Span, total: float, usual_s: float | None, full_s: float | None) -> Iterator[tuple[Cause, float]]:
-    """Split a step without a recovery; where a swap came before it, what is beyond a usual step is the swap's."""
+    """Split a step without a recovery. After a swap, time beyond the usual step is the cost of the swap."""
     paused, total = min(span.paused, total), total - min(span.paused, total)
     yield Cause.PAUSED, paused
     trained = total
@@ -118,7 +126,7 @@ def _step(span: Span, total: float, usual_s: float | None, full_s: float | None)
 
 
 def _trained(seconds: float, *, again: bool, full_s: float | None) -> Iterator[tuple[Cause, float]]:
-    """Split time that trains: what the full job would have taken, and what is beyond."""
+    """Split training time into the step time of the full job and the excess."""
     if again:
         yield Cause.REDONE, seconds
         return
@@ -128,6 +136,6 @@ def _trained(seconds: float, *, again: bool, full_s: float | None) -> Iterator[t
 
 
 def _less(seconds: float, off: float) -> tuple[float, float]:
-    """Take off what there is; return what is left of both."""
+    """Subtract `off` from `seconds` as far as possible. Return the rest of both."""
     taken = min(seconds, off)
     return seconds - taken, off - taken

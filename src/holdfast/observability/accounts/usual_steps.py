@@ -1,17 +1,17 @@
-"""How long a step usually takes, by how many workers share it: the yardstick for what recoveries and losses cost."""
+"""Usual step times by world size, to which costs of recoveries and losses are compared."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 
-#: more than this times the usual step is no fluctuation any more: late (Unicron, section 4.1 and Figure 6)
+#: A step longer than this multiple of the usual step is late (Unicron, section 4.1 and Figure 6).
 LATE = 1.1
-#: and more than this is a failure
+#: A step longer than this multiple counts as a failure.
 FAILED = 3.0
-#: steps that the median is of; a job whose data change (longer sequences) changes its usual step
+#: Number of steps in the median. It is limited because the usual step changes with the data, e.g. longer sequences.
 WINDOW = 64
-#: with fewer nothing is known: the first steps of a world compile, allocate and connect
+#: Minimum number of steps for a usual step: the first steps of a world compile, allocate and connect.
 LEAST = 3
 
 
@@ -26,7 +26,7 @@ class RunningMedian:
         return len(self._newest)
 
     def add(self, value: float) -> None:
-        """Take in a value; the oldest one goes where there are too many."""
+        """Add a value. Remove the oldest value if the window is full."""
         if len(self._newest) == WINDOW:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
         self._newest.append(value)
@@ -34,7 +34,7 @@ class RunningMedian:
 
     @property
     def value(self) -> float:
-        """The median; of an even number, the upper one of the two in the middle. There is a value."""
+        """The median, or the upper median of an even number of values. Needs at least one value."""
         return self._ordered[len(self._ordered) // 2]
 
 
@@ -43,11 +43,11 @@ class UsualSteps:
 
     def __init__(self) -> None:
         self._of: dict[int, RunningMedian] = {}
-        #: the largest world that is known, 0 for none
+        #: The largest world with a usual step; 0 before the first one.
         self.full_world = 0
 
     def note(self, world: int, seconds: float) -> None:
-        """An undisturbed step of so many workers took so long."""
+        """Record an undisturbed step of `world` workers."""
         median = self._of.setdefault(world, RunningMedian())
         median.add(seconds)
         if len(median) >= LEAST:
@@ -55,11 +55,11 @@ class UsualSteps:
 
     @property
     def full(self) -> float | None:
-        """The full job's: that of the largest world which is known; None before one is."""
+        """The usual step of the full job, which is the largest known world; None if no world is known."""
         return self._of[self.full_world].value if self.full_world else None
 
     def of(self, world: int) -> float | None:
-        """Return a world's own; where it is not known, what the full job's work takes so many workers."""
+        """Return the usual step of `world` workers. If unknown, scale the step of the full job."""
         known = self._of.get(world)
         if known is not None and len(known) >= LEAST:
             return known.value

@@ -1,1 +1,1 @@
-"""Explanations of events, from recoveries to why a job waits, and the audit of samples."""
+"""Explanations of events and job states, and the audit of samples."""

@@ -1,9 +1,9 @@
-"""Whether a job's journal proves that each sample of each step counted exactly once, on one lineage.
+"""Audit whether a job's journal proves that each sample of each step counted exactly once, on one lineage.
 
-Nothing is believed that can be worked out again: numbers of events and steps follow each other, terms and generations
-grow, totals add up, and the sum of hashes that each step's commit operation gave is compared with that of its
-micro-batches (step_samples). What nobody can know any more (a step whose v died with all who had it, events for which
-`journal_repaired` stands) is counted as unproven, and is no finding.
+The audit recomputes everything that it can. Event and step numbers must follow each other, terms and generations must
+grow, and totals must add up. The sum of sample hashes that each commit returned must match the micro-batches of the
+step (step_samples). Some facts are lost: a step result that died with all its owners, or events that
+`journal_repaired` replaces. Such steps count as unproven and are not a finding.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from holdfast.step_samples import StepSamples
 
 
 class About(StrEnum):
-    """What a finding is about."""
+    """The subject of a finding."""
 
-    LINE = "line"  # it is no event
+    LINE = "line"  # the line is not an event
     SEQUENCE = "sequence"  # numbers of events, the first and the last one
     TERM = "term"
     GENERATION = "generation"
-    STEP = "step"  # one is missing, or there twice
+    STEP = "step"  # a step is missing or duplicate
     TIME = "time"
     ROLL_BACK = "roll_back"
     SAMPLES = "samples"
@@ -47,7 +47,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditFinding:
-    """Something that cannot be: in which line (1-based) of the journal, by the event with number `seq` (0: none)."""
+    """A contradiction in the journal. Lines count from 1; `seq` is the event's number, or 0 without an event."""
 
     line: int
     seq: int
@@ -57,63 +57,68 @@ class AuditFinding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditResult:
-    """What a journal proves.
-
-    steps: on the lineage, the newest committed one's number. proven: those of them that had each micro-batch exactly
-    once. unproven: those of which nobody knows the sum, or no event is left. undone: committed, then rolled back.
-    samples: of all steps that this journal counts. lost_events: those for which `journal_repaired` stands. outcome:
-    running (or cut right behind an event), finished or failed.
-    """
+    """The result of an audit."""
 
     job: str
+    #: "running", "finished", "failed" or another outcome of the last `job_finished`. A journal cut after any event
+    #: reads as "running".
     outcome: str
     events: int
+    #: Number of events that `journal_repaired` replaces.
     lost_events: int
+    #: Number of the newest committed step on the lineage.
     steps: int
+    #: Steps that are proven to have each micro-batch exactly once.
     proven: int
+    #: Steps without a known hash sum, or without an event.
     unproven: int
+    #: Steps that were committed and rolled back.
     undone: int
+    #: Samples of all steps that count.
     samples: int
-    #: of these, samples that scripts have left out of their steps, and the micro-batches with their reasons
+    #: Samples that scripts left out of their steps.
     skipped_samples: int
+    #: Skipped micro-batches: step, number, reason.
     skips: tuple[tuple[int, int, str], ...]
     findings: tuple[AuditFinding, ...]
 
     @property
     def sound(self) -> bool:
-        """True where nothing was found."""
+        """Whether the audit found no contradiction."""
         return not self.findings
 
 
 class Audit:
-    """Takes a journal's events in, one by one."""
+    """Checks the events of a journal one by one."""
 
     def __init__(self) -> None:
-        """Have seen none."""
+        """Start without events."""
         self.findings: list[AuditFinding] = []
         self._lineage = Lineage()
         self._line = 0
         self._events = self._lost = 0
         self._last: ReadEvent | None = None
-        #: the number that the next event must have
+        #: The number that the next event must have.
         self._next_seq = 1
         self._outcome = "running"
         self._begins_again = False
-        #: the generation in force, None where that is not known; and the highest that there was
+        #: The current generation, or None if unknown.
         self._generation: int | None = 0
+        #: The highest generation so far.
         self._highest = 0
-        #: the generation that is about to begin, by the events right before
+        #: The generation that the previous event announced; 0 for none.
         self._ahead = 0
         self._seed: int | None = None
         self._micro_batches: int | None = None
         self._global_batch: int | None = None
         self._samples: StepSamples | None = None
-        #: samples that were skipped, by step; and the micro-batches: step, number, reason
+        #: Skipped samples by step.
         self._skipped: dict[int, int] = {}
+        #: Skipped micro-batches: step, number, reason.
         self._skips: list[tuple[int, int, str]] = []
 
     def take(self, event: ReadEvent) -> None:
-        """Take in the next line's event."""
+        """Check the event of the next line."""
         self._line += 1
         self._events += 1
         self._in_order(event)
@@ -134,7 +139,7 @@ class Audit:
             case JobFinished() | JobFailed():
                 self._ended(event)
             case CoordinatorRestarted():
-                # A job that has failed or was stopped goes on now; one that has finished may begin again.
+                # A failed or stopped job continues now. A finished job may start again.
                 self._outcome = "running" if self._outcome in ("failed", "stopped") else self._outcome
                 self._begins_again = self._outcome == "finished"
             case _:
@@ -143,7 +148,7 @@ class Audit:
         self._last = event
 
     def take_line(self, line: bytes) -> None:
-        """Take in the next line, with its end."""
+        """Check the next line, including its line break."""
         if not line.endswith(b"\n"):
             self._no_event("it ends in the middle")
             return
@@ -155,7 +160,7 @@ class Audit:
         self.take(event)
 
     def result(self) -> AuditResult:
-        """Return what was proven, and what was found."""
+        """Return the proven steps and the findings."""
         lineage = self._lineage
         return AuditResult(
             job=self._last.job if self._last else "",
@@ -172,14 +177,14 @@ class Audit:
             findings=tuple(self.findings),
         )
 
-    # ---- inside ----
+    # ---- Checks ----
 
     def _found(self, event: ReadEvent | None, about: About, what: str) -> None:
         self.findings.append(AuditFinding(line=self._line, seq=event.seq if event else 0, about=about, what=what))
 
     def _no_event(self, what: str) -> None:
         self._line += 1
-        self._next_seq += 1  # (one event was here)
+        self._next_seq += 1  # The line stands for one event.
         self._found(None, About.LINE, what)
 
     def _in_order(self, event: ReadEvent) -> None:
@@ -215,7 +220,7 @@ class Audit:
         if known is None:
             wrong = here and here < self._highest
         elif here > self._highest and isinstance(event, NodesJoined):
-            self._ahead, wrong = here, False  # (who joins with a generation is told of right before it)
+            self._ahead, wrong = here, False  # The nodes that join with a generation are reported right before it.
         else:
             wrong = here not in (0, known) or (here != known and steps)
         if wrong:
@@ -270,7 +275,7 @@ class Audit:
             self._lineage.prove()
 
     def _wrong(self, step: int, samples: int, hashes: int) -> str | None:
-        """Say what is wrong with a step's samples, "" where they are right, None where that is not known."""
+        """Return the error in a step's samples, "" if they are correct, or None if unknown."""
         seed, micro_batches = self._seed, self._micro_batches
         if seed is None or not micro_batches:
             return None
@@ -331,7 +336,7 @@ class Audit:
 
 
 def audit_events(events: Iterable[ReadEvent]) -> AuditResult:
-    """Audit events; each is a line."""
+    """Audit events. Each counts as one line."""
     audit = Audit()
     for event in events:
         audit.take(event)
@@ -339,7 +344,7 @@ def audit_events(events: Iterable[ReadEvent]) -> AuditResult:
 
 
 def audit_lines(lines: Iterable[bytes]) -> AuditResult:
-    """Audit a journal's lines, as they are in its file."""
+    """Audit the lines of a journal file."""
     audit = Audit()
     for line in lines:
         audit.take_line(line)

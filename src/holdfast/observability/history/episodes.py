@@ -1,4 +1,4 @@
-"""Events that belong together: from a failure, an arrival or a rebalance to the first step committed after it."""
+"""Group events into episodes: from a failure, join or rebalance to the first step committed after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.protocol.events import (
     StepCommitted,
 )
 
-#: what an episode begins with
+#: Events that can start an episode.
 _OPENING = (
     CheckpointRejected,
     CorruptionFound,
@@ -43,35 +43,35 @@ _OPENING = (
     RolledBack,
 )
 
-#: generations that take effect between two steps: nobody has failed
+#: Reasons of generations that start between two steps, without a failure.
 SWAPS = ("join", "rebalance")
 
 
 @dataclass(slots=True)
 class Episode:
-    """What follows from one failure, arrival or rebalance: its events, but for the steps that are redone in it.
+    """Events that follow from one failure, join or rebalance, without steps that are computed again."""
 
-    What was there when it began: `members` (nodes), `step` the newest committed one, `checkpoint` the step of the
-    newest checkpoint, None for none. `begun`: place among all events of its first one that is no arrival; `ended`: of
-    the one after it.
-    """
-
+    #: Member nodes at the start of the episode.
     members: tuple[str, ...] = ()
+    #: Newest committed step at the start.
     step: int = 0
+    #: Step of the newest checkpoint at the start; None for none.
     checkpoint: int | None = None
     events: list[ReadEvent] = field(default_factory=list[ReadEvent])
+    #: Index of the first event that is not a join, among all events of the job.
     begun: int = 0
+    #: Index of the event after the last one.
     ended: int = 0
 
     @property
     def recovered(self) -> Recovered | Rebalanced | None:
-        """The event that says what it has cost; None where none came (yet)."""
+        """The event with the costs of the episode, or None before that event."""
         last = self.events[-1] if self.events else None
         return last if isinstance(last, Recovered | Rebalanced) else None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Who failed or came, in this order."""
+        """The nodes that failed or joined, in the order of the events."""
         named: list[str] = []
         for event in self.events:
             if isinstance(event, FailureDetected):
@@ -79,21 +79,21 @@ class Episode:
             elif isinstance(event, NodesJoined):
                 named += event.names
             elif isinstance(event, GenerationStarted) and event.reason == "start":
-                named.clear()  # (the first ones are no news)
+                named.clear()  # The first members of a job are not worth a mention.
         return tuple(dict.fromkeys(named))
 
     @property
     def generations(self) -> list[GenerationStarted]:
-        """Those that it has led to, one after the other."""
+        """The generations that the episode led to, in order."""
         return [event for event in self.events if isinstance(event, GenerationStarted)]
 
     def has(self, seq: int) -> bool:
-        """Tell whether the event with this number is one of its."""
+        """Return whether the event with this number belongs to the episode."""
         return any(event.seq == seq for event in self.events)
 
 
 def episodes(events: Iterable[ReadEvent]) -> Iterator[Episode]:
-    """Yield all episodes, in order; the last one may be under way."""
+    """Yield all episodes in order. The last one may not have ended."""
     teller = _Teller()
     for place, event in enumerate(events):
         if (done := teller.take(place, event)) is not None:
@@ -103,7 +103,7 @@ def episodes(events: Iterable[ReadEvent]) -> Iterator[Episode]:
 
 
 class _Teller:
-    """Puts events together, one after the other; `now` is the episode under way, without events where none is."""
+    """Groups events into episodes. `now` is the current episode, without events between two episodes."""
 
     def __init__(self) -> None:
         self.now = Episode()
@@ -111,11 +111,11 @@ class _Teller:
         self._step = self._furthest = 0
         self._checkpoint: int | None = None
         self._members: tuple[str, ...] = ()
-        #: it ends here, unless the next event says what it has cost
+        #: Whether the episode ends here, unless the next event contains its costs.
         self._over = False
 
     def take(self, place: int, event: ReadEvent) -> Episode | None:
-        """Take in an event; return the episode that has ended before it."""
+        """Add an event, and return the episode that ended before it, if any."""
         told = isinstance(event, Recovered | Rebalanced)
         done = self.end() if self._over and not told else None
         self._place, self._over = place, False
@@ -135,7 +135,7 @@ class _Teller:
         return done
 
     def end(self) -> Episode:
-        """End the episode under way; who has come in it, and is no member yet, is the next one's."""
+        """End the current episode. Joins of nodes that are not members yet move to the next episode."""
         done = self.now
         done.ended = self._place + 1
         self.now = Episode()
@@ -149,7 +149,7 @@ class _Teller:
     def _add(self, event: ReadEvent) -> None:
         now = self.now
         if all(isinstance(known, NodesJoined) for known in now.events):
-            # (arrivals wait for long; what comes of them begins later)
+            # Joined nodes may wait for a long time, so the episode starts with the first other event.
             now.begun, now.members, now.step, now.checkpoint = self._place, self._members, self._step, self._checkpoint
         now.events.append(event)
         if isinstance(event, GenerationStarted):
@@ -159,10 +159,10 @@ class _Teller:
         return not set(event.names) <= set(self._members)
 
     def _settled(self, step: StepCommitted) -> bool:
-        """Tell whether a committed step ends the episode; where it has cost something, that is told right after it."""
+        """Return whether a committed step ends the episode. The event with its costs may follow directly."""
         broken = [event for event in self.now.generations if event.reason not in SWAPS]
         if broken:
             return step.step > self._furthest and step.time >= broken[-1].time
-        # What failed, and took no member along, is over with the next step; who has come waits to be taken in.
+        # A failure that removed no member is over at the next step. Joined nodes still wait for a generation.
         failed = [event.time for event in self.now.events if isinstance(event, FailureDetected)]
         return not self.now.generations and bool(failed) and step.time > max(failed)

@@ -1,4 +1,4 @@
-"""Why something happened: one event told with what it was part of."""
+"""Explain an event by the episode that it belongs to."""
 
 from __future__ import annotations
 
@@ -31,37 +31,42 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.failures import Severity
 
-#: what is done about a failure, gentlest last (Unicron, Figure 7)
+#: Responses to a failure by severity, the gentlest last (Unicron, Figure 7).
 RUNGS: dict[int, str] = {
     Severity.RETRY: "the same members try again in a new group",
     Severity.PROCESS: "the process starts again on its node",
     Severity.NODE: "the node is taken out; its agent may bring it back",
 }
-#: what the interrupted step becomes
+#: The fate of the interrupted step, by decision.
 _DECISIONS = {
     "start": "the job begins with its script's own state",
-    "redo": "the step under way is computed again; nobody can have applied it",
-    "forward": "the step under way had passed somewhere, so everybody applies its recorded sums",
+    "redo": "the step under way is computed again; no worker can have applied it",
+    "forward": "a worker had passed the step under way, so all workers apply its recorded sums",
     "rollback": "some state had no live copy, so the job goes back to a checkpoint",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One try to go on. `what`: in words. `seq`: of the generation that it led to. `held`: it ended the episode."""
+    """One escalation step: a try to continue after failures."""
 
+    #: Number of the `generation_started` event.
     seq: int
     generation: int
     severity: int | None
+    #: The response, in words.
     what: str
+    #: The fate of the interrupted step, in words.
     decision: str
+    #: Whether this step ended the episode.
     held: bool
+    #: Why it did not end the episode; "" if it did.
     why_not: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """What was not done, and why."""
+    """An alternative that was rejected, and why."""
 
     what: str
     why: str
@@ -69,29 +74,31 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """One event, and what it was part of; times in seconds, empty or None where there is nothing to say.
-
-    failures: what was detected, each with detector, delay (`after_s`), class and severity. rungs: what was tried, one
-    after the other. action, state_source, moved_bytes, phases, kept, redone: of the recovery, once it is over; chosen:
-    why it was that, of what could have been done.
-    seconds: what the time from the commit before it to its end went into. rejected: what was not done. stood: where
-    everybody stood when something hung.
-    """
+    """One event and its episode. Times are in seconds; fields without a value are empty or None."""
 
     event: ReadEvent
     why: str = ""
+    #: The detected failures.
     failures: tuple[FailureDetected, ...] = ()
+    #: The escalation steps, in order.
     rungs: tuple[Rung, ...] = ()
+    #: Whether the episode has ended.
     over: bool = True
+    #: The action of the recovery, once it is over.
     action: str = ""
     state_source: str = ""
     moved_bytes: int = 0
+    #: Seconds of the recovery by phase.
     phases: dict[str, float] | None = None
     micro_batches_kept: int | None = None
     micro_batches_redone: int | None = None
+    #: Why this recovery was chosen among the possible ones.
     chosen: str = ""
+    #: Seconds by cause, from the commit before the episode to its end.
     seconds: dict[str, float] | None = None
+    #: The rejected alternatives.
     rejected: tuple[Rejected, ...] = ()
+    #: The stack dumps of all workers when a collective hung.
     stood: StacksTaken | None = None
 
 
@@ -99,7 +106,7 @@ def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
     """Explain the event with this number.
 
     Raises:
-        BadInputError: there is no such event.
+        BadInputError: no event has this number.
     """
     place = next((place for place, event in enumerate(events) if event.seq == seq), None)
     if place is None:
@@ -162,7 +169,7 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
 
 
 def _why(episode: Episode) -> str:
-    """Return what an episode came from, where it is no failure of a part that was detected."""
+    """Return the reason of an episode that did not start with a detected failure."""
     for event in episode.events:
         if isinstance(event, RolledBack | JobFailed):
             return event.why
@@ -172,13 +179,13 @@ def _why(episode: Episode) -> str:
 
 
 def _stood(events: Sequence[ReadEvent], generations: set[int]) -> StacksTaken | None:
-    """Return where everybody stood in one of these generations; it may be told just before or after its end."""
+    """Return the stack dumps of one of these generations. The event may come shortly before or after its end."""
     told = (one for one in events if isinstance(one, StacksTaken) and one.of_generation in generations)
     return next(told, None)
 
 
 def _rungs(episode: Episode) -> Iterator[Rung]:
-    """Yield what was tried: each generation, for what had failed since the one before."""
+    """Yield the escalation steps: each generation, with the failures since the previous one."""
     failures: list[FailureDetected] = []
     tried: list[tuple[GenerationStarted, list[FailureDetected]]] = []
     for event in episode.events:
@@ -204,13 +211,13 @@ def _rungs(episode: Episode) -> Iterator[Rung]:
 
 
 def _decision(generation: GenerationStarted) -> str:
-    """Say what the interrupted step becomes."""
+    """Return the fate of the interrupted step in words."""
     if generation.reason == "layout" and generation.decision == "rollback":
         return "the state is read from the memory of the nodes, where all had put it: nothing is computed again"
     return _DECISIONS.get(generation.decision, "")
 
 
-#: the same, where nothing has failed; by the generation's reason
+#: Responses without a failure, by the reason of the generation.
 _OTHER_RUNGS = {
     "start": "the first members begin",
     "join": "who has come joins at a step's boundary, while the others train",
@@ -225,7 +232,7 @@ def _failed(cause: FailureDetected) -> str:
 
 
 def _rejected(episode: Episode) -> Iterator[Rejected]:
-    """Yield what was not done, as far as the events say why."""
+    """Yield the rejected alternatives, if the events give a reason."""
     for event in episode.events:
         if isinstance(event, CheckpointRejected):
             yield Rejected(what=f"checkpoint {event.name}", why=event.why)
@@ -245,13 +252,13 @@ def _rejected(episode: Episode) -> Iterator[Rejected]:
         yield Rejected(what="the same members once more", why=f"{nodes} cannot be one of them")
         waiting = next((event for event in episode.events if isinstance(event, JobWaiting)), None)
         if waiting is None:
-            yield Rejected(what=f"waiting for {nodes}", why="the others can go on, and whoever comes back joins them")
+            yield Rejected(what=f"waiting for {nodes}", why="the others can go on, and nodes that come back join them")
         else:
             yield Rejected(what=f"going on without {nodes}", why=waiting.why)
     elif worst == Severity.PROCESS:
         yield Rejected(what="taking the node out", why=f"only a process of {nodes} has ended: it starts again there")
     else:
-        yield Rejected(what="taking a node out", why="nothing says whose fault it was: the same members try first")
+        yield Rejected(what="taking a node out", why="the cause is unknown: the same members try first")
     if back is not None:
         yield Rejected(what=f"going on from step {episode.step}", why=back.why)
     elif episode.checkpoint is not None:
@@ -275,9 +282,9 @@ def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Expl
 
 
 def _seconds(events: Sequence[ReadEvent], begun: int, ended: int) -> dict[str, float]:
-    """Return what the time went into that ended with the commits among these events, given by their places.
+    """Return the seconds by cause of the spans that end with the commits among events[begun:ended].
 
-    Where they are the newest, also what is under way.
+    If these are the newest events, the span under way is included.
     """
     commits = {event.seq for event in events[begun:ended] if isinstance(event, StepCommitted)}
     if ended >= len(events):

@@ -1,4 +1,4 @@
-"""Why a job stands, waits or has ended: what its newest events say, and what its coordinator knows beyond them."""
+"""State of a job and the reason for it, from its newest events and its coordinator's status."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ from holdfast.protocol.position import Awaited
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStanding:
-    """Where a job stands. `since`: the state's begin, unix seconds; `stands_s`: since the newest commit (or the begin).
-
-    usual_step_s: None: not known. seq: of the event to ask about, 0 for none.
-    who, command, about: the fields of the `action_requested` about it; empty if nobody need do anything.
-    """
+    """State of a job."""
 
     job: str
     state: str
     step: int
+    #: Start of the state, in unix seconds.
     since: float
+    #: Seconds since the newest commit, or since the first event.
     stands_s: float
+    #: Usual step time; None if unknown.
     usual_step_s: float | None
     why: str
+    #: Number of the event that explains the state; 0 for none.
     seq: int = 0
+    #: The `who` of the `action_requested` event about it; "" if no action is needed.
     who: str = ""
+    #: The `command` of that event; "" if no action is needed.
     command: str = ""
+    #: The `about` of that event; "" if no action is needed.
     about: str = ""
     awaited: tuple[Awaited, ...] = ()
 
@@ -47,12 +50,13 @@ class JobStanding:
 def standing_of(
     events: Sequence[ReadEvent], *, now: float | None = None, state: str = "", awaited: Sequence[Awaited] = ()
 ) -> JobStanding:
-    """Return where a job stands.
+    """Return the state of a job.
 
     Args:
-        events: all of them, at least one.
-        now: unix seconds, of a job that lives; None: the time of the newest event.
-        state, awaited: what its coordinator says, where there is one.
+        events: all events of the job, at least one.
+        now: unix seconds for a running job; None for the time of the newest event.
+        state: the state that its coordinator reports; "" without a coordinator.
+        awaited: the nodes that its coordinator waits for.
     """
     ledger, committed = TimeLedger(), None
     for event in events:
@@ -83,7 +87,7 @@ def standing_of(
 
 
 def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
-    """Return the state by the events, why it is that, since when, and the number of the event that says so."""
+    """Return the state by the events, its reason, its start time, and the number of the event that set it."""
     failed: FailureDetected | None = None
     again: CoordinatorRestarted | None = None
     for event in reversed(events):
@@ -97,7 +101,7 @@ def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
                 return event.outcome, f"{what}: {event.why or event.reason}", event.time, event.seq
             case JobFailed():
                 return "failed", event.why, event.time, event.seq
-            case JobWaiting():  # (whatever failed meanwhile)
+            case JobWaiting():  # A later failure does not change the state.
                 slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
                 nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
                 return "waiting", f"{event.why}: it waits for {nodes}{slots}", event.time, event.seq

@@ -1,4 +1,4 @@
-"""The steps of a job's lineage by its events: how far it has come, which of them are proven, what it may go back to."""
+"""Lineage of a job by its events: its position, proven steps, and possible roll-back targets."""
 
 from __future__ import annotations
 
@@ -15,48 +15,46 @@ from holdfast.protocol.position import Position
 
 
 class Lineage:
-    """The committed steps that no roll-back has undone.
-
-    `position`: what all events so far add up to. `begun`: a step was committed, or the first one to go on from is
-    known. `undone`: steps that were rolled back.
-    """
+    """The committed steps that no roll-back undid."""
 
     def __init__(self) -> None:
-        """Stand before the first event."""
+        """Start before the first event."""
         self.position = Position()
+        #: Whether a step was committed, or the step to continue from is known.
         self.begun = False
+        #: Number of steps that were rolled back.
         self.undone = 0
-        #: of each step since the first one counted here: whether its samples are proven
+        #: For each step of this journal: whether its samples are proven.
         self._proofs: list[bool] = []
         self._proves = False
         self._saved: set[int] = set()
-        #: the step with which this journal began, whose checkpoint another one may tell of
+        #: The step at which this journal starts. Its checkpoint may be in an earlier journal.
         self._from = 0
         self._all_known = True
-        #: the newest step before the coordinator was killed: a newer checkpoint than those that it announced may exist
+        #: The newest step before a coordinator restart. Up to it, checkpoints without an event may exist.
         self._last_before_kill = 0
 
     @property
     def counted(self) -> int:
-        """How many steps there are, on the lineage, in this journal."""
+        """Number of steps on the lineage in this journal."""
         return len(self._proofs)
 
     @property
     def proven(self) -> int:
-        """How many of them are proven."""
+        """Number of these steps that are proven."""
         return sum(self._proofs)
 
     def prove(self) -> None:
-        """The step that is taken in next has its samples, each exactly once."""
+        """Mark the next step as proven."""
         self._proves = True
 
     def may_go_back_to(self, step: int) -> bool:
-        """Tell whether there may be a checkpoint or a snapshot of a step, as far as the events say."""
+        """Return whether a checkpoint or snapshot of a step may exist, by the events so far."""
         unannounced = max(self._saved, default=0) < step <= self._last_before_kill
         return not self.begun or step <= self._from or step in self._saved or unannounced or not self._all_known
 
     def take(self, event: ReadEvent) -> None:
-        """Take in the next event."""
+        """Update the lineage from the next event."""
         before, self.position = self.position, self.position.after(event)
         match event:
             case StepCommitted():
