@@ -68,7 +68,9 @@ class Journal:
         return self._closed
 
     def append(self, event: Event | PoolEvent) -> bool:
-        """Append one event and wake the followers. A file journal survives a process exit now, a power failure after `sync`.
+        """Append one event and wake the followers.
+
+        In a file, the event survives an exit of this process at once, and a power failure after `sync`.
 
         Returns:
             False if the journal already has an event with this number.
