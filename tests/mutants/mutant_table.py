@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         name="nothing_is_filled_in",
         module=LEDGER,
-        qualname="StepLedger.hear",
+        qualname="StepLedger.add_final_reports",
         old="self.give_up_to(top, global_batch)",
         new="pass",
         why="a step must be announced even if all its witnesses have died",
@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         name="fills_in_without_v",
         module=LEDGER,
-        qualname="StepLedger.hear",
+        qualname="StepLedger.add_final_reports",
         old="self.expect(report.passed.step, report.passed.commit)",
         new="pass",
         why="a report still contains the loss of its last step",

@@ -105,7 +105,7 @@ FAILURE_MUTANTS = (
     Mutant(
         name="the_last_will_is_not_written",
         module=CLOSING,
-        qualname="Closing._begin",
+        qualname="Closing._start",
         old="self._will != record.will",
         new="False",
         why="a new coordinator must end the job with the same result",

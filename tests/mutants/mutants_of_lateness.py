@@ -74,7 +74,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="a_wait_for_a_core_counts_once_it_is_over",
         module=READING,
-        qualname="CoreWaits.look",
+        qualname="CoreWaits.measure",
         old="clock.waited_s + (now - known.ready_since if clock.ready else 0.0)",
         new="clock.waited_s",
         why="a thread may be ready for half a second before the kernel counts the wait",

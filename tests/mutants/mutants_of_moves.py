@@ -51,8 +51,8 @@ MOVE_MUTANTS = (
         name="others_join_before_the_leaver_has_gone",
         module=COORDINATOR,
         qualname="Coordinator._do_due_work",
-        old="self._settled_plan is not None and (not self.context.draining.go_next(plan))",
-        new="self._settled_plan is not None",
+        old="self._stable_plan is not None and (not self.context.draining.go_next(plan))",
+        new="self._stable_plan is not None",
         why="the next move's swap would delay the unfinished one",
     ),
     Mutant(

@@ -137,7 +137,7 @@ PART_MUTANTS = (
     Mutant(
         name="waits_for_a_checkpoint_that_nobody_writes",
         module=CLOSING,
-        qualname="Closing._begin",
+        qualname="Closing._start",
         old="save and record.saves and can",
         new="save and can",
         why="a job without a directory must end at once",
@@ -145,7 +145,7 @@ PART_MUTANTS = (
     Mutant(
         name="asking_again_gives_more_time",
         module=CLOSING,
-        qualname="Closing._begin",
+        qualname="Closing._start",
         old="not self.under_way",
         new="True",
         why="the launcher repeats its request, and the job must still end",
@@ -169,7 +169,7 @@ PART_MUTANTS = (
     Mutant(
         name="the_last_cause_stands",
         module=CLOSING,
-        qualname="Closing._begin",
+        qualname="Closing._start",
         old="before is None or before.renew or (not before.failed)",
         new="True",
         why="the first cause explains the later ones",
@@ -271,9 +271,9 @@ PART_MUTANTS = (
         qualname="MessageHandlers._on_finished",
         old=(
             "if record.lineage <= message.generation <= record.generation:\n"
-            "    self._context.ledger.settle(info.id, message.step)"
+            "    self._context.ledger.record_step(info.id, message.step)"
         ),
-        new="self._context.ledger.settle(info.id, message.step)",
+        new="self._context.ledger.record_step(info.id, message.step)",
         why="steps undone by a rollback were not applied",
     ),
     Mutant(

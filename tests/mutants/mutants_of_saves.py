@@ -81,7 +81,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="all_evaluations_are_remembered",
         module=EVALUATIONS,
-        qualname="EvaluationBook.take",
+        qualname="EvaluationBook.on_evaluation_done",
         old="dict(list(told.items())[-MAX_EVALUATIONS:])",
         new="told",
         why="a member that invents names would fill the record until no store accepts it",

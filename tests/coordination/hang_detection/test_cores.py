@@ -33,7 +33,7 @@ def recorded(scale: float = 1.0) -> list[float]:
     watch, cores, late = LateWatch(), CoreWaits(), list[float]()
     for at, *clock in RECORDED:
         now = 100.0 + at * scale
-        starved_s = cores.look(now, {1: ThreadClock(*clock)})[1]
+        starved_s = cores.measure(now, {1: ThreadClock(*clock)})[1]
         watch.check_interval_s = 1.0
         late += [one.stand.for_s for one in watch.find_late(now, {ME: waiting(now, starved_s)})]
     return late
@@ -48,26 +48,26 @@ def test_a_worker_that_is_ready_and_gets_no_core_does_run(scale: float) -> None:
 def test_a_wait_counts_from_the_look_on_that_has_seen_it_begin() -> None:
     cores, asleep, ready = CoreWaits(), ThreadClock(False, 5.0, 2.0), ThreadClock(True, 5.0, 2.0)
     looks = [(0.0, asleep), (0.1, ready), (0.2, ready), (0.3, ready)]
-    assert [cores.look(at, {1: clock})[1] for at, clock in looks] == pytest.approx([2.0, 2.0, 2.1, 2.2])
+    assert [cores.measure(at, {1: clock})[1] for at, clock in looks] == pytest.approx([2.0, 2.0, 2.1, 2.2])
 
 
 def test_once_it_is_over_the_kernel_s_count_is_all_there_is() -> None:
     cores = CoreWaits()
-    cores.look(0.0, {1: ThreadClock(True, 5.0, 2.0)})
-    assert cores.look(0.4, {1: ThreadClock(True, 5.0, 2.0)})[1] == pytest.approx(2.4)
-    assert cores.look(0.5, {1: ThreadClock(True, 5.002, 2.45)})[1] == pytest.approx(2.45)
-    assert cores.look(0.6, {1: ThreadClock(False, 5.01, 2.46)})[1] == pytest.approx(2.46)
+    cores.measure(0.0, {1: ThreadClock(True, 5.0, 2.0)})
+    assert cores.measure(0.4, {1: ThreadClock(True, 5.0, 2.0)})[1] == pytest.approx(2.4)
+    assert cores.measure(0.5, {1: ThreadClock(True, 5.002, 2.45)})[1] == pytest.approx(2.45)
+    assert cores.measure(0.6, {1: ThreadClock(False, 5.01, 2.46)})[1] == pytest.approx(2.46)
 
 
 def test_who_runs_or_sleeps_waits_for_no_core() -> None:
     cores = CoreWaits()
     for look in range(5):  # an endless loop, and a lock that is never released
         spins, sleeps = ThreadClock(True, 5.0 + look / 10, 2.0), ThreadClock(False, 5.0, 2.0)
-        assert cores.look(look / 10, {1: spins, 2: sleeps}) == {1: 2.0, 2: 2.0}
+        assert cores.measure(look / 10, {1: spins, 2: sleeps}) == {1: 2.0, 2: 2.0}
 
 
 def test_a_thread_that_has_ended_is_forgotten() -> None:
     cores, clock = CoreWaits(), ThreadClock(True, 5.0, 2.0)
-    cores.look(0.0, {1: clock, 2: clock})
+    cores.measure(0.0, {1: clock, 2: clock})
     cores.forget_but({1: clock})
-    assert cores.look(1.0, {1: clock, 2: clock}) == {1: 3.0, 2: 2.0}
+    assert cores.measure(1.0, {1: clock, 2: clock}) == {1: 3.0, 2: 2.0}

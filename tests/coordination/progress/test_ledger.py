@@ -28,7 +28,7 @@ def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st
     heard: dict[str, int] = dict.fromkeys(MEMBERS, 0)
     for worker, _ in order:
         heard[worker] = min(heard[worker] + 1, steps)
-        ledger.note(applied(worker, 1, heard[worker]), 100.0)
+        ledger.add_report(applied(worker, 1, heard[worker]), 100.0)
         released += [done.step for done in ledger.release()]
         assert len(released) == min(heard.values())
     assert released == list(range(1, min(heard.values()) + 1))
@@ -36,7 +36,7 @@ def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st
 
 def test_a_member_not_heard_of_holds_everything_up() -> None:
     ledger = StepLedger()
-    ledger.note(applied(MEMBERS[0], 1, 1), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 1, 1), 100.0)
     ledger.follow(1, MEMBERS[:2])
     assert ledger.release() == []
     ledger.follow(1, MEMBERS[:1])
@@ -45,9 +45,9 @@ def test_a_member_not_heard_of_holds_everything_up() -> None:
 
 def test_replicas_that_differ_are_never_tolerated() -> None:
     ledger = StepLedger()
-    ledger.note(applied(MEMBERS[0], 1, 1, commit(1.0)), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 1, 1, commit(1.0)), 100.0)
     with pytest.raises(DivergedError, match="step 1"):
-        ledger.note(applied(MEMBERS[1], 1, 1, commit(1.0 + 1e-15)), 100.0)
+        ledger.add_report(applied(MEMBERS[1], 1, 1, commit(1.0 + 1e-15)), 100.0)
 
 
 def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
@@ -59,7 +59,7 @@ def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
             assert ledger.diverged() == ""
             assert ledger.release() == []
             state_hash = "bad" if worker == w("n1") else "good"
-            ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+            ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
         assert ledger.diverged().startswith("step 1: the state of n1 differs from that of the 2 other nodes.")
         assert ledger.release() == []
         ledger.undo_after(0)
@@ -70,7 +70,7 @@ def test_of_two_states_nobody_knows_which_is_right() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS, ("good", "bad"), strict=False):
-        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+        ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
     assert ledger.diverged().startswith("step 1: the state of n0, n1 differ, and nothing shows which is right")
 
 
@@ -78,9 +78,9 @@ def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() ->
     ledger = StepLedger()
     ledger.follow(1, MEMBERS)
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
-        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+        ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
     assert ledger.diverged() == ""
-    ledger.note(applied(MEMBERS[0], 1, 2), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 1, 2), 100.0)
     assert "step 1: the state of n0, n1 differ" in ledger.diverged()
 
 
@@ -90,9 +90,9 @@ def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
         ledger.follow(2, MEMBERS)
-        ledger.note(applied(worker, 1, 1, state_hash=state_hash), 100.0)
+        ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
     assert ledger.diverged() == ""
-    ledger.settle(w("n2"), 1)
+    ledger.record_step(w("n2"), 1)
     assert "step 1: the state of n0, n1 differ" in ledger.diverged()
 
 
@@ -100,17 +100,17 @@ def test_nan_is_equal_to_itself() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS)
     for worker in MEMBERS:
-        ledger.note(applied(worker, 1, 1, commit(float("nan"))), 100.0)
+        ledger.add_report(applied(worker, 1, 1, commit(float("nan"))), 100.0)
     assert [done.step for done in ledger.release()] == [1]
 
 
 def test_what_is_undone_is_held_against_nobody() -> None:
     ledger = StepLedger()
-    ledger.note(applied(MEMBERS[2], 1, 1, commit(9.0)), 100.0)
+    ledger.add_report(applied(MEMBERS[2], 1, 1, commit(9.0)), 100.0)
     ledger.forget(MEMBERS[2])
     ledger.undo_after(0)
     for worker in MEMBERS[:2]:
-        ledger.note(applied(worker, 2, 1, commit(1.0)), 100.0)
+        ledger.add_report(applied(worker, 2, 1, commit(1.0)), 100.0)
     ledger.follow(1, MEMBERS[:2])
     assert [done.commit for done in ledger.release()] == [commit(1.0)]
 
@@ -120,13 +120,13 @@ def test_who_is_taken_back_does_not_stand_any_longer_where_it_stood() -> None:
     ledger.follow(1, MEMBERS[:2])
     for worker, steps in ((MEMBERS[0], 2), (MEMBERS[1], 1)):
         for step in range(1, steps + 1):
-            ledger.note(applied(worker, 1, step), 100.0)
+            ledger.add_report(applied(worker, 1, step), 100.0)
     assert [done.step for done in ledger.release()] == [1]
     ledger.undo_after(1)
     ledger.follow(2, MEMBERS[:2])
-    ledger.note(applied(MEMBERS[1], 2, 2), 100.0)
+    ledger.add_report(applied(MEMBERS[1], 2, 2), 100.0)
     assert ledger.release() == []
-    ledger.note(applied(MEMBERS[0], 2, 2), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 2, 2), 100.0)
     assert [done.step for done in ledger.release()] == [2]
 
 
@@ -134,21 +134,21 @@ def test_going_back_releases_the_same_steps_again() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:1])
     for step in (1, 2):
-        ledger.note(applied(MEMBERS[0], 1, step), 100.0)
+        ledger.add_report(applied(MEMBERS[0], 1, step), 100.0)
     assert len(ledger.release()) == 2
     ledger.reset(1)
-    ledger.note(applied(MEMBERS[0], 2, 2), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 2, 2), 100.0)
     assert [done.step for done in ledger.release()] == [2]
 
 
 def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
     ledger = StepLedger()
-    ledger.note(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
     last = Report(
         worker=MEMBERS[0], term=1, generation=1, applied=3, step=4, phase=Phase.COMPUTE,
         passed=Passed(step=3, commit=commit(3.0)),
     )  # fmt: skip
-    ledger.hear([last], 24)
+    ledger.add_final_reports([last], 24)
     ledger.follow(1, MEMBERS[:1])
     done = ledger.release()
     assert [step.commit.samples for step in done] == [24, 24, 24]
@@ -161,7 +161,7 @@ def test_steps_that_log_much_are_released_a_few_at_a_time() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:1])
     for step in range(1, 101):
-        ledger.note(applied(MEMBERS[0], 1, step, heavy), 100.0)
+        ledger.add_report(applied(MEMBERS[0], 1, step, heavy), 100.0)
     assert ledger.more_than(1000, up_to=100)
     assert not ledger.more_than(1000, up_to=10)
     released: list[int] = []
@@ -176,7 +176,7 @@ def test_what_was_logged_belongs_to_v() -> None:
     """Replicas that log different values differ."""
     ledger = StepLedger()
     nan = msgspec.structs.replace(commit(), metrics={"a": float("nan")})
-    ledger.note(applied(MEMBERS[0], 1, 1, nan), 100.0)
-    ledger.note(applied(MEMBERS[1], 1, 1, nan), 100.0)
+    ledger.add_report(applied(MEMBERS[0], 1, 1, nan), 100.0)
+    ledger.add_report(applied(MEMBERS[1], 1, 1, nan), 100.0)
     with pytest.raises(DivergedError, match="step 1"):
-        ledger.note(applied(MEMBERS[2], 1, 1, msgspec.structs.replace(nan, metrics={"a": 0.0})), 100.0)
+        ledger.add_report(applied(MEMBERS[2], 1, 1, msgspec.structs.replace(nan, metrics={"a": 0.0})), 100.0)

@@ -31,9 +31,9 @@ def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
 
 def test_a_time_without_end_is_refused() -> None:
     book = moe_job().machine.context.loads
-    assert not book.take(loads(np.ones((2, 4)), token_s=np.inf))
+    assert not book.on_loads(loads(np.ones((2, 4)), token_s=np.inf))
     assert book.tokens is None
-    assert book.take(loads(np.ones((2, 4)), token_s=0.5))
+    assert book.on_loads(loads(np.ones((2, 4)), token_s=0.5))
     assert book.token_s == 0.5
 
 

@@ -168,7 +168,7 @@ def test_what_is_told_of_an_outage_costs_the_same_however_many_steps_it_has() ->
     tracemalloc.start()
     for _ in range(100):
         ledger.give_up_to(top, BATCH)
-        ledger.hear([report], BATCH)
+        ledger.add_final_reports([report], BATCH)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert taken < 1 << 16
@@ -180,7 +180,7 @@ def test_v_that_a_report_still_knows_counts_for_a_step_that_was_given_up() -> No
     ledger.follow(1, [w("n0")])
     ledger.give_up_to(2, BATCH)
     passed = msg.Passed(step=2, commit=commit(3.0))
-    ledger.hear(
+    ledger.add_final_reports(
         [msg.Report(worker=w("n0"), term=1, generation=1, applied=2, step=3, passed=passed, phase=msg.Phase.COMPUTE)],
         BATCH,
     )

@@ -86,7 +86,7 @@ class _Worker:
             world=self._world,
             waits_since=self.since if self.waits else None,
             looked=self._looked(now) if self.waits else 0.0,
-            starved_s=self._cores.look(now, {1: self._clock(now)})[1],
+            starved_s=self._cores.measure(now, {1: self._clock(now)})[1],
         )
 
     def _looked(self, now: float) -> float:

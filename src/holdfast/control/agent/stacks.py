@@ -99,7 +99,7 @@ class CoreMeter:
             threads |= {int(name): thread_clock(f"{tasks}/{name}") for name in _names(tasks) if int(name) != self._pid}
         clocks = {thread: clock for thread, clock in threads.items() if clock is not None}
         self._waits.forget_but(clocks)
-        others_s = self._waits.look(now, clocks)
+        others_s = self._waits.measure(now, clocks)
         return replace(reading, starved_s=others_s.pop(self._pid, 0.0), others_starved_s=others_s)
 
 

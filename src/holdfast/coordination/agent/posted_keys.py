@@ -32,4 +32,4 @@ class PostedKeys:
             collected = self._collected[post.generation] = Collected(members)
             for old in sorted(self._collected)[:-_MAX_GENERATIONS]:
                 del self._collected[old]
-        return (Posts(posts=bundle) for bundle in split(collected.take((post,))))
+        return (Posts(posts=bundle) for bundle in split(collected.add((post,))))

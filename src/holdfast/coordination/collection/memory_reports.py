@@ -52,7 +52,7 @@ class Memories:
         """Detect changes of members, ask once a change is over, and emit the event once the time to answer is over."""
         now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
         if question is not None and now - question.at > ANSWER_S:
-            self._tell(question)
+            self._emit_sample(question)
         if plan is None:
             return
         self._follow(plan)
@@ -60,14 +60,14 @@ class Memories:
         if self._before is not None and self._question is None and over:
             self._ask(*self._before)
 
-    def told(self, node: Node, answer: MemoryTaken) -> None:
+    def on_memory_taken(self, node: Node, answer: MemoryTaken) -> None:
         """Record the answer of a node."""
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.roles:
             return
         question.answers[node.name] = answer
         if question.answers.keys() == question.roles.keys():
-            self._tell(question)
+            self._emit_sample(question)
 
     def _follow(self, plan: GenerationPlan) -> None:
         if plan.generation == self._generation:
@@ -97,16 +97,16 @@ class Memories:
             (here[name].connection for name in asked), TakeMemory(number=self._number, seconds=seconds)
         )
 
-    def _tell(self, question: _Question) -> None:
+    def _emit_sample(self, question: _Question) -> None:
         self._question = None
-        told = [
+        answered = [
             (name, role, question.answers[name].samples)
             for name, role in question.roles.items()
             if name in question.answers
         ]
         nodes = tuple(
             MemoryOfNode(node=name, role=role, peak=max(one.memory for one in samples), samples=samples)
-            for name, role, samples in told
+            for name, role, samples in answered
             if samples
         )
         if nodes:

@@ -49,7 +49,7 @@ class Collected:
         """Whether all members have posted."""
         return len(self.bytes) == len(self.members)
 
-    def take(self, posts: Iterable[Post]) -> Sequence[Post]:
+    def add(self, posts: Iterable[Post]) -> Sequence[Post]:
         """Add keys; return the keys to forward now. Keys of workers that are not members are dropped.
 
         Raises:
@@ -78,7 +78,7 @@ class KeyBundles:
         self._transaction = transaction
         self._collected: dict[int, Collected] = {}
 
-    def take(self, node: str, posts: Sequence[Post]) -> str:
+    def on_posts(self, node: str, posts: Sequence[Post]) -> str:
         """Add a node's bundle, and forward the keys that it completes. Keys of other nodes' workers are ignored.
 
         Returns:
@@ -98,7 +98,7 @@ class KeyBundles:
             if why := next(filter(None, (_under_another_name(post, plan) for post in own)), ""):
                 return why
             try:
-                complete = collected.take(own)
+                complete = collected.add(own)
             except PostedTooMuchError as error:
                 return str(error)
             for bundle in split(complete):

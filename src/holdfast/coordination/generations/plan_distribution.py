@@ -45,12 +45,12 @@ class PlanDistribution:
         """
         self._told.clear()
         self._distribute(
-            plan, base, partial(_begin, plan, decision, assignment, kept, self._transaction.record.micro_batches)
+            plan, base, partial(_make_begin, plan, decision, assignment, kept, self._transaction.record.micro_batches)
         )
 
     def send_prepare(self, plan: GenerationPlan, base: _Plan) -> None:
         """Send a pending generation to its members; the base is the plan in force."""
-        self._distribute(plan, base, partial(_prepare, plan))
+        self._distribute(plan, base, partial(_make_prepare, plan))
 
     def on_ask_plan(self, node: Node, ask: AskPlan) -> str:
         """Send the full plan to a node that asked for it. If it asks too often, refuse it and return why."""
@@ -88,12 +88,12 @@ class PlanDistribution:
             transaction.order_all((worker for worker in plan.workers if node_of(worker) not in having), whole)
 
 
-def _begin(
+def _make_begin(
     plan: GenerationPlan, decision: Decision, assignment: Assignment, kept: Assignment, micro_batches: int, base: _Plan
 ) -> BeginNode:
     shares = shares_of(assignment, micro_batches, plan, base) if assignment else None
     return BeginNode(plan=change_of(plan, base), decision=decision, shares=shares, kept=kept)
 
 
-def _prepare(plan: GenerationPlan, base: _Plan) -> PrepareNode:
+def _make_prepare(plan: GenerationPlan, base: _Plan) -> PrepareNode:
     return PrepareNode(plan=change_of(plan, base))

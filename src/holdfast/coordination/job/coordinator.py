@@ -122,7 +122,7 @@ class Coordinator:
         """
         transaction, first = self.transaction, self.record.term == 0
         transaction.now = self._last_tick = now
-        self.context.progress.begin(now, first=first)
+        self.context.progress.start_term(now, first=first)
         since = self.record.run_since if self.config.takeover else 0.0
         identity = self.record.identity or self.config.identity
         born = self.record.born or now
@@ -176,7 +176,7 @@ class Coordinator:
             self.context.pool_client.update()
         if isinstance(event, Tick) and self.over is None:
             self.context.newcomers.emit_joined()
-            self.context.progress.tell(self.config.heartbeat_s)
+            self.context.progress.send_committed_step(self.config.heartbeat_s)
             self.need_reporter.update()
         return self.transaction.flush()
 
@@ -220,9 +220,9 @@ class Coordinator:
                 self.context.job_end.finish_job()
             return
         self.context.pending_generation.arm()
-        if at_boundary and self._settled_plan is not None:
+        if at_boundary and self._stable_plan is not None:
             self.context.start_planned_changes(plan)
-        if self._settled_plan is not None and not self.context.draining.go_next(plan):
+        if self._stable_plan is not None and not self.context.draining.go_next(plan):
             self._improve_plan(plan)
 
     def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
@@ -247,11 +247,11 @@ class Coordinator:
         elif self.context.pending_generation.newcomers(plan):
             # Only a restart of all workers admits new nodes.
             self.context.interruption.start(self.transaction.now)
-        if self._settled_plan is not None and (experts := self.context.find_better_placement(plan)) is not None:
+        if self._stable_plan is not None and (experts := self.context.find_better_placement(plan)) is not None:
             self.context.pending_generation.rearrange(plan, experts)
 
     @property
-    def _settled_plan(self) -> GenerationPlan | None:
+    def _stable_plan(self) -> GenerationPlan | None:
         """The plan in force if nothing is about to change it, or None."""
         plan = self.record.plan
         if plan is None or plan.last or plan.puts_away or self.members.owed:

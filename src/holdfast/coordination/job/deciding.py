@@ -315,7 +315,7 @@ class GenerationDecider:
     def _catch_up(self) -> bool:
         """Announce part of an outage's steps, if one record cannot hold them all; return whether more remain."""
         reports = self._interruption.reports
-        self._ledger.hear(reports.values(), self._transaction.record.global_batch)
+        self._ledger.add_final_reports(reports.values(), self._transaction.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
         return self._progress.catch_up(whole)
 
@@ -534,7 +534,7 @@ class GenerationDecider:
         self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str
     ) -> None:
         """Write the next generation and send it to its members."""
-        self._draining.take_back(workers)
+        self._draining.restore_retained(workers)
         self._transaction.begins_again = False
         record, transaction = self._transaction.record, self._transaction
         decision = add_stop_flag(verdict.decision, record)

@@ -44,7 +44,7 @@ class LoopExits:
         """
         transaction = self._context.transaction
         if known is not None:
-            self._context.ledger.settle(down.worker, down.applied)
+            self._context.ledger.record_step(down.worker, down.applied)
             transaction.members.left_loop(down.worker, down.applied)
         begun = down.applied or (known is not None and known.entered)
         # The others need nothing from a newcomer that is not in a generation yet.

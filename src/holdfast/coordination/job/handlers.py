@@ -55,7 +55,7 @@ class MessageHandlers:
             case msg.FromWorker():
                 self.on_worker_message(node, message.message)
             case msg.Posts():
-                if why := self._context.rendezvous.take(node.name, message.posts):
+                if why := self._context.rendezvous.on_posts(node.name, message.posts):
                     self.expel(node, why)
             case msg.AppliedSteps():
                 self._on_applied_steps(node, message)
@@ -82,7 +82,7 @@ class MessageHandlers:
             case msg.Stacks():
                 inquiry.on_stacks(node, message)
             case msg.MemoryTaken():
-                inquiry.memories.told(node, message)
+                inquiry.memories.on_memory_taken(node, message)
             case msg.OwnTimes():
                 inquiry.stragglers.on_own_times(node.name, message)
                 self._context.straggling.on_own_times(node.name, message)
@@ -142,7 +142,7 @@ class MessageHandlers:
         for worker, top in tops.items():
             if reached:
                 further = max(further, min(top, reached) - (ledger.applied_by(worker) or 0))
-                ledger.settle(worker, min(top, reached))
+                ledger.record_step(worker, min(top, reached))
         if max(learnt, further) >= MUCH_NEWS:  # A worker sends its report after the steps before it.
             self._context.interruption.restart_timeout()
 
@@ -154,11 +154,11 @@ class MessageHandlers:
         if not self.check_plausible(node, *applied):
             return
         if len(applied) == 1 and applied[0]:
-            self._context.ledger.settle_all(node.workers, applied[0])
+            self._context.ledger.record_steps(node.workers, applied[0])
             return
         for info in node.workers.values():
             if info.index < len(applied) and applied[info.index]:
-                self._context.ledger.settle(info.id, applied[info.index])
+                self._context.ledger.record_step(info.id, applied[info.index])
 
     def _on_attach(self, node: Node, attach: msg.Attach) -> None:
         if attach.worker in node.workers or attach.worker in node.broken:
@@ -215,7 +215,7 @@ class MessageHandlers:
         if not self.check_plausible(node, message.step):
             return
         try:
-            self._context.ledger.note(message, self._transaction.now)
+            self._context.ledger.add_report(message, self._transaction.now)
             self._context.progress.last_step = message.last_step
         except DivergedError as error:
             self._context.job_end.fail_job(f"replicas diverged: {error}")
@@ -243,7 +243,7 @@ class MessageHandlers:
             return
         self._transaction.members.enter(info, message.generation)
         if message.generation >= self._transaction.record.lineage:
-            self._context.ledger.settle(info.id, message.applied)
+            self._context.ledger.record_step(info.id, message.applied)
         self._record_transfer(node, message)
         recovery = self._context.progress.recovery
         if message.generation == self._transaction.generation and recovery is not None:
@@ -293,19 +293,19 @@ class MessageHandlers:
             info.stopped = message.why if message.stopped else None
             self._transaction.members.finish(info)
         if record.lineage <= message.generation <= record.generation:
-            self._context.ledger.settle(info.id, message.step)
+            self._context.ledger.record_step(info.id, message.step)
 
     def _on_loads(self, node: Node, message: msg.Loads) -> None:
         # Only the newest count is kept: one of an unknown generation would hide all later counts.
         known = message.generation <= self._transaction.record.generation
         if known and self._transaction.is_member(message.worker) and self.check_plausible(node, message.step):
-            self._context.loads.take(message)
+            self._context.loads.on_loads(message)
 
     def _on_checkpoint_message(self, node: Node, message: Any) -> None:
         damaged = isinstance(message, msg.CheckpointDamaged)
         if damaged and not self._transaction.is_member(message.worker):
             return
-        if self._context.checkpoints.take(message, self._context.ledger.committed):
+        if self._context.checkpoints.on_report(message, self._context.ledger.committed):
             self._context.interruption.start(self._transaction.now)
 
     def _on_snapshot_message(self, node: Node, message: Any) -> None:
@@ -325,7 +325,7 @@ class MessageHandlers:
     def _on_evaluation_done(self, node: Node, message: msg.EvaluationDone) -> None:
         steps = [result.step for result in message.results]
         if self._transaction.is_member(message.worker) and self.check_plausible(node, *steps):
-            self._context.evaluations.take(message)
+            self._context.evaluations.on_evaluation_done(message)
 
     def _on_flop_tally(self, node: Node, message: msg.FlopTally) -> None:
         if self._transaction.is_member(message.worker) and self.check_plausible(node, message.step - 1):

@@ -340,7 +340,7 @@ class Draining:
             self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
         return taking
 
-    def take_back(self, workers: Iterable[str]) -> None:
+    def restore_retained(self, workers: Iterable[str]) -> None:
         """Make retained workers regular members again if they are in the next plan."""
         names = set(map(node_of, workers))
         for one in self._transaction.record.leaving:

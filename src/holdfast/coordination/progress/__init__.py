@@ -1,6 +1,6 @@
 """Committed steps and checkpoints, and the costs of recoveries.
 
-`StepLedger.note` receives each worker's report of an applied step. A step is committed once all live members have
+`StepLedger.add_report` receives each worker's report of an applied step. A step is committed once all live members have
 applied it: `Progress.release` then emits `step_committed`. The other parts are:
 
 - `CheckpointBook.accept`: a checkpoint counts once all its parts are written and its step is committed.

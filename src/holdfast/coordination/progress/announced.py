@@ -57,7 +57,7 @@ class Progress:
         #: when the newest step with a known time was committed, in Unix seconds; 0 if no time is known
         self._known_at = 0.0
 
-    def begin(self, now: float, *, first: bool) -> None:
+    def start_term(self, now: float, *, first: bool) -> None:
         """Find out when the job was last known to be at its step, at the start of a coordinator's term.
 
         Args:
@@ -135,7 +135,7 @@ class Progress:
             return ""
         return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
-    def tell(self, every_s: float) -> None:
+    def send_committed_step(self, every_s: float) -> None:
         """Send the newest committed step to the agents, so that they drop the steps that are in the journal.
 
         This costs a write of the record and messages, so it is not done at every step.

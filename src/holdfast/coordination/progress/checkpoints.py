@@ -87,7 +87,7 @@ class CheckpointBook:
         #: the value of `_prior_s`, and the generation and failure rate for which it was computed
         self._prior, self._prior_of = PRIOR_S, (0, 0.0)
 
-    def take(
+    def on_report(
         self,
         message: CheckpointWritten | CheckpointKept | CheckpointUnwritten | CheckpointDamaged,
         committed: int,

@@ -16,7 +16,7 @@ class EvaluationBook:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def take(self, message: EvaluationDone) -> None:
+    def on_evaluation_done(self, message: EvaluationDone) -> None:
         """Emit the new results in a member's message, unless it belongs to an abandoned lineage."""
         transaction, record = self._transaction, self._transaction.record
         if not record.lineage <= message.generation <= record.generation:

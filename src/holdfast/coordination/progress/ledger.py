@@ -119,13 +119,13 @@ class StepLedger:
         if step > self.committed:
             self._steps[step].commit = commit
 
-    def note(self, message: Applied, now: float) -> None:
+    def add_report(self, message: Applied, now: float) -> None:
         """Record one worker's report, received now.
 
         Raises:
             DivergedError: The result differs from another worker's.
         """
-        self.settle(message.worker, message.step)
+        self.record_step(message.worker, message.step)
         news = _Pending(message.commit, message.world, now, message.worker, message.paused_s)
         self._learn(message.step, news, message.state_hash)
         self.prove(message.step, message.generation)
@@ -205,11 +205,11 @@ class StepLedger:
         """The newest step that all members have provably applied, or 0."""
         return self._proven
 
-    def settle(self, worker: str, step: int) -> None:
+    def record_step(self, worker: str, step: int) -> None:
         """Record that a worker has the state of `step`, from any source."""
         self._standings.note((worker,), step)
 
-    def settle_all(self, workers: Iterable[str], step: int) -> None:
+    def record_steps(self, workers: Iterable[str], step: int) -> None:
         """Record that these workers have the state of `step`."""
         self._standings.note(workers, step)
 
@@ -221,7 +221,7 @@ class StepLedger:
         """Return the newest step that a worker is known to have applied."""
         return self._standings.of(worker)
 
-    def hear(self, reports: Collection[Report], global_batch: int) -> None:
+    def add_final_reports(self, reports: Collection[Report], global_batch: int) -> None:
         """Record the steps of all members, and fill in steps that passed although all their witnesses are dead.
 
         Call it once all messages of all members have arrived: a result that is still missing is lost. A report contains
@@ -230,7 +230,7 @@ class StepLedger:
         top = 0
         for report in reports:
             if report.applied is not None:
-                self.settle(report.worker, report.applied)
+                self.record_step(report.worker, report.applied)
                 top = max(top, report.applied)
         for report in reports:
             if report.passed is not None and report.passed.step <= top:

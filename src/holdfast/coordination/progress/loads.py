@@ -51,7 +51,7 @@ class LoadBook:
         #: seconds of one expert's work for one token, forward and backward
         self.token_s = 0.0
 
-    def take(self, message: Loads) -> bool:
+    def on_loads(self, message: Loads) -> bool:
         """Store a member's report, unless it is older than the known one; return False if it is invalid."""
         shape, told = self._transaction.record.expert_shape, (message.generation, message.step)
         if shape is None or told <= self._told:

@@ -62,7 +62,7 @@ class Closing:
 
     def request(self, request: Shutdown) -> None:
         """End the job on request. A second request for a checkpoint does not extend its time."""
-        self._begin(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
+        self._start(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
 
     def fail(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> bool:
         """Save the intact state and fail the job, because its script cannot continue.
@@ -73,7 +73,7 @@ class Closing:
         if self._goes_back(why):
             return False
         code = EXIT_BAD_INPUT if exit_code == EXIT_BAD_INPUT else EXIT_FAILED
-        self._begin(LastWill(why=why, exit_code=code, failed=True, traceback=traceback), save=True)
+        self._start(LastWill(why=why, exit_code=code, failed=True, traceback=traceback), save=True)
         return True
 
     def amend(self, before: str, why: str) -> None:
@@ -87,7 +87,7 @@ class Closing:
 
         A job that saves nothing fails with this reason.
         """
-        self._begin(
+        self._start(
             LastWill(why=why, exit_code=EXIT_FAILED, failed=True, renew=self._transaction.record.saves), save=True
         )
 
@@ -118,7 +118,7 @@ class Closing:
         limit_s = self._config.spec.time_limit
         if limit_s and self._transaction.now - self._transaction.record.run_since >= limit_s and not self._ends:
             why = f"its time limit of {limit_s:g} s is over"
-            self._begin(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
+            self._start(LastWill(why=why, exit_code=EXIT_ENDED, reason="time_limit"), save=True)
         record = self._transaction.record
         awaited, self._awaits = self._awaits, record.plan is None and record.stashed_step > 0
         if awaited and not self._awaits:
@@ -156,7 +156,7 @@ class Closing:
         names = ", ".join(record.stash_nodes)
         return f"nothing could be saved: step {record.stashed_step} was in the memory of {names} alone"
 
-    def _begin(self, will: LastWill, *, save: bool) -> None:
+    def _start(self, will: LastWill, *, save: bool) -> None:
         record, before = self._transaction.record, self._will
         if self._job_end.over is not None:
             return

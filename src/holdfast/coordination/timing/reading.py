@@ -101,7 +101,7 @@ class CoreWaits:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
-    def look(self, now: float, threads: Mapping[int, ThreadClock]) -> dict[int, float]:
+    def measure(self, now: float, threads: Mapping[int, ThreadClock]) -> dict[int, float]:
         """Return for each thread how long it was ready but had no core in its life, in seconds."""
         waited = dict[int, float]()
         for thread, clock in threads.items():
