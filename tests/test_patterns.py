@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from holdfast.patterns import length_for, may_begin, too_slow
+from holdfast.patterns import can_match_beginning, choose_searched_length, explain_slowness
 
 BEGINNINGS = ("hang: ", "exception: ")
 
@@ -27,7 +27,7 @@ BEGINNINGS = ("hang: ", "exception: ")
     ],
 )
 def test_what_may_take_for_ever_is_known(pattern: str) -> None:
-    assert too_slow(pattern)
+    assert explain_slowness(pattern)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_what_may_take_for_ever_is_known(pattern: str) -> None:
     ],
 )
 def test_others_are_looked_for_in_as_much_as_a_second_allows(pattern: str, length: int) -> None:
-    assert not too_slow(pattern)
-    assert length_for(pattern, 8192) == length
-    assert length_for(pattern, 100) == 100
+    assert not explain_slowness(pattern)
+    assert choose_searched_length(pattern, 8192) == length
+    assert choose_searched_length(pattern, 100) == 100
     hard = "foobar fan 1 aab failed 1.2.3 node-12: ab ab " * 200
-    assert not re.compile(f"{pattern}!").search(hard, 0, length_for(f"{pattern}!", 8192))
+    assert not re.compile(f"{pattern}!").search(hard, 0, choose_searched_length(f"{pattern}!", 8192))
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_others_are_looked_for_in_as_much_as_a_second_allows(pattern: str, lengt
     ],
 )
 def test_what_begins_otherwise_never_matches(pattern: str, *, may: bool) -> None:
-    assert may_begin(pattern, BEGINNINGS) == may
+    assert can_match_beginning(pattern, BEGINNINGS) == may

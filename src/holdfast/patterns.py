@@ -32,48 +32,48 @@ _Node = tuple[Any, Any]
 
 
 @lru_cache(maxsize=1024)
-def too_slow(pattern: str) -> str:
+def explain_slowness(pattern: str) -> str:
     """Return why a search may never end, or "" if it ends soon."""
-    ways = _ways(_tree(pattern))
+    ways = _count_ways(_parse(pattern))
     if ways == inf:
         return "it repeats a part that itself has repeats or alternatives: a search may never end"
     return f"there are {ways:.0e} ways in which a text may match it: a search may never end" if ways > _CHOICES else ""
 
 
 @lru_cache(maxsize=1024)
-def length_for(pattern: str, most: int) -> int:
+def choose_searched_length(pattern: str, most: int) -> int:
     """Return how many characters of a text, at most `most`, can be searched in one or two seconds."""
-    free = _free(_tree(pattern))
+    free = _count_flexible_repeats(_parse(pattern))
     ways, factorial = _WAYS, 1
     for number in range(2, free + 2):
         factorial *= number
     return most if free < 2 else min(most, int((ways * factorial) ** (1 / (free + 1))))
 
 
-def may_begin(pattern: str, beginnings: Sequence[str]) -> bool:
+def can_match_beginning(pattern: str, beginnings: Sequence[str]) -> bool:
     """Whether a pattern may match in a text with one of these beginnings (in lower case) and any end."""
     compiled = re.compile(pattern, re.IGNORECASE)
     if compiled.flags & re.MULTILINE:
         return True
-    for anchored, text, closed in _openings(_tree(pattern)):
+    for anchored, text, closed in _list_openings(_parse(pattern)):
         if not anchored or any(text.startswith(one) or (not closed and one.startswith(text)) for one in beginnings):
             return True
     return False
 
 
-def _tree(pattern: str) -> list[_Node]:
+def _parse(pattern: str) -> list[_Node]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(sre_parse.parse(pattern, re.IGNORECASE).data)
 
 
-def _name(node: _Node) -> str:
+def _node_name(node: _Node) -> str:
     return str(node[0])
 
 
-def _bodies(node: _Node) -> list[list[_Node]]:
+def _inner_patterns(node: _Node) -> list[list[_Node]]:
     """Return the patterns inside a node."""
-    name, value = _name(node), node[1]
+    name, value = _node_name(node), node[1]
     if name in (*_REPEATS, "POSSESSIVE_REPEAT"):
         return [list(value[2])]
     if name == "SUBPATTERN":
@@ -89,69 +89,80 @@ def _bodies(node: _Node) -> list[list[_Node]]:
     return []
 
 
-def _ways(nodes: list[_Node]) -> float:
+def _count_ways(nodes: list[_Node]) -> float:
     """Return in how many ways short repeats can match a text, or inf if the number grows with the text."""
     ways = 1.0
     for node in nodes:
-        inside = max(map(_ways, _bodies(node)), default=1.0)
-        name = _name(node)
+        inside = max(map(_count_ways, _inner_patterns(node)), default=1.0)
+        name = _node_name(node)
         if name in _REPEATS:
             least, most = int(node[1][0]), int(node[1][1])
             if most >= _LONG:
-                inside = inf if inside > 1.0 or _inner_free(node) else 1.0
+                inside = inf if inside > 1.0 or _has_variable_repeat(node) else 1.0
             else:
                 inside = (most - least + 1) * min(inside, 1e12) ** most
         elif name == "BRANCH":
-            inside *= _choices(_bodies(node))
+            inside *= _count_choices(_inner_patterns(node))
         ways = min(ways * inside, inf)
     return ways
 
 
-def _inner_free(node: _Node) -> bool:
-    return any(_name(one) in _REPEATS and one[1][0] != one[1][1] for body in _bodies(node) for one in _flat(body))
+def _has_variable_repeat(node: _Node) -> bool:
+    return any(
+        _node_name(one) in _REPEATS and one[1][0] != one[1][1]
+        for body in _inner_patterns(node)
+        for one in _flatten(body)
+    )
 
 
-def _choices(bodies: list[list[_Node]]) -> int:
+def _count_choices(bodies: list[list[_Node]]) -> int:
     """Return how many alternatives may be tried without success: 1 if each begins with a different letter."""
-    letters = {body[0][1] for body in bodies if body and _name(body[0]) == "LITERAL"}
+    letters = {body[0][1] for body in bodies if body and _node_name(body[0]) == "LITERAL"}
     return 1 if len(letters) == len(bodies) else len(bodies)
 
 
-def _flat(nodes: list[_Node]) -> Iterator[_Node]:
+def _flatten(nodes: list[_Node]) -> Iterator[_Node]:
     for node in nodes:
         yield node
-        for body in _bodies(node):
-            yield from _flat(body)
+        for body in _inner_patterns(node):
+            yield from _flatten(body)
 
 
-def _inline(nodes: list[_Node]) -> list[_Node]:
+def _inline_groups(nodes: list[_Node]) -> list[_Node]:
     """Return a sequence with its groups replaced by their contents."""
-    return [one for node in nodes for one in (_inline(_bodies(node)[0]) if _name(node) == "SUBPATTERN" else [node])]
+    return [
+        one
+        for node in nodes
+        for one in (_inline_groups(_inner_patterns(node)[0]) if _node_name(node) == "SUBPATTERN" else [node])
+    ]
 
 
-def _free(nodes: list[_Node]) -> int:
+def _count_flexible_repeats(nodes: list[_Node]) -> int:
     """Return how many long repeats can leave part of their match to the next node."""
-    line, free = _inline(nodes), 0
+    line, free = _inline_groups(nodes), 0
     for place, node in enumerate(line):
-        name = _name(node)
+        name = _node_name(node)
         if name in _REPEATS and node[1][1] >= _LONG and node[1][0] != node[1][1]:
             follows = line[place + 1] if place + 1 < len(line) else None
-            free += follows is not None and _overlap(list(node[1][2]), follows)
+            free += follows is not None and _can_overlap(list(node[1][2]), follows)
         else:
-            inside = max((_free([*body, *line[place + 1 : place + 2]]) for body in _bodies(node)), default=0)
+            inside = max(
+                (_count_flexible_repeats([*body, *line[place + 1 : place + 2]]) for body in _inner_patterns(node)),
+                default=0,
+            )
             free += inside * (int(node[1][1]) if name in _REPEATS else 1)
     return free
 
 
-def _overlap(body: list[_Node], follows: _Node) -> bool:
+def _can_overlap(body: list[_Node], follows: _Node) -> bool:
     """Whether the repeated pattern and the next node can match the same character."""
-    mine, theirs = (_letters(body[0]) if len(body) == 1 else None), _letters(follows)
+    mine, theirs = (_matched_characters(body[0]) if len(body) == 1 else None), _matched_characters(follows)
     return mine is None or theirs is None or bool(mine & theirs)
 
 
-def _letters(node: _Node) -> set[str] | None:
+def _matched_characters(node: _Node) -> set[str] | None:
     """Return which of `_CHARACTERS` a node matches, or None if unknown."""
-    name, value = _name(node), node[1]
+    name, value = _node_name(node), node[1]
     if name == "ANY":
         return set(_CHARACTERS)
     if name == "LITERAL":
@@ -169,32 +180,32 @@ def _letters(node: _Node) -> set[str] | None:
         elif str(kind) == "RANGE":
             letters = (one for one in _CHARACTERS if what[0] <= ord(one) <= what[1])
             found |= {case for one in letters for case in (one.lower(), one.upper())}
-        elif (category := _category(str(what))) is None:
+        elif (category := _category_characters(str(what))) is None:
             return None
         else:
             found |= category
     return set(_CHARACTERS) - found if negated else found
 
 
-def _category(name: str) -> set[str] | None:
+def _category_characters(name: str) -> set[str] | None:
     escape = {"CATEGORY_DIGIT": r"\d", "CATEGORY_SPACE": r"\s", "CATEGORY_WORD": r"\w"}.get(name)
     return None if escape is None else {one for one in _CHARACTERS if re.fullmatch(escape, one)}
 
 
-def _openings(nodes: list[_Node]) -> Iterator[tuple[bool, str, bool]]:
+def _list_openings(nodes: list[_Node]) -> Iterator[tuple[bool, str, bool]]:
     """Yield the beginnings of matching texts.
 
     Each is (whether a match must start at the beginning of the text, its first letters, whether it has no others).
     """
-    ways = [(False, "", _inline(nodes))]
+    ways = [(False, "", _inline_groups(nodes))]
     for _ in range(_BEGINNINGS):
         if not ways:
             return
         anchored, text, rest = ways.pop()
         while rest:
-            name, value = _name(rest[0]), rest[0][1]
+            name, value = _node_name(rest[0]), rest[0][1]
             if name == "BRANCH":
-                ways += [(anchored, text, [*_inline(body), *rest[1:]]) for body in _bodies(rest[0])]
+                ways += [(anchored, text, [*_inline_groups(body), *rest[1:]]) for body in _inner_patterns(rest[0])]
                 break
             if name == "AT" and str(value) in ("AT_BEGINNING", "AT_BEGINNING_STRING") and not text:
                 anchored, rest = True, rest[1:]

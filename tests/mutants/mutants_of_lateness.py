@@ -123,7 +123,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="late_where_nobody_waits",
         module=JUDGE,
-        qualname="find_hung",
+        qualname="judge_standstill",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung",
         why="a late worker is not at fault if no other worker waits",
@@ -131,7 +131,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="few_wait_for_many",
         module=JUDGE,
-        qualname="find_hung",
+        qualname="judge_standstill",
         old="hung and len(nodes | {*silent}) <= max(1, len(waiting)) and waiting",
         new="hung and waiting",
         why="if more workers compute than wait, the work itself takes long",
@@ -155,7 +155,7 @@ LATENESS_MUTANTS = (
     Mutant(
         name="network_where_somebody_is_at_work",
         module=JUDGE,
-        qualname="find_hung",
+        qualname="judge_standstill",
         old="all",
         new="any",
         why="a long step would be interrupted repeatedly",

@@ -73,7 +73,7 @@ def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -
     seal(tmp_path, abandoned)
     checkpoint_dir.remove_unfinished(LocalStorage(tmp_path), abandoned)
     assert {path: path.read_bytes() for path in (tmp_path / decided.folder).rglob("*") if path.is_file()} == before
-    assert checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
+    assert checkpoint_dir.find_usable_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
 
 
 def test_what_is_damaged_before_it_is_kept_is_told(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_checkpoints_are_in_the_order_of_their_lineages(tmp_path: Path) -> None:
 def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
     for step in (10, 20):
         of_today(tmp_path, step)
-    found = checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail)
+    found = checkpoint_dir.find_usable_checkpoints(LocalStorage(tmp_path), pytest.fail)
     assert [name.folder for name in found] == ["step-00000010", "step-00000020"]
 
 
@@ -111,7 +111,7 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
         if step > 50:
             os.truncate(path / "a.bin", 10)
     told: list[DamagedCheckpointError] = []
-    assert [name.step for name in checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), told.append)] == [
+    assert [name.step for name in checkpoint_dir.find_usable_checkpoints(LocalStorage(tmp_path), told.append)] == [
         10,
         20,
     ]
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_is_sealed_while_leftovers_are_removed_stays_whole(tmp
     write(tmp_path, 1)
     checkpoint_dir.remove_unfinished(Racing(tmp_path), CheckpointName(term=1, generation=2, step=4))
     assert sealed == ["step-00000001-t1-g1-ab"]
-    assert [name.step for name in checkpoint_dir.find_intact_checkpoints(LocalStorage(tmp_path), pytest.fail)] == [2, 4]
+    assert [name.step for name in checkpoint_dir.find_usable_checkpoints(LocalStorage(tmp_path), pytest.fail)] == [2, 4]
 
 
 class FullOfDirectories(LocalStorage):

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.coordination.failures.class_table import TABLE
 from holdfast.coordination.failures.classes import UNKNOWN, FailureClass, FailureClasses, find_rule_errors
-from holdfast.patterns import length_for
+from holdfast.patterns import choose_searched_length
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
 NODE, PROCESS, RETRY = Severity.NODE, Severity.PROCESS, Severity.RETRY
@@ -177,7 +177,7 @@ def test_what_takes_its_time_is_looked_for_in_less_of_a_long_message() -> None:
 
 
 def test_our_own_rules_may_be_looked_for_in_all_of_a_message() -> None:
-    assert {length_for(one.pattern, 8192) for one in TABLE} == {8192}
+    assert {choose_searched_length(one.pattern, 8192) for one in TABLE} == {8192}
     assert list(find_rule_errors(TABLE)) == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from holdfast.coordination.hang_detection.judge import Finding, Standstill, describe_hang, find_hung
+from holdfast.coordination.hang_detection.judge import Finding, Standstill, describe_hang, judge_standstill
 from holdfast.protocol.messages.progress import Activity, ThreadActivity
 
 NODES = ("a", "b", "c", "d")
@@ -28,22 +28,22 @@ def case(*stands: ThreadActivity, silent: tuple[str, ...] = (), overdue: bool = 
 
 def test_who_computes_while_the_others_wait_is_named_though_no_step_is_overdue_yet() -> None:
     late = stand("a")
-    assert find_hung(case(late, *map(waiting, "bcd"), overdue=False)) == Finding(hung=(late,))
+    assert judge_standstill(case(late, *map(waiting, "bcd"), overdue=False)) == Finding(hung=(late,))
 
 
 def test_who_computes_within_its_limit_is_not() -> None:
-    assert find_hung(case(stand("a", for_s=0.4), *map(waiting, "bcd"))) == Finding()
+    assert judge_standstill(case(stand("a", for_s=0.4), *map(waiting, "bcd"))) == Finding()
 
 
 def test_who_computes_and_nobody_knows_for_how_long_it_may_is_not() -> None:
-    assert find_hung(case(stand("a", limit_s=0.0), *map(waiting, "bcd"))) == Finding()
+    assert judge_standstill(case(stand("a", limit_s=0.0), *map(waiting, "bcd"))) == Finding()
 
 
 def test_who_has_come_last_is_given_time_to_take_part() -> None:
     early = [msgspec.structs.replace(waiting(node), waits_s=1.0) for node in "abc"]
     for waits_s, network in ((0.4, False), (0.5, True)):
         last = msgspec.structs.replace(waiting("d"), waits_s=waits_s)
-        assert find_hung(replace(case(*early, last), together_s=0.5)) == Finding(network=network)
+        assert judge_standstill(replace(case(*early, last), together_s=0.5)) == Finding(network=network)
 
 
 def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_others_is_named() -> None:
@@ -51,7 +51,7 @@ def test_where_nobody_knows_how_long_it_takes_who_is_far_longer_at_it_than_the_o
         """Return the finding if all other workers took `took_s` and then waited until `lasts_s`."""
         late = stand("a", activity, for_s=lasts_s, limit_s=0.0)
         others = (msgspec.structs.replace(waiting(node), waits_s=lasts_s - took_s) for node in "bcd")
-        return find_hung(case(late, *others, overdue=False))
+        return judge_standstill(case(late, *others, overdue=False))
 
     assert [stand.worker for stand in first(1.0, 30.5).hung] == ["a/0/0"]
     assert first(1.0, 29.5) == Finding()
@@ -66,79 +66,79 @@ def test_of_the_others_who_took_longest_counts_where_nobody_knows_how_long_it_ta
     late = stand("a", for_s=60.0, limit_s=0.0)
     early, other = (msgspec.structs.replace(waiting(node), waits_s=59.0) for node in "bc")
     newest = msgspec.structs.replace(waiting("d"), waits_s=20.0)
-    assert find_hung(case(late, early, other, newest)) == Finding()
-    assert find_hung(case(late, early, other)).hung == (late,)
+    assert judge_standstill(case(late, early, other, newest)) == Finding()
+    assert judge_standstill(case(late, early, other)).hung == (late,)
 
 
 def test_nobody_is_late_where_nobody_waits() -> None:
-    assert find_hung(case(*map(stand, "abcd"))) == Finding()
+    assert judge_standstill(case(*map(stand, "abcd"))) == Finding()
 
 
 def test_where_more_are_busy_than_wait_it_is_what_they_do() -> None:
-    assert find_hung(case(*map(stand, "abc"), waiting("d"))) == Finding()
+    assert judge_standstill(case(*map(stand, "abc"), waiting("d"))) == Finding()
     both = (stand("a"), stand("b"))
-    assert find_hung(case(*both, waiting("c"), waiting("d"))).hung == both
+    assert judge_standstill(case(*both, waiting("c"), waiting("d"))).hung == both
 
 
 def test_of_two_one_may_hold_the_other_up() -> None:
     late = stand("a")
     two = replace(case(late, waiting("b")), members=WORKERS[:2])
-    assert find_hung(two) == Finding(hung=(late,))
+    assert judge_standstill(two) == Finding(hung=(late,))
 
 
 def test_where_all_wait_it_is_the_network_once_it_takes_too_long() -> None:
-    assert find_hung(case(*map(waiting, "abcd"))) == Finding(network=True)
-    assert find_hung(case(*map(waiting, "abcd"), overdue=False)) == Finding()
+    assert judge_standstill(case(*map(waiting, "abcd"))) == Finding(network=True)
+    assert judge_standstill(case(*map(waiting, "abcd"), overdue=False)) == Finding()
 
 
 def test_it_is_not_the_network_where_one_says_nothing_of_itself() -> None:
-    assert find_hung(case(*map(waiting, "abc"))) == Finding()
+    assert judge_standstill(case(*map(waiting, "abc"))) == Finding()
 
 
 def test_who_waits_and_does_not_look_does_not_run() -> None:
     asleep = waiting("a", looked_s=0.6)
-    assert find_hung(case(asleep, *map(waiting, "bcd"))) == Finding(hung=(asleep,))
-    assert find_hung(case(asleep, *map(waiting, "bcd"), overdue=False)) == Finding()
+    assert judge_standstill(case(asleep, *map(waiting, "bcd"))) == Finding(hung=(asleep,))
+    assert judge_standstill(case(asleep, *map(waiting, "bcd"), overdue=False)) == Finding()
 
 
 def test_a_stopped_process_is_named_wherever_it_stands() -> None:
     stopped = msgspec.structs.replace(stand("a", for_s=0.1), stopped=True)
     long_enough = replace(case(stopped, *map(waiting, "bcd"), overdue=False), waits_for_stopped=True)
-    assert find_hung(long_enough) == Finding(hung=(stopped,))
-    assert find_hung(case(stopped, *map(waiting, "bcd"), overdue=False)) == Finding()
+    assert judge_standstill(long_enough) == Finding(hung=(stopped,))
+    assert judge_standstill(case(stopped, *map(waiting, "bcd"), overdue=False)) == Finding()
 
 
 def test_a_node_that_does_not_answer_is_named_once_it_takes_too_long() -> None:
-    assert find_hung(case(*map(waiting, "abc"), silent=("d",))) == Finding(silent=("d",))
-    assert find_hung(case(*map(waiting, "abc"), silent=("d",), overdue=False)) == Finding()
+    assert judge_standstill(case(*map(waiting, "abc"), silent=("d",))) == Finding(silent=("d",))
+    assert judge_standstill(case(*map(waiting, "abc"), silent=("d",), overdue=False)) == Finding()
 
 
 def test_where_more_are_silent_than_wait_it_may_be_the_coordinator_that_hears_nothing() -> None:
-    assert find_hung(case(waiting("a"), silent=("b", "c", "d"))) == Finding()
+    assert judge_standstill(case(waiting("a"), silent=("b", "c", "d"))) == Finding()
 
 
 def test_a_node_that_is_silent_is_not_named_where_nobody_waits() -> None:
-    assert find_hung(case(*(stand(node, for_s=0.1) for node in "abc"), silent=("d",))) == Finding()
+    assert judge_standstill(case(*(stand(node, for_s=0.1) for node in "abc"), silent=("d",))) == Finding()
 
 
 def test_members_that_have_reported_wait() -> None:
     late = stand("a", Activity.APPLYING)
     told = replace(case(late), idle=WORKERS[1:])
-    assert find_hung(told) == Finding(hung=(late,))
-    assert find_hung(replace(told, idle=WORKERS)) == Finding()
+    assert judge_standstill(told) == Finding(hung=(late,))
+    assert judge_standstill(replace(told, idle=WORKERS)) == Finding()
 
 
 def test_who_does_not_come_in_where_others_are_is_named() -> None:
     away = stand("a", Activity.ENTERING, limit_s=0.0)
-    assert find_hung(case(away, *map(waiting, "bcd"))).hung == ()
-    assert find_hung(replace(case(away, *map(waiting, "bcd")), outside=WORKERS[:1])) == Finding(hung=(away,))
+    assert judge_standstill(case(away, *map(waiting, "bcd"))).hung == ()
+    assert judge_standstill(replace(case(away, *map(waiting, "bcd")), outside=WORKERS[:1])) == Finding(hung=(away,))
     all_away = case(*(stand(node, Activity.ENTERING) for node in NODES))
-    assert find_hung(replace(all_away, outside=WORKERS)) == Finding()
+    assert judge_standstill(replace(all_away, outside=WORKERS)) == Finding()
 
 
 def test_a_receiver_is_not_blamed_for_what_has_not_come() -> None:
     receives = stand("a", Activity.RECEIVING)
-    assert find_hung(replace(case(receives, *map(waiting, "bcd")), outside=WORKERS[:1])).hung == ()
+    assert judge_standstill(replace(case(receives, *map(waiting, "bcd")), outside=WORKERS[:1])).hung == ()
 
 
 def test_people_are_told_where_it_stands() -> None:

@@ -63,7 +63,7 @@ class Watched(ElasticTrainer):
         super().__init__(*args)
         self.seen: list[list[Any]] = []
         self.lines: list[Any] = []
-        self.metrics.say = lambda line, **_: self.lines.append(line)
+        self.metrics.log_step = lambda line, **_: self.lines.append(line)
 
     def train_step(self, step: Any) -> bool:
         self.seen.append([])
@@ -223,7 +223,7 @@ def _spread_gradients(seat: Seat, backend: str) -> Any:
         loss.backward()
         losses.append(loss.item())
 
-    trainer._at_hand = SimpleNamespace(backward=backward)
+    trainer._current_step = SimpleNamespace(backward=backward)
     text = Text(ignored=False)
     mine = range(2) if seat.rank // 2 == 0 else range(2, 4)
     inputs, labels = torch.utils.data.default_collate([text[number] for number in mine])

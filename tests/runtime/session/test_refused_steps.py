@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import JobFailedError
-from holdfast.protocol.checkpoints.directory import find_intact_checkpoints
+from holdfast.protocol.checkpoints.directory import find_usable_checkpoints
 from holdfast.runtime.moe.layer.moe_layer import MoE
 from holdfast.runtime.session.job import Job
 from holdfast.runtime.session.session import Session
@@ -68,7 +68,7 @@ def test_a_step_that_is_refused_twice_ends_the_job_with_what_it_has_led_to_saved
         loop.run(5, {3: 2})
     loop.session.close()
     assert list(loop.applied) == [1, 2]
-    assert [known.step for known in find_intact_checkpoints(LocalStorage(tmp_path), print)] == [2]
+    assert [known.step for known in find_usable_checkpoints(LocalStorage(tmp_path), print)] == [2]
     resumed = Loop(tmp_path)
     resumed.run(5, {})
     assert list(resumed.applied) == [3, 4, 5]

@@ -23,7 +23,7 @@ def load_intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple
     if not directory:
         return ()
     try:
-        intact = checkpoint_dir.find_intact_checkpoints(
+        intact = checkpoint_dir.find_usable_checkpoints(
             storage_at(directory), lambda error: say(f"holdfast: a checkpoint is damaged and not used: {error}")
         )
     except OSError as error:

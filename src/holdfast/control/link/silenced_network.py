@@ -22,10 +22,10 @@ def block_incoming_tcp() -> int:
     """
     code = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))  # one instruction: keep 0 bytes
     program = struct.pack("HP", 1, ctypes.addressof(code))
-    return sum(_attach(int(name), program) for name in os.listdir("/proc/self/fd"))
+    return sum(_attach_filter(int(name), program) for name in os.listdir("/proc/self/fd"))
 
 
-def _attach(descriptor: int, program: bytes) -> bool:
+def _attach_filter(descriptor: int, program: bytes) -> bool:
     """Attach the filter to a TCP socket.
 
     Return False if the descriptor is not a TCP socket, or was closed meanwhile.

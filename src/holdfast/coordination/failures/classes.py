@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain
 
 from holdfast.coordination.failures.class_table import TABLE
-from holdfast.patterns import length_for, may_begin, too_slow
+from holdfast.patterns import can_match_beginning, choose_searched_length, explain_slowness
 from holdfast.protocol.failures import Detector, FailureKind, FailureRule, Severity
 
 #: class of a failure that no rule matches
@@ -47,7 +47,9 @@ class FailureClasses:
         Raises:
             ValueError: A rule of the site is invalid (`find_rule_errors` explains which, and why).
         """
-        self._site = tuple((_compile_site_rule(rule), length_for(rule.pattern, _MAX_LENGTH), rule) for rule in site)
+        self._site = tuple(
+            (_compile_site_rule(rule), choose_searched_length(rule.pattern, _MAX_LENGTH), rule) for rule in site
+        )
 
     def classify(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
         """Return the class of a failure."""
@@ -71,7 +73,7 @@ def find_rule_errors(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
         except ValueError as error:
             yield number, str(error)
             continue
-        if not may_begin(rule.pattern, _PREFIXES):
+        if not can_match_beginning(rule.pattern, _PREFIXES):
             yield number, f"it can never match: the searched texts begin with one of {', '.join(_PREFIXES)}"
         for before, other, theirs in earlier:
             if theirs.detector in (None, rule.detector) and _shadows(other, rule.pattern):
@@ -93,7 +95,7 @@ def _compile_site_rule(rule: FailureRule) -> re.Pattern[str]:
         ValueError: The pattern is invalid, or a search for it may take forever.
     """
     pattern = _compile_rule(rule)
-    if why := too_slow(rule.pattern):
+    if why := explain_slowness(rule.pattern):
         raise ValueError(f"the pattern {rule.pattern!r} is refused: {why}")
     return pattern
 

@@ -62,7 +62,7 @@ class Finding:
     network: bool = False
 
 
-def find_hung(still: Standstill) -> Finding:
+def judge_standstill(still: Standstill) -> Finding:
     """Return the causes of a standstill: hung workers, silent nodes, or the network if all workers wait.
 
     Silent nodes, the network, and workers that stay outside the group are named only if the standstill is overdue. The

@@ -13,7 +13,7 @@ from holdfast.coordination.collection.memory_reports import Memories
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.detections import node_lost, process_ended, worker_hung
 from holdfast.coordination.generations.interruption import Interruption
-from holdfast.coordination.hang_detection.judge import Standstill, describe_hang, find_hung
+from holdfast.coordination.hang_detection.judge import Standstill, describe_hang, judge_standstill
 from holdfast.coordination.hang_detection.own_work import REPEAT_FACTOR, SlowWork
 from holdfast.coordination.hang_detection.pace import AnswerTimes, Pace
 from holdfast.coordination.hang_detection.stack_dumps import StackDumps
@@ -235,7 +235,7 @@ class HangProbe:
             return
         recovering = stopping.stop is not None
         workers = transaction.planned if recovering else plan.workers
-        finding = find_hung(
+        finding = judge_standstill(
             Standstill(
                 members=transaction.members.live(workers),
                 stands=question.stands,

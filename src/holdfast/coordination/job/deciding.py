@@ -112,7 +112,7 @@ class GenerationDecider:
         closing = self._closing.under_way
         if not closing:
             self._draining.followed()
-            self._replacements.fill(record.plan)
+            self._replacements.replace_lost_nodes(record.plan)
             if self._replacements.waits(record.plan):
                 return
         if lacks_slots(transaction, self._config):

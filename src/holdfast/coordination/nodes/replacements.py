@@ -69,7 +69,7 @@ class Replacements:
             changed = (replace(one, beside=successors.get(one.beside, one.beside)) for one in leaving)
             self._transaction.change(leaving=tuple(changed))
 
-    def fill(self, plan: GenerationPlan) -> None:
+    def replace_lost_nodes(self, plan: GenerationPlan) -> None:
         """Decide whether standbys replace the lost nodes of a plan now, and keep the reason.
 
         If they do, assign a standby to each lost node while there are any. Otherwise the job first continues with

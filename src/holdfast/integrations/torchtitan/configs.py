@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast import BadInputError, Layout
-from holdfast.integrations.torchtitan.package import module
+from holdfast.integrations.torchtitan.package import import_module
 
 #: settings of torchtitan that must be 1, and the remedy
 _ONE = {
@@ -81,7 +81,7 @@ def trial_on_cpu(config: Any) -> Any:
     torch has no backward pass of FlexAttention on CPUs, and no varlen attention at all. Both are replaced by
     `scaled_dot_product_attention` over the full window, also across the documents in it. All computation is in float32.
     """
-    attention = module("models.common.attention")
+    attention = import_module("models.common.attention")
     plain = attention.ScaledDotProductAttention.Config
     for kind in (attention.FlexAttention.Config, attention.VarlenAttention.Config):
         for _, found, parent, name in list(config.model_spec.traverse(kind)):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast import Job
-from holdfast.integrations.torchtitan.package import module
+from holdfast.integrations.torchtitan.package import import_module
 
-_ParallelDims: Any = module("distributed").ParallelDims
+_ParallelDims: Any = import_module("distributed").ParallelDims
 #: the SPMD backend of torchtitan with a separate mesh for FSDP2
 _PARTIAL = "partial_dtensor"
 

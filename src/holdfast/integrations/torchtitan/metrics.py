@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.integrations.torchtitan.package import module
+from holdfast.integrations.torchtitan.package import import_module
 
-_metrics: Any = module("components.metrics")
-_tools: Any = module("tools.utils")
+_metrics: Any = import_module("components.metrics")
+_tools: Any = import_module("tools.utils")
 _MetricsProcessor: Any = _metrics.MetricsProcessor
 
 
@@ -77,20 +77,20 @@ class JobMetrics:
         self._tokens, self._waits = 0, list[float]()
         self._since = time.perf_counter()
 
-    def wanted(self, step: int) -> bool:
+    def is_logged(self, step: int) -> bool:
         """Whether torchtitan would log a step. The same on all workers."""
         return step == 1 or step % self._config.metrics.log_freq == 0
 
-    def loaded(self, tokens: int, seconds: float) -> None:
+    def count_micro_batch(self, tokens: int, seconds: float) -> None:
         """Count a loaded micro-batch of this many tokens, after a wait of `seconds`."""
         self._tokens += tokens
         self._waits.append(seconds)
 
-    def say(self, line: StepLine, *, rank: int, trainer: Any) -> None:
+    def log_step(self, line: StepLine, *, rank: int, trainer: Any) -> None:
         """Log the results of a step if this worker has rank 0. Reset the counts on every worker."""
         if rank == 0:
             if self._processor is None:
-                self._processor = self._made(trainer)
+                self._processor = self._make_processor(trainer)
             self._processor.ntokens_since_last_log = self._tokens
             self._processor.data_loading_times = self._waits or [0.0]
             self._processor.time_last_log = self._since
@@ -103,7 +103,7 @@ class JobMetrics:
         if self._processor is not None:
             self._processor.close()
 
-    def _made(self, trainer: Any) -> Any:
+    def _make_processor(self, trainer: Any) -> Any:
         config = self._config
         given = {"parallel_dims": self._dims, "dump_folder": config.dump_folder, "config_dict": config.to_dict()}
         given["pp_schedule"] = config.parallelism.pipeline_parallel_schedule

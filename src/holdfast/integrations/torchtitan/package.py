@@ -13,7 +13,7 @@ VERSION = "0.3"
 _INSTALL = "pip install 'holdfast[torchtitan]'"
 
 
-def module(name: str) -> Any:
+def import_module(name: str) -> Any:
     """Import a module of torchtitan.
 
     Args:

@@ -14,17 +14,17 @@ from holdfast import BadInputError, Job, Step
 from holdfast.integrations.torchtitan.configs import check_config, layout_of
 from holdfast.integrations.torchtitan.dims import JobParallelDims
 from holdfast.integrations.torchtitan.metrics import JobMetrics, StepLine
-from holdfast.integrations.torchtitan.package import module
+from holdfast.integrations.torchtitan.package import import_module
 from holdfast.integrations.torchtitan.samples import LoaderStreams
 
 logger = logging.getLogger(__name__)
 
-_spmd: Any = module("distributed.spmd_types").spmd
-_config: Any = module("config")
-_losses: Any = module("components.loss")
-_distributed: Any = module("distributed.utils")
-_tools: Any = module("tools.utils")
-_Trainer: Any = module("trainer").Trainer
+_spmd: Any = import_module("distributed.spmd_types").spmd
+_config: Any = import_module("config")
+_losses: Any = import_module("components.loss")
+_distributed: Any = import_module("distributed.utils")
+_tools: Any = import_module("tools.utils")
+_Trainer: Any = import_module("trainer").Trainer
 #: metrics of a step: its largest loss, and its number of ignored labels
 _LARGEST, _IGNORED = "torchtitan/max_loss", "torchtitan/ignored_tokens"
 
@@ -55,8 +55,8 @@ class ElasticTrainer(_Trainer):
         self._seed()
         self.model_config = config.model_spec.model
         self.model_config.update_from_config(config=config)
-        self.loss_fn = self._loss()
-        model, flops = self._model()
+        self.loss_fn = self._build_loss()
+        model, flops = self._build_model()
         self.model_parts = [model]
         self.optimizers = config.optimizer.build(model_parts=self.model_parts)
         if len(self.optimizers) != 1:
@@ -70,7 +70,7 @@ class ElasticTrainer(_Trainer):
         self.train_context = _distributed.get_spmd_context(parallel_dims=self.parallel_dims)
         self.fwd_bwd_fn = self._forward_backward
         self._protected = False
-        self._at_hand: Step | None = None
+        self._current_step: Step | None = None
 
     # ---- the model ----
 
@@ -96,7 +96,7 @@ class ElasticTrainer(_Trainer):
             _distributed.set_determinism(self.parallel_dims, self.device, debug, distinct_seed_mesh_dims=[])
         torch.manual_seed(debug.seed)  # pyright: ignore[reportUnknownMemberType] - torch leaves it untyped
 
-    def _loss(self) -> Any:
+    def _build_loss(self) -> Any:
         """Build the loss. A chunked loss calls backward() itself, which the job must do, so its inner loss is used."""
         config = self.config.loss
         if isinstance(config, _losses.ChunkedLossWrapper.Config):
@@ -106,7 +106,7 @@ class ElasticTrainer(_Trainer):
             config = config.loss_fn
         return config.build(compile_config=self.config.compile)
 
-    def _model(self) -> tuple[Any, int]:
+    def _build_model(self) -> tuple[Any, int]:
         """Build the model, shard it, and initialize its weights. Return it and its FLOP per token.
 
         On a GPU it is sharded before it has weights, as torchtitan does: DTensor then draws the same random numbers for
@@ -114,20 +114,20 @@ class ElasticTrainer(_Trainer):
         """
         config = self.config
         on_cpu = self.device.type == "cpu"
-        with torch.device("cpu" if on_cpu else "meta"), self._dtype():
+        with torch.device("cpu" if on_cpu else "meta"), self._default_dtype():
             model: Any = self.model_config.build()
         model.verify_module_protocol()
         _, flops = self.model_config.get_nparams_and_flops(model, config.training.seq_len)
         if on_cpu:
-            self._first_weights(model)
-        model = self._spread(model)
+            self._init_weights(model)
+        model = self._parallelize(model)
         if not on_cpu:
             model.to_empty(device=self.device)
-            self._first_weights(model)
+            self._init_weights(model)
         model.train()
         return model, flops
 
-    def _spread(self, model: Any) -> Any:
+    def _parallelize(self, model: Any) -> Any:
         """Apply torchtitan's sharding, activation checkpointing and compilation to the model, as the config sets."""
         config = self.config
         try:
@@ -150,10 +150,10 @@ class ElasticTrainer(_Trainer):
                 f"'partial_dtensor' or 'full_dtensor', or a later torch ({error})"
             ) from error
 
-    def _dtype(self) -> Any:
+    def _default_dtype(self) -> Any:
         return _tools.set_default_dtype(_config.TORCH_DTYPE_MAP[self.config.training.dtype])
 
-    def _first_weights(self, model: Any) -> None:
+    def _init_weights(self, model: Any) -> None:
         with torch.no_grad():
             model.init_weights(buffer_device=None)
 
@@ -171,7 +171,7 @@ class ElasticTrainer(_Trainer):
         self.job.protect(
             self.model_parts[0],
             next(iter(self.optimizers)),
-            self._streams() if data is None else data,
+            self._make_streams() if data is None else data,
             global_batch=training.global_batch_size,
             micro_batch=self._micro_batch,
             seed=self.config.debug.seed,
@@ -194,9 +194,9 @@ class ElasticTrainer(_Trainer):
 
     def train_step(self, step: Step) -> bool:
         """Run one attempt at one step. Return whether it was applied."""
-        self.step, self._at_hand = step.number, step
-        rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.wanted(step.number)
-        for inputs, labels in self._timed(step.micro_batches()):
+        self.step, self._current_step = step.number, step
+        rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.is_logged(step.number)
+        for inputs, labels in self._time_batches(step.micro_batches()):
             ignored = int((labels == _losses.IGNORE_INDEX).sum())
             if ignored:
                 step.log({_IGNORED: ignored}, reduce="sum")
@@ -206,7 +206,7 @@ class ElasticTrainer(_Trainer):
                 step.log({_LARGEST: loss.detach() * (labels.numel() / max(labels.numel() - ignored, 1))}, reduce="max")
         applied = step.apply()
         if applied and wanted:
-            self.metrics.say(self._line(step, rates), rank=self.job.rank, trainer=self)
+            self.metrics.log_step(self._make_step_line(step, rates), rank=self.job.rank, trainer=self)
         return applied
 
     def close(self) -> None:
@@ -219,17 +219,17 @@ class ElasticTrainer(_Trainer):
         The loss is divided by all tokens of the part, including ignored ones. Each counted token then has the same
         weight in every micro-batch, as in torchtitan's sum over the global batch.
         """
-        assert self._at_hand is not None
+        assert self._current_step is not None
         with self.train_context():
             predicted = self.model_parts[0](inputs, **more)
             named = {"positions": more["positions"]} if "positions" in more else {}
             loss, _ = self.loss_fn(predicted, labels, tokens, **named)
             del predicted
             with _spmd.no_typecheck():
-                self._at_hand.backward(loss)
+                self._current_step.backward(loss)
         return loss
 
-    def _line(self, step: Step, rates: dict[str, float]) -> StepLine:
+    def _make_step_line(self, step: Step, rates: dict[str, float]) -> StepLine:
         tokens = self.config.training.global_batch_size * self.config.training.seq_len
         counted = max(tokens - step.metrics.get(_IGNORED, 0.0), 1.0)
         return StepLine(
@@ -246,7 +246,7 @@ class ElasticTrainer(_Trainer):
         """Size of a replica group's micro-batch. torchtitan's local batch size is that of one worker along `shard`."""
         return self.config.training.local_batch_size * self.layout.shard
 
-    def _streams(self) -> LoaderStreams:
+    def _make_streams(self) -> LoaderStreams:
         config = self.config
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
 
@@ -262,12 +262,12 @@ class ElasticTrainer(_Trainer):
 
         return LoaderStreams(build)
 
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _time_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield micro-batches, and record how long each was waited for."""
         while True:
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
                 return
-            self.metrics.loaded(batch[1].numel(), time.perf_counter() - before)
+            self.metrics.count_micro_batch(batch[1].numel(), time.perf_counter() - before)
             yield batch

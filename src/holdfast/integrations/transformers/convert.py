@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from holdfast import BadInputError, BalancingBias, ElasticExperts, MoE
-from holdfast.integrations.transformers.forms import FORMS, stack_of
+from holdfast.integrations.transformers.forms import FORMS, make_stack
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -21,15 +21,15 @@ _BIAS = "e_score_correction_bias"
 _LOOKS_LIKE_EXPERTS = re.compile("expert|moe|mixture", re.IGNORECASE)
 
 
-class _Converted(ElasticExperts):
+class _ConvertedExperts(ElasticExperts):
     """Elastic experts that keep the module that they replace."""
 
     def __init__(self, original: nn.Module, name: str, *, dispatch: str, balancing: BalancingBias | None) -> None:
-        super().__init__(stack_of(original, name), dispatch=dispatch, balancing=balancing)
+        super().__init__(make_stack(original, name), dispatch=dispatch, balancing=balancing)
         #: in a tuple, so that its parameters are not registered a second time
         self._original = (original,)
 
-    def check_whole(self, name: str) -> None:
+    def check_all_hosted(self, name: str) -> None:
         """Check that all experts are on this worker.
 
         Raises:
@@ -42,7 +42,7 @@ class _Converted(ElasticExperts):
                 "resume from the job's checkpoint, and make that model plain"
             )
 
-    def restored(self) -> nn.Module:
+    def restore_original(self) -> nn.Module:
         """Return the original module with the current weights. This module must no longer be used."""
         stack, (original,) = self.experts, self._original
         rows = [stack.row(expert) for expert in range(stack.experts)]
@@ -72,12 +72,14 @@ def elastic_experts(model: Model, *, dispatch: str = "interval", bias_rate: floa
         BadInputError: the model has no experts, experts of an unknown class, or weights that do not match; or
             bias_rate is set and a gate has no bias.
     """
-    names = [name for name, module in _modules(model) if type(module).__name__ in FORMS]
-    strange = _strange(model)
+    names = [name for name, module in _named_modules(model) if type(module).__name__ in FORMS]
+    strange = _find_unknown_experts(model)
     if strange or not names:
-        raise BadInputError(_unknown(model, strange))
+        raise BadInputError(_describe_unknown(model, strange))
     layers = [
-        _Converted(model.get_submodule(name), name, dispatch=dispatch, balancing=_balancing(model, name, bias_rate))
+        _ConvertedExperts(
+            model.get_submodule(name), name, dispatch=dispatch, balancing=_make_balancing(model, name, bias_rate)
+        )
         for name in names
     ]
     for name, layer in zip(names, layers, strict=True):
@@ -97,22 +99,22 @@ def plain_experts(model: Model) -> Model:
     Raises:
         BadInputError: it has no elastic experts, or some are on other workers only.
     """
-    found = [(name, module) for name, module in _modules(model) if isinstance(module, _Converted)]
+    found = [(name, module) for name, module in _named_modules(model) if isinstance(module, _ConvertedExperts)]
     if not found:
         raise BadInputError(f"{type(model).__name__} has no elastic experts: call elastic_experts(model) first")
     for name, layer in found:
-        layer.check_whole(name)
+        layer.check_all_hosted(name)
     for name, layer in found:
-        model.set_submodule(name, layer.restored())
+        model.set_submodule(name, layer.restore_original())
     return model
 
 
-def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     untyped: Any = model
     return list(untyped.named_modules())
 
 
-def _balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None:
+def _make_balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None:
     if not rate:
         return None
     block: Any = model.get_submodule(name.rpartition(".")[0])
@@ -122,30 +124,30 @@ def _balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None
     return BalancingBias(gate=gate, name=_BIAS, rate=rate)
 
 
-def _strange(model: nn.Module) -> list[str]:
+def _find_unknown_experts(model: nn.Module) -> list[str]:
     """Return modules that seem to hold experts but are of an unknown class, each with its class."""
     return [
         f"{name} is a {type(module).__name__}"
-        for name, module in _modules(model)
+        for name, module in _named_modules(model)
         if re.search("Experts?$", type(module).__name__) and type(module).__name__ not in FORMS
     ]
 
 
-def _unknown(model: nn.Module, strange: list[str]) -> str:
+def _describe_unknown(model: nn.Module, strange: list[str]) -> str:
     known = f"supported are {', '.join(FORMS)}"
-    if any(isinstance(module, MoE | ElasticExperts) for _, module in _modules(model)):
+    if any(isinstance(module, MoE | ElasticExperts) for _, module in _named_modules(model)):
         return f"{type(model).__name__} has elastic experts already: there is nothing to convert"
     alike = strange or [
         f"{name} is a {type(module).__name__}"
-        for name, module in _modules(model)
-        if name and _LOOKS_LIKE_EXPERTS.search(_own_name(module))
+        for name, module in _named_modules(model)
+        if name and _LOOKS_LIKE_EXPERTS.search(_remove_family_name(module))
     ]
     if alike:
         return f"{alike[0]}, and experts of this class are not supported: {known}"
     return f"{type(model).__name__} has no experts: {known}"
 
 
-def _own_name(module: nn.Module) -> str:
+def _remove_family_name(module: nn.Module) -> str:
     """Return a class name without the name of its family.
 
     Qwen2MoeAttention, of a known family, holds no experts.

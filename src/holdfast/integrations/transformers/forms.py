@@ -15,7 +15,7 @@ from holdfast import BadInputError, StackedExperts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class ExpertForm:
     """How a class stores its experts."""
 
     #: names of its parameters, by their names in `StackedExperts`
@@ -24,14 +24,14 @@ class Form:
     outputs_first: bool
 
 
-_LINEAR = Form(parameters={"w1": "gate_up_proj", "w2": "down_proj"}, outputs_first=True)
-_BIASED = Form(
+_LINEAR = ExpertForm(parameters={"w1": "gate_up_proj", "w2": "down_proj"}, outputs_first=True)
+_BIASED = ExpertForm(
     parameters={"w1": "gate_up_proj", "w2": "down_proj", "b1": "gate_up_proj_bias", "b2": "down_proj_bias"},
     outputs_first=False,
 )
 
 #: Storage by class. Each is tested: forward, backward, and conversion in both directions.
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, ExpertForm] = {
     "MixtralExperts": _LINEAR,
     "Qwen2MoeExperts": _LINEAR,
     "Qwen3MoeExperts": _LINEAR,
@@ -42,7 +42,7 @@ FORMS: Mapping[str, Form] = {
 }
 
 
-def stack_of(experts: nn.Module, name: str) -> StackedExperts:
+def make_stack(experts: nn.Module, name: str) -> StackedExperts:
     """Return the same parameters as a stack. The module keeps its activation between the projections.
 
     Args:

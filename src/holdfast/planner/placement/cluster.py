@@ -42,7 +42,7 @@ class GpuCluster:
         return np.bincount(self.domain) * self.per_gpu
 
     @property
-    def whole(self) -> bool:
+    def has_all_ranks(self) -> bool:
         """Whether all ranks are alive."""
         return self.alive.size == self.ranks
 
@@ -68,11 +68,11 @@ class GpuCluster:
         counts = np.bincount(cell.ravel(), minlength=layers * (experts + 1) * self.alive.size)
         return counts.reshape(layers, experts + 1, self.alive.size)[:, :experts]
 
-    def by_domain(self, counts: IntArray) -> IntArray:
+    def to_domain_counts(self, counts: IntArray) -> IntArray:
         """Return replicas per domain `(L, E, D)` from replicas per GPU `(L, E, G)`."""
         return counts @ (self.domain[:, None] == indices(self.domains)).astype(np.int64)
 
-    def on_gpus(self, counts: IntArray, work: FloatArray) -> IntArray:
+    def to_gpu_counts(self, counts: IntArray, work: FloatArray) -> IntArray:
         """Return replicas per GPU `(L, E, G)` from replicas per domain `(L, E, D)`.
 
         `work` `(L, E)` is the load of one replica of each expert.
@@ -83,10 +83,12 @@ class GpuCluster:
             part = np.zeros((*counts.shape[:2], mine.size), dtype=np.int64)
             free = np.full((len(counts), mine.size), self.per_gpu, dtype=np.int64)
             deal_by_work(part, counts[:, :, domain], free, work)
-            found[:, :, mine] = _swapped(part, work)
+            found[:, :, mine] = _swap(part, work)
         return found
 
-    def swapped(self, counts: IntArray, work: FloatArray, *, within_nodes: bool, most: int = MOST_SWAPS) -> IntArray:
+    def improve_by_swaps(
+        self, counts: IntArray, work: FloatArray, *, within_nodes: bool, most: int = MOST_SWAPS
+    ) -> IntArray:
         """Return `counts` `(L, E, G)` after swaps of replicas that reduce the `work` `(L, E)` of the busiest GPU.
 
         Args:
@@ -94,19 +96,19 @@ class GpuCluster:
             most: largest number of swaps in each layer (on each node).
         """
         if not within_nodes:
-            return _swapped(counts, work, most)
+            return _swap(counts, work, most)
         found = counts.copy()
         for node in np.unique(self.node):
             mine = np.flatnonzero(self.node == node)
-            found[:, :, mine] = _swapped(counts[:, :, mine], work, most)
+            found[:, :, mine] = _swap(counts[:, :, mine], work, most)
         return found
 
 
-def _swapped(counts: IntArray, work: FloatArray, most: int = MOST_SWAPS) -> IntArray:
+def _swap(counts: IntArray, work: FloatArray, most: int = MOST_SWAPS) -> IntArray:
     return swap_replicas(counts, np.zeros(counts.shape, dtype=np.bool_), work, np.zeros(len(counts)), most)
 
 
-def cluster_of(
+def make_cluster(
     replicas: int, nodes: int, gpus: int, active: BoolArray | None = None, racks: IntArray | None = None
 ) -> GpuCluster:
     """Return the cluster of this many slots, `nodes` and `gpus`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.planner.placement.rebalance import rebalance_experts
-from holdfast.planner.placement.tensors import over_steps
+from holdfast.planner.placement.tensors import sum_over_steps
 
 
 class VllmPolicy:
@@ -65,7 +65,7 @@ def sglang_rebalance_experts(
     """
     groups = num_groups if enable_hierarchical and num_groups is not None else 1
     return rebalance_experts(
-        over_steps(weight),
+        sum_over_steps(weight),
         num_replicas,
         groups,
         num_nodes,

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 
 
-def parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> IntArray:
+def match_parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> IntArray:
     """Return `counts` `(L, E, G)` with parts exchanged between GPUs, per layer, so that few copies move.
 
     GPUs exchange parts within their block only. The pair of part and GPU that keeps the most experts is matched first.
@@ -27,12 +27,12 @@ def parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> I
         kept = np.minimum(new, 1).transpose(0, 2, 1).astype(np.float32) @ np.minimum(old, 1).astype(np.float32)
         # Of equals, a GPU keeps its own part.
         kept += 0.5 * np.eye(block.size, dtype=np.float32)
-        part = _pairs(kept)
+        part = _match_greedily(kept)
         found[:, :, block] = np.take_along_axis(new, part[:, None, :], axis=2)
     return found
 
 
-def _pairs(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
+def _match_greedily(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
     """Return the part for each GPU, `(L, G)`, by greedy matching.
 
     `kept` `(L, parts, GPUs)` is the number of experts that a GPU would keep with a part. The largest is matched first.
@@ -50,10 +50,10 @@ def _pairs(kept: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> IntArray:
     return part
 
 
-def slots_kept(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
+def keep_slots(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
     """Return `slots` `(L, R)` reordered on each GPU, so that experts in `held` `(L, R)` stay in their slots."""
     new, old = slots.reshape(-1, per_gpu), held.reshape(-1, per_gpu)
-    same = _numbered(new)[:, :, None] == _numbered(old)[:, None, :]
+    same = _make_slot_keys(new)[:, :, None] == _make_slot_keys(old)[:, None, :]
     stays = same.any(axis=2)
     place = np.where(stays, same.argmax(axis=2), -1)
     taken = same.any(axis=1)
@@ -69,7 +69,7 @@ def slots_kept(slots: IntArray, held: IntArray, per_gpu: int) -> IntArray:
     return found.reshape(slots.shape)
 
 
-def _numbered(slots: IntArray) -> IntArray:
+def _make_slot_keys(slots: IntArray) -> IntArray:
     """Return keys for `slots` `(rows, S)` that distinguish the second replica of an expert on a GPU from the first."""
     order = np.argsort(slots, axis=1, kind="stable")
     in_order = np.take_along_axis(slots, order, axis=1)
@@ -82,12 +82,12 @@ def _numbered(slots: IntArray) -> IntArray:
     return keys
 
 
-def copies(counts: IntArray, held: IntArray) -> IntArray:
+def count_copies(counts: IntArray, held: IntArray) -> IntArray:
     """Return the number of copies, per layer `(L,)`, that lead from `held` to `counts`, both `(L, E, G)`."""
     return ((counts > 0) & (held == 0)).sum(axis=(1, 2))
 
 
-def within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntArray, budget: int) -> IntArray:
+def choose_within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntArray, budget: int) -> IntArray:
     """Return a placement `(L, E, G)` that takes each layer from one of the `choices`, within a budget of copies.
 
     All layers start with the first choice, at any cost. Then the layer changes that gains most per copy, as long as the
@@ -99,7 +99,7 @@ def within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntA
         held: `(L, E, G)` the replicas that each GPU holds now.
         budget: largest number of copies.
     """
-    price = np.stack([copies(choice, held) for choice in choices])
+    price = np.stack([count_copies(choice, held) for choice in choices])
     gain = np.stack(busiest)
     layer = indices(price.shape[1])
     now = np.zeros(price.shape[1], dtype=np.int64)

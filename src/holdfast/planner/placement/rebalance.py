@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import BadInputError
-from holdfast.planner.placement.cluster import GpuCluster, cluster_of
-from holdfast.planner.placement.following import parts_to_gpus, slots_kept, within_budget
-from holdfast.planner.placement.repairing import mended
-from holdfast.planner.placement.tensors import as_flags, as_loads, as_racks, as_slot_map, as_whole, like
+from holdfast.planner.placement.cluster import GpuCluster, make_cluster
+from holdfast.planner.placement.following import choose_within_budget, keep_slots, match_parts_to_gpus
+from holdfast.planner.placement.repairing import mend_placement
+from holdfast.planner.placement.tensors import as_flags, as_integer, as_loads, as_racks, as_slot_map, convert_like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.balance.eplb import EplbShape, eplb
 from holdfast.planning.balance.work import busiest_over_mean, work_per_replica
@@ -31,7 +31,7 @@ _SWAPS = (1, 2, 4, 8, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebalanceQuestion:
+class RebalanceRequest:
     """The checked arguments of `rebalance_experts`."""
 
     #: `(L, E)`
@@ -89,38 +89,38 @@ def rebalance_experts(
     Raises:
         BadInputError: an argument is wrong. The message names it and its value.
     """
-    num_replicas, num_groups = as_whole(num_replicas, "num_replicas"), as_whole(num_groups, "num_groups")
-    num_nodes, num_gpus = as_whole(num_nodes, "num_nodes"), as_whole(num_gpus, "num_gpus")
-    fault_threshold = as_whole(fault_threshold, "fault_threshold")
-    move_budget = None if move_budget is None else as_whole(move_budget, "move_budget")
-    cluster = _cluster(num_replicas, num_nodes, num_gpus, active_ranks, racks)
+    num_replicas, num_groups = as_integer(num_replicas, "num_replicas"), as_integer(num_groups, "num_groups")
+    num_nodes, num_gpus = as_integer(num_nodes, "num_nodes"), as_integer(num_gpus, "num_gpus")
+    fault_threshold = as_integer(fault_threshold, "fault_threshold")
+    move_budget = None if move_budget is None else as_integer(move_budget, "move_budget")
+    cluster = _make_cluster(num_replicas, num_nodes, num_gpus, active_ranks, racks)
     loads = as_loads(weight)
-    question = RebalanceQuestion(
+    question = RebalanceRequest(
         loads=loads,
         cluster=cluster,
         groups=num_groups,
-        hierarchical=_hierarchical(num_groups, num_nodes, loads.shape[1], cluster, fault_threshold),
+        hierarchical=_is_hierarchical(num_groups, num_nodes, loads.shape[1], cluster, fault_threshold),
         fault_threshold=fault_threshold,
-        held=_held(old_indices, loads, num_replicas, move_budget),
+        held=_read_held_slots(old_indices, loads, num_replicas, move_budget),
         move_budget=move_budget,
     )
-    slots = answer(question)
-    slot_lists, number = slots_of_experts(slots, loads.shape[1])
-    return like(weight, np.maximum(slots, 0)), like(weight, slot_lists), like(weight, number)
+    slots = place_replicas(question)
+    slot_lists, number = list_expert_slots(slots, loads.shape[1])
+    return convert_like(weight, np.maximum(slots, 0)), convert_like(weight, slot_lists), convert_like(weight, number)
 
 
-def _cluster(replicas: int, nodes: int, gpus: int, active_ranks: Any, racks: Any) -> GpuCluster:
+def _make_cluster(replicas: int, nodes: int, gpus: int, active_ranks: Any, racks: Any) -> GpuCluster:
     active = None if active_ranks is None else as_flags(active_ranks, "active_ranks", gpus)
-    return cluster_of(replicas, nodes, gpus, active, None if racks is None else as_racks(racks, nodes))
+    return make_cluster(replicas, nodes, gpus, active, None if racks is None else as_racks(racks, nodes))
 
 
-def _hierarchical(groups: int, nodes: int, experts: int, cluster: GpuCluster, threshold: int) -> bool:
+def _is_hierarchical(groups: int, nodes: int, experts: int, cluster: GpuCluster, threshold: int) -> bool:
     if groups < 1 or experts % groups:
         raise BadInputError(f"num_groups is {groups}: it must divide the {experts} experts")
-    return groups % nodes == 0 and cluster.whole and threshold == 1
+    return groups % nodes == 0 and cluster.has_all_ranks and threshold == 1
 
 
-def _held(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int | None) -> IntArray | None:
+def _read_held_slots(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int | None) -> IntArray | None:
     if move_budget is not None and (move_budget < 0 or old_indices is None):
         what = "give old_indices, too: moves are counted from there" if move_budget >= 0 else "give at least 0"
         raise BadInputError(f"move_budget is {move_budget}: {what}")
@@ -129,7 +129,7 @@ def _held(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int |
     return as_slot_map(old_indices, "old_indices", (len(loads), replicas), loads.shape[1])
 
 
-def answer(question: RebalanceQuestion) -> IntArray:
+def place_replicas(question: RebalanceRequest) -> IntArray:
     """Return the expert in each slot `(L, R)`, or -1 on ranks that are not alive.
 
     Raises:
@@ -137,22 +137,22 @@ def answer(question: RebalanceQuestion) -> IntArray:
     """
     cluster, experts = question.cluster, question.loads.shape[1]
     _check_room(question)
-    counts = _planned(question)
+    counts = _plan_counts(question)
     held = None if question.held is None else cluster.to_counts(question.held, experts)
     if question.held is None or held is None or not held.any():
         return cluster.to_slots(counts)
-    counts = parts_to_gpus(counts, held, _blocks(question))
+    counts = match_parts_to_gpus(counts, held, _find_exchange_blocks(question))
     if question.move_budget is not None:
-        counts = _cheaply(question, counts, held)
+        counts = _plan_within_budget(question, counts, held)
     slots = cluster.to_slots(counts)
-    return slots_kept(slots, question.held, cluster.per_gpu)
+    return keep_slots(slots, question.held, cluster.per_gpu)
 
 
-def _check_room(question: RebalanceQuestion) -> None:
+def _check_room(question: RebalanceRequest) -> None:
     cluster, experts, threshold = question.cluster, question.loads.shape[1], question.fault_threshold
     slots = cluster.alive.size * cluster.per_gpu
     if slots < experts:
-        alive = "" if cluster.whole else f" on {cluster.alive.size} ranks that are alive"
+        alive = "" if cluster.has_all_ranks else f" on {cluster.alive.size} ranks that are alive"
         raise BadInputError(f"num_replicas gives {slots} slots{alive} for {experts} experts: each needs at least one")
     if threshold < 1:
         raise BadInputError(f"fault_threshold is {threshold}: give at least 1 (each expert needs one replica)")
@@ -164,26 +164,26 @@ def _check_room(question: RebalanceQuestion) -> None:
         )
 
 
-def _planned(question: RebalanceQuestion) -> IntArray:
+def _plan_counts(question: RebalanceRequest) -> IntArray:
     """Return the best placement `(L, E, G)`, from EPLB's and others, without regard to the current one."""
     cluster, loads, threshold = question.cluster, question.loads, question.fault_threshold
-    found = _from_eplb(question)
+    found = _make_eplb_counts(question)
     if threshold > 1:
-        found += _safe(question)
-    kept = [counts for counts in found if _fewest_domains(cluster, counts) >= threshold]
+        found += _make_tolerant_counts(question)
+    kept = [counts for counts in found if _count_fewest_domains(cluster, counts) >= threshold]
     # If each expert needs one node only, as with EPLB, equal work is all that counts.
     weight = 1.0 if threshold > 1 else np.inf
 
     def price(counts: IntArray) -> tuple[float, float]:
         busiest = round(float(busiest_over_mean(counts, loads).mean()), _DIGITS)
-        hosts = cluster.by_domain(counts) > 0
+        hosts = cluster.to_domain_counts(counts) > 0
         fatal = float(fatal_share(hosts).most @ default_weights(cluster.domains))
         return (busiest, fatal) if np.isinf(weight) else (fatal + weight * busiest, busiest)
 
     return min(kept, key=price)
 
 
-def _from_eplb(question: RebalanceQuestion) -> list[IntArray]:
+def _make_eplb_counts(question: RebalanceRequest) -> list[IntArray]:
     """Return EPLB's own placement `(L, E, G)`, and the same improved by swaps."""
     cluster, loads = question.cluster, question.loads
     nodes = cluster.nodes if question.hierarchical else 1
@@ -197,10 +197,10 @@ def _from_eplb(question: RebalanceQuestion) -> list[IntArray]:
     slots[:, cluster.alive] = eplb(loads, shape).reshape(len(loads), cluster.alive.size, cluster.per_gpu)
     counts = cluster.to_counts(slots.reshape(len(loads), -1), loads.shape[1])
     work = work_per_replica(loads, counts.sum(axis=2))
-    return [counts, cluster.swapped(counts, work, within_nodes=question.hierarchical)]
+    return [counts, cluster.improve_by_swaps(counts, work, within_nodes=question.hierarchical)]
 
 
-def _safe(question: RebalanceQuestion) -> list[IntArray]:
+def _make_tolerant_counts(question: RebalanceRequest) -> list[IntArray]:
     """Return placements `(L, E, G)` that satisfy the threshold, from the most balanced to the most fault-tolerant."""
     cluster, loads = question.cluster, question.loads
     slots = cluster.domain_slots
@@ -210,14 +210,14 @@ def _safe(question: RebalanceQuestion) -> list[IntArray]:
         replicas=allocation.replicas, slots=slots, fault_threshold=question.fault_threshold, loads=loads
     )
     work = work_per_replica(loads, allocation.replicas)
-    return [cluster.on_gpus(option.counts, work) for option in find_options_for_replicas(problem)]
+    return [cluster.to_gpu_counts(option.counts, work) for option in find_options_for_replicas(problem)]
 
 
-def _fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:
-    return int((cluster.by_domain(counts) > 0).sum(axis=2).min())
+def _count_fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:
+    return int((cluster.to_domain_counts(counts) > 0).sum(axis=2).min())
 
 
-def _blocks(question: RebalanceQuestion) -> list[IntArray]:
+def _find_exchange_blocks(question: RebalanceRequest) -> list[IntArray]:
     """Return the sets of GPUs that may exchange parts.
 
     These are nodes or failure domains, or all GPUs if nodes do not matter.
@@ -230,7 +230,7 @@ def _blocks(question: RebalanceQuestion) -> list[IntArray]:
     return [indices(cluster.alive.size)]
 
 
-def _cheaply(question: RebalanceQuestion, counts: IntArray, held: IntArray) -> IntArray:
+def _plan_within_budget(question: RebalanceRequest, counts: IntArray, held: IntArray) -> IntArray:
     """Return a placement `(L, E, G)` within the budget.
 
     Each layer is the current one mended, the same with swaps, or that of the new `counts`.
@@ -238,15 +238,19 @@ def _cheaply(question: RebalanceQuestion, counts: IntArray, held: IntArray) -> I
     cluster, loads = question.cluster, question.loads
     assert question.held is not None
     assert question.move_budget is not None
-    stays = cluster.to_counts(mended(question.held, cluster, loads, question.fault_threshold).slots, loads.shape[1])
+    stays = cluster.to_counts(
+        mend_placement(question.held, cluster, loads, question.fault_threshold).slots, loads.shape[1]
+    )
     work = work_per_replica(loads, stays.sum(axis=2))
     within = question.hierarchical or question.fault_threshold > 1
-    swapped = [cluster.swapped(stays, work, within_nodes=within, most=most) for most in _SWAPS]
+    swapped = [cluster.improve_by_swaps(stays, work, within_nodes=within, most=most) for most in _SWAPS]
     choices = [stays, *swapped, counts]
-    return within_budget(choices, [busiest_over_mean(each, loads) for each in choices], held, question.move_budget)
+    return choose_within_budget(
+        choices, [busiest_over_mean(each, loads) for each in choices], held, question.move_budget
+    )
 
 
-def slots_of_experts(slots: IntArray, experts: int) -> tuple[IntArray, IntArray]:
+def list_expert_slots(slots: IntArray, experts: int) -> tuple[IntArray, IntArray]:
     """Return the slots of each expert `(L, E, X)`, ascending and padded with -1, and their numbers `(L, E)`.
 
     `slots` `(L, R)` is the expert in each slot, -1 for none.

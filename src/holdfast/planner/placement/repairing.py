@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import BadInputError
-from holdfast.planner.placement.cluster import GpuCluster, cluster_of
-from holdfast.planner.placement.tensors import as_loads, as_numbers_of, as_racks, as_slot_map, as_whole, like
+from holdfast.planner.placement.cluster import GpuCluster, make_cluster
+from holdfast.planner.placement.tensors import as_integer, as_loads, as_racks, as_ranks, as_slot_map, convert_like
 from holdfast.planning.arrays import FloatArray, IntArray, indices
 from holdfast.planning.placement.allocation import Allocation, allocate
 from holdfast.planning.placement.keeping.repair import Replicas, WorkerRoom, keep_and_repair
@@ -61,12 +61,12 @@ def repair(
     Raises:
         BadInputError: more ranks are dead than alive, there are fewer slots than experts, or arrays do not match.
     """
-    num_gpus, fault_threshold = as_whole(num_gpus, "num_gpus"), as_whole(fault_threshold, "fault_threshold")
-    num_nodes = num_gpus if num_nodes is None else as_whole(num_nodes, "num_nodes")
+    num_gpus, fault_threshold = as_integer(num_gpus, "num_gpus"), as_integer(fault_threshold, "fault_threshold")
+    num_nodes = num_gpus if num_nodes is None else as_integer(num_nodes, "num_nodes")
     if num_gpus < 1:
         raise BadInputError(f"num_gpus is {num_gpus}: give at least 1")
     given = as_slot_map(physical_to_logical_map, "physical_to_logical_map", None, None)
-    gone = as_numbers_of(dead, "dead", num_gpus)
+    gone = as_ranks(dead, "dead", num_gpus)
     if 2 * gone.size > num_gpus:
         raise BadInputError(
             f"dead has {gone.size} of {num_gpus} ranks: with more dead than alive, plan again with rebalance_experts"
@@ -74,18 +74,18 @@ def repair(
     alive = np.ones(num_gpus, dtype=np.bool_)
     alive[gone] = False
     of_nodes = None if racks is None else as_racks(racks, num_nodes)
-    cluster = cluster_of(given.shape[1], num_nodes, num_gpus, alive, of_nodes)
-    loads = _loads(weight, given)
-    found = mended(given, cluster, loads, fault_threshold)
+    cluster = make_cluster(given.shape[1], num_nodes, num_gpus, alive, of_nodes)
+    loads = _read_loads(weight, given)
+    found = mend_placement(given, cluster, loads, fault_threshold)
     return RepairedPlacement(
-        physical_to_logical_map=like(physical_to_logical_map, found.slots),
-        moves=like(physical_to_logical_map, _moves(given, found.slots, cluster)),
+        physical_to_logical_map=convert_like(physical_to_logical_map, found.slots),
+        moves=convert_like(physical_to_logical_map, _find_moves(given, found.slots, cluster)),
         fault_threshold=found.fault_threshold,
-        lost=_lost(given, loads, cluster),
+        lost=_find_lost(given, loads, cluster),
     )
 
 
-def _loads(weight: Any, slots: IntArray) -> FloatArray:
+def _read_loads(weight: Any, slots: IntArray) -> FloatArray:
     """Return the loads `(L, E)`: the given ones, or the current numbers of replicas."""
     experts = int(slots.max()) + 1
     if weight is not None:
@@ -107,7 +107,7 @@ def _loads(weight: Any, slots: IntArray) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class MendedPlacement:
     """A mended placement."""
 
     #: `(L, R)` the expert in each slot, -1 on ranks that are not alive
@@ -116,7 +116,7 @@ class Mended:
     fault_threshold: int
 
 
-def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> Mended:
+def mend_placement(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> MendedPlacement:
     """Return a placement `(L, R)` mended for a cluster. Experts that stay keep their slots.
 
     Raises:
@@ -138,13 +138,13 @@ def mended(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: i
         raise BadInputError("no live rank holds any expert: plan again with rebalance_experts")
     now = slots.copy()
     now[layer[~found.stays], place[~found.stays]] = -1
-    _put(now, found.added, cluster.per_gpu)
+    _fill_slots(now, found.added, cluster.per_gpu)
     whole = np.full((len(given), cluster.ranks, cluster.per_gpu), -1, dtype=np.int64)
     whole[:, cluster.alive] = now.reshape(len(given), cluster.alive.size, cluster.per_gpu)
-    return Mended(slots=whole.reshape(given.shape), fault_threshold=given_threshold)
+    return MendedPlacement(slots=whole.reshape(given.shape), fault_threshold=given_threshold)
 
 
-def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
+def _fill_slots(slots: IntArray, added: Replicas, per_gpu: int) -> None:
     """Put added replicas into the free slots of their ranks, in order. Changes `slots` `(L, G S)` in place."""
     free_layer, free_place = np.nonzero(slots < 0)
     by_home = np.lexsort((added.expert, added.worker, added.layer))
@@ -156,7 +156,7 @@ def _put(slots: IntArray, added: Replicas, per_gpu: int) -> None:
     slots[free_layer[first + turn], free_place[first + turn]] = added.expert[by_home]
 
 
-def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
+def _find_moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
     """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert that it does not have.
 
     The source is the live rank with the expert that has sent least so far, if possible on the same node. It copies from
@@ -186,6 +186,6 @@ def _moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
     return np.array(moves, dtype=np.int64).reshape(-1, 4)
 
 
-def _lost(given: IntArray, loads: FloatArray, cluster: GpuCluster) -> tuple[tuple[int, int], ...]:
+def _find_lost(given: IntArray, loads: FloatArray, cluster: GpuCluster) -> tuple[tuple[int, int], ...]:
     live = cluster.to_counts(given, loads.shape[1]).sum(axis=2)
     return tuple((int(layer), int(expert)) for layer, expert in np.argwhere(live == 0))

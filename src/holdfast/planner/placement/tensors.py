@@ -21,7 +21,7 @@ _LARGEST_LOAD = 1e100
 _LARGEST_WHOLE = 1 << 53
 
 
-def as_whole(value: Any, name: str) -> int:
+def as_integer(value: Any, name: str) -> int:
     """Return a whole number. Raises `BadInputError` for anything else."""
     try:
         return index(value)
@@ -31,7 +31,7 @@ def as_whole(value: Any, name: str) -> int:
 
 def as_loads(weight: Any) -> FloatArray:
     """Return loads `(L, E)`. Layers with only zeros get equal loads. Raises `BadInputError` for other values."""
-    loads = _numbers(weight, "weight").astype(np.float64)
+    loads = _as_numbers(weight, "weight").astype(np.float64)
     if loads.ndim != 2 or not loads.size:
         raise BadInputError(f"weight has shape {loads.shape}: give one row of loads per layer, one column per expert")
     too_large = f"more than {_LARGEST_LOAD:g}"
@@ -47,13 +47,13 @@ def as_loads(weight: Any) -> FloatArray:
     return loads
 
 
-def over_steps(weight: Any) -> Any:
+def sum_over_steps(weight: Any) -> Any:
     """Return the sum over the steps of loads `(steps, L, E)`. Arrays with other dimensions are returned unchanged.
 
     Raises:
         BadInputError: `weight` is not an array of numbers, or has no steps.
     """
-    loads = _numbers(weight, "weight")
+    loads = _as_numbers(weight, "weight")
     if loads.ndim != 3:
         return weight
     if not len(loads):
@@ -68,14 +68,14 @@ def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: 
     Raises:
         BadInputError: the shape or an expert is wrong.
     """
-    slots = _integers(values, name)
+    slots = _as_integers(values, name)
     if slots.ndim != 2 or not slots.size or (shape is not None and slots.shape != shape):
         wanted = "one row of slots per layer" if shape is None else f"{shape}, one row of slots per layer"
         raise BadInputError(f"{name} has shape {slots.shape}: it must be {wanted}")
     low, high = int(slots.min()), int(slots.max())
     if low < -1 or (experts is not None and high >= experts):
         wrong = low if low < -1 else high
-        raise BadInputError(f"{name} names expert {wrong}: experts are numbered from 0" + _up_to(experts))
+        raise BadInputError(f"{name} names expert {wrong}: experts are numbered from 0" + _describe_limit(experts))
     return slots
 
 
@@ -85,7 +85,7 @@ def as_flags(values: Any, name: str, number: int) -> BoolArray:
     Raises:
         BadInputError: there are more or fewer, or a value is not 0 or 1 (as in a list of ranks).
     """
-    flags = _numbers(values, name)
+    flags = _as_numbers(values, name)
     if flags.shape != (number,):
         raise BadInputError(f"{name} has shape {flags.shape}: give one value for each of the {number} ranks")
     wrong = flags[(flags != 0) & (flags != 1)]
@@ -94,16 +94,16 @@ def as_flags(values: Any, name: str, number: int) -> BoolArray:
     return flags != 0
 
 
-def as_numbers_of(values: Any, name: str, below: int) -> IntArray:
+def as_ranks(values: Any, name: str, below: int) -> IntArray:
     """Return a list of ranks, each once, ascending.
 
     Raises:
         BadInputError: a rank is not in 0..below-1, or the values are flags, which would be read as ranks 0 and 1.
     """
-    numbers = _numbers(values, name)
+    numbers = _as_numbers(values, name)
     if numbers.dtype.kind == "b":
         raise BadInputError(f"{name} holds flags: give the numbers of the ranks, as numpy.flatnonzero has them")
-    ranks = _integers(numbers, name).reshape(-1)
+    ranks = _as_integers(numbers, name).reshape(-1)
     for rank in ranks.tolist():
         if not 0 <= rank < below:
             raise BadInputError(f"{name} names rank {rank}: there are {below}, numbered from 0")
@@ -116,7 +116,7 @@ def as_racks(values: Any, nodes: int) -> IntArray:
     Raises:
         BadInputError: the number of racks is wrong, or numbers and text are mixed.
     """
-    given = _array(values, "racks")
+    given = _as_array(values, "racks")
     if given.shape != (nodes,):
         raise BadInputError(f"racks has shape {given.shape}: give one rack for each of the {nodes} nodes")
     try:
@@ -125,19 +125,19 @@ def as_racks(values: Any, nodes: int) -> IntArray:
         raise BadInputError(f"racks is {given.tolist()}: name all racks by numbers, or all by text") from None
 
 
-def like(template: Any, values: IntArray) -> Any:
+def convert_like(template: Any, values: IntArray) -> Any:
     """Return integers in the type of the `template`: a numpy array, or a 64-bit tensor on the CPU, as EPLB returns."""
     if not hasattr(template, "new_empty"):
         return values
     return template.new_empty(0, device="cpu").long().new_tensor(np.ascontiguousarray(values))
 
 
-def _up_to(experts: int | None) -> str:
+def _describe_limit(experts: int | None) -> str:
     return "" if experts is None else f", and there are {experts}"
 
 
-def _integers(values: Any, name: str) -> IntArray:
-    numbers = _numbers(values, name)
+def _as_integers(values: Any, name: str) -> IntArray:
+    numbers = _as_numbers(values, name)
     if numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all():
         raise BadInputError(f"{name} holds {numbers.dtype}: give whole numbers")
     wrong = numbers[(numbers > _LARGEST_WHOLE) | (numbers < -_LARGEST_WHOLE)]
@@ -146,8 +146,8 @@ def _integers(values: Any, name: str) -> IntArray:
     return numbers.astype(np.int64)
 
 
-def _numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
-    numbers = _array(values, name)
+def _as_numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    numbers = _as_array(values, name)
     if numbers.dtype.kind not in "biuf":
         if not numbers.size:
             return numbers.astype(np.int64)
@@ -155,7 +155,7 @@ def _numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any
     return numbers
 
 
-def _array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+def _as_array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         # numpy does not know bfloat16.

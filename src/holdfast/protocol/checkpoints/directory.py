@@ -47,7 +47,7 @@ def list_folders(storage: Storage) -> list[tuple[CheckpointName, bool]]:
     return [(name, MANIFEST in storage.entries(name.folder)) for name in named]
 
 
-def find_intact_checkpoints(
+def find_usable_checkpoints(
     storage: Storage, damaged: Callable[[DamagedCheckpointError], None]
 ) -> list[CheckpointName]:
     """Return the intact checkpoints, oldest first, without steps that the job has rolled back.

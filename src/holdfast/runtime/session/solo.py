@@ -19,7 +19,7 @@ from holdfast.coordination.generations.decisions import Verdict, decide
 from holdfast.coordination.progress.checkpoints import KEPT
 from holdfast.coordination.progress.saving_period import saved, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
-from holdfast.protocol.checkpoints.directory import find_intact_checkpoints
+from holdfast.protocol.checkpoints.directory import find_usable_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
 from holdfast.protocol.commit import describe_too_many_skipped
 from holdfast.protocol.job_spec import MAX_SKIPPED_STEPS
@@ -187,7 +187,7 @@ class SoloLink:
             return
         damaged: list[str] = []
         try:
-            self._checkpoints = find_intact_checkpoints(self._storage, lambda error: damaged.append(str(error)))
+            self._checkpoints = find_usable_checkpoints(self._storage, lambda error: damaged.append(str(error)))
         except OSError as error:
             raise BadInputError(
                 f"the checkpoint directory {self._storage.where} cannot be read: {error_text(error)}"

@@ -77,10 +77,10 @@ def read_dump(path: Path) -> _Table:
         raise BadInputError(f"--loads {path}: not a {path.suffix} file of tensors ({reason})") from None
     except (pickle.UnpicklingError, zipfile.BadZipFile, json.JSONDecodeError, MemoryError) as error:
         raise BadInputError(f"--loads {path}: not a {path.suffix} file of tensors ({error})") from None
-    return _windows(path, found)
+    return _as_windows(path, found)
 
 
-def _windows(path: Path, found: Any) -> _Table:
+def _as_windows(path: Path, found: Any) -> _Table:
     """Return the loads from a dump as [window, layer, expert].
 
     A mapping is searched for its table by name, or must have only one. A table without windows becomes one window.
