@@ -18,11 +18,11 @@ def after_each_level(levels: list[Levels]) -> list[list[set[int]]]:
     known = [{member} for member in range(len(levels))]
     history: list[list[set[int]]] = []
     for number, owners in enumerate(levels[0].owners):
-        told = list(known)
+        reached = list(known)
         for member, mine in enumerate(levels):
             if number < len(mine.groups) and mine.groups[number].index(member) < owners:
-                told[member] = set().union(*(known[other] for other in mine.groups[number]))
-        known = told
+                reached[member] = set().union(*(known[other] for other in mine.groups[number]))
+        known = reached
         history.append(known)
     return history
 

@@ -57,16 +57,16 @@ def compute_levels(
         raise ValueError(
             f"member is {member}, fan-out {fan_out}: give a member below {len(nodes)}, and a fan-out of at least 2"
         )
-    everybody = list(range(len(nodes)))
+    all_members = list(range(len(nodes)))
     if len(nodes) <= flat_up_to:
-        return Levels(owners=(len(nodes),), groups=(tuple(everybody),))
+        return Levels(owners=(len(nodes),), groups=(tuple(all_members),))
     homes: dict[str, list[int]] = {}
     for place, node in enumerate(nodes):
         homes.setdefault(node, []).append(place)
     fewest, most = min(map(len, homes.values())), max(map(len, homes.values()))
     if most == 1 or 2 * fewest <= most:
         # On nodes of such different sizes, one owner would do the work of several owners elsewhere.
-        return _levels_across_nodes(everybody, len(nodes), member, fan_out)
+        return _levels_across_nodes(all_members, len(nodes), member, fan_out)
     home = homes[nodes[member]]
     place = home.index(member)
     row = [members[place] for members in homes.values()] if place < fewest else []

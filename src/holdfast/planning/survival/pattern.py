@@ -75,8 +75,8 @@ def _group_starts(experts: int, width: int) -> list[IntArray]:
     even = np.diff(indices(groups + 1) * experts // groups)
     sizes = [np.where(indices(groups) == place, short, width) for place in range(groups)]
     sizes += [even, even[::-1], *_uneven_group_sizes(groups, width, groups * width - experts)]
-    starts = [tuple((np.cumsum(one) - one).tolist()) for one in sizes]
-    return [np.array(one, dtype=np.int64) for one in dict.fromkeys(starts)]
+    starts = [tuple((np.cumsum(size) - size).tolist()) for size in sizes]
+    return [np.array(start, dtype=np.int64) for start in dict.fromkeys(starts)]
 
 
 def _uneven_group_sizes(groups: int, width: int, lacking: int) -> list[IntArray]:
