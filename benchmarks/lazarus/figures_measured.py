@@ -54,7 +54,7 @@ def time_shares(events: Sequence[ReadEvent]) -> dict[Cause, float]:
     first = committed_steps(events)[0].time
     before = dict.fromkeys(Cause, 0.0)
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
         if event.time <= first:
             before = dict(ledger.account().seconds)
     seconds = ledger.account().seconds

@@ -35,7 +35,7 @@ def back(to: int) -> ReadEvent:
 def written(path: Path, *events: ReadEvent) -> list[dict[str, Any]]:
     writer = MetricWriter(json_lines(path))
     for event in events:
-        writer.take(event)
+        writer.on_event(event)
     writer.close()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -101,7 +101,7 @@ def test_a_job_that_resumes_evaluates_a_step_of_before(tmp_path: Path) -> None:
         for events in ((step(1), step(2)), (found(2, loss=2.0), step(3)), (found(2, loss=2.0), step(3))):
             writer = writer_for(tmp_path / name)
             for event in events:
-                writer.take(event)
+                writer.on_event(event)
             writer.close()
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["step"], row["metrics"]) for row in rows] == [(1, {}), (2, {"eval/loss": 2.0}), (3, {})]
@@ -115,7 +115,7 @@ def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
     for _ in range(2):
         writer = MetricWriter(csv_file(path))
         for event in (step(1, doubtful=None), step(2, **{'a "name",\nodd': 3.0}), back(1), step(2, fine=0.5)):
-            writer.take(event)
+            writer.on_event(event)
         writer.close()
     with path.open() as file:
         lines = list(csv.reader(file))
@@ -150,7 +150,7 @@ def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, w
 def test_the_ending_says_the_format(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.csv"):
         writer = writer_for(tmp_path / name)
-        writer.take(step(1))
+        writer.on_event(step(1))
         writer.close()
     assert (tmp_path / "rows.csv").read_text().startswith("step,time")
     assert (tmp_path / "rows.jsonl").read_text().startswith('{"step":1')
@@ -213,7 +213,7 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
     writer = MetricWriter(FORMATS["tensorboard"](tmp_path / "runs"))
     for event in (step(1, fine=0.5), found(2, loss=2.0), step(2, doubtful=None), found(1, loss=1.0), back(1), step(2)):
-        writer.take(event)
+        writer.on_event(event)
     writer.close()
     assert Recorder.scalars == [
         ("purge", 1, None),

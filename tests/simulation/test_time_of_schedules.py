@@ -34,7 +34,7 @@ def test_the_causes_add_up_to_the_wall_time(family: str) -> None:
         cluster.run()
         events, ledger = cluster.world.journal.events, TimeLedger()
         for event in events:
-            ledger.take(event)
+            ledger.add_event(event)
         account = ledger.account()
         assert account.wall_s == max(event.time for event in events) - events[0].time
         assert sum(account.seconds.values()) == pytest.approx(account.wall_s, rel=1e-9), f"schedule {number}"

@@ -88,7 +88,7 @@ class Journal:
             raise JournalError(f"event {seq} cannot follow event {self._last}: the events between are missing")
         line = self._encoder.encode(event) + b"\n"
         self._write(line, seq)
-        self._take(line, seq)
+        self._remember(line, seq)
         self._wake()
         return True
 
@@ -120,7 +120,7 @@ class Journal:
         self._closed = True
         self._wake()
 
-    def _take(self, line: bytes, seq: int) -> None:
+    def _remember(self, line: bytes, seq: int) -> None:
         if seq != self._last + 1:
             self._lines.clear()  # The lines in memory must be numbered without a gap.
         self._lines.append(line)

@@ -227,7 +227,7 @@ class FileJournal(Journal):
         self._check(follows, f"holds something else than {self.whose} events after event {self._last}")
         assert event is not None
         self._note(line, event.seq)
-        self._take(line, event.seq)
+        self._remember(line, event.seq)
         self._account(event)
 
     def _decoded(self, line: bytes) -> Any:

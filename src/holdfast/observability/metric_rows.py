@@ -57,7 +57,7 @@ class MetricWriter:
         #: All names of evaluation results.
         self._names: set[str] = set()
 
-    def take(self, event: ReadEvent) -> None:
+    def on_event(self, event: ReadEvent) -> None:
         """Update the rows from an event. An event may come again."""
         match event:
             case StepCommitted(step=step):
@@ -285,15 +285,15 @@ class TensorBoardRows:
 
     def add(self, event: StepCommitted) -> None:
         """Add the values of a step."""
-        self._tell(event.step, event.time, dict(values_of(event)))
+        self._write_values(event.step, event.time, dict(values_of(event)))
         self._last = event.step
 
     def amend(self, step: int, time: float, values: Values) -> None:
         """Add values to a step of this file or an earlier one."""
         if self._last is None or step <= self._last:
-            self._tell(step, time, values)
+            self._write_values(step, time, values)
 
-    def _tell(self, step: int, time: float, values: Values) -> None:
+    def _write_values(self, step: int, time: float, values: Values) -> None:
         told = [
             self._summaries.Summary.Value(tag=name, simple_value=value)
             for name, value in values.items()

@@ -117,7 +117,7 @@ class Metrics(Collector):
         gauges["term"] = event.term
         # The generation of an event is 0 before the first generation and after the loss of all members.
         gauges["generation"] = event.generation or gauges.get("generation", 0)
-        self.ledger.take(event)
+        self.ledger.add_event(event)
         match event:
             case StepCommitted():
                 gauges["step"], gauges["loss"] = event.step, nan if event.loss is None else event.loss

@@ -90,7 +90,7 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
     steps = committed_steps(events)
     first, ledger = events[0], TimeLedger()
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
     usual = statistics.median([step.step_s for step in steps[1:]]) if len(steps) > 1 else 0.0
     audited = audit_events(events)
     return JobReport(

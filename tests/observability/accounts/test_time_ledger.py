@@ -35,7 +35,7 @@ def begun(steps: int, **fields: Any) -> list[AnyEvent]:
 def after(events: Iterable[AnyEvent]) -> TimeLedger:
     ledger = TimeLedger()
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
     return ledger
 
 
@@ -125,8 +125,8 @@ def test_a_job_without_nodes_waits() -> None:
     ledger = after([*begun(10), *lost])
     assert spent(ledger.account(100.0))["waiting"] == 10.0 + 77.7
     assert ledger.settled(100.0)[Cause.WAITING] == 10.0 + 77.7, "a long wait must be reported before it ends"
-    ledger.take(generation(122.3, "rollback"))
-    ledger.take(step(11, 123.5))
+    ledger.add_event(generation(122.3, "rollback"))
+    ledger.add_event(step(11, 123.5))
     assert spent(ledger.account())["waiting"] == 10.0 + 100.0
 
 
@@ -241,7 +241,7 @@ _EVENTS = st.one_of(
 def test_whatever_the_events_the_causes_add_up_and_counters_only_grow(events: list[AnyEvent]) -> None:
     ledger, before = TimeLedger(), dict.fromkeys(Cause, 0.0)
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
         account, settled = ledger.account(), dict(ledger.settled())
         assert sum(account.seconds.values()) == pytest.approx(account.wall_s, abs=1e-6)
         assert all(seconds >= -1e-9 for seconds in account.seconds.values())

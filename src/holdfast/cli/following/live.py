@@ -210,14 +210,14 @@ def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]
     os.close(write)
     reader: list[threading.Thread] = []
 
-    def begin(print_line: Callable[[str], None]) -> None:
+    def start_reader(print_line: Callable[[str], None]) -> None:
         thread = threading.Thread(target=_print_lines, args=(os.fdopen(read, "rb"), print_line), daemon=True)
         reader.append(thread)
         thread.start()
 
     try:
         with os.fdopen(os.dup(kept[0]), "w", encoding=sys.stdout.encoding, errors="replace") as terminal:
-            yield Console(file=terminal), begin
+            yield Console(file=terminal), start_reader
             _restore(kept)
             for thread in reader:
                 thread.join(_CLOSING_S)

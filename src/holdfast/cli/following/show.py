@@ -84,12 +84,12 @@ def _run_for_json(
     """Run with only events on stdout. The output of the workers goes to files."""
     progress = PlainProgress(warn, verbose=verbose)
 
-    def told(event: ReadEvent) -> None:
+    def pass_on(event: ReadEvent) -> None:
         say(event_json(event).decode())
         progress(event)
 
     with _worker_logs(settings) as logged:
-        code = asyncio.run(job(logged, told))
+        code = asyncio.run(job(logged, pass_on))
         _show_tails(logged, code)
     return code, progress.failure
 
@@ -102,12 +102,12 @@ def write_metrics_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
         return
     writer = _RetryingWriter(writer_for(Path(file)), file)
 
-    def told(event: ReadEvent) -> None:
+    def pass_on(event: ReadEvent) -> None:
         writer.on_event(event)
         on_event(event)
 
     with contextlib.closing(writer):
-        yield told
+        yield pass_on
 
 
 def filter_this_run(events: str, on_event: OnEvent) -> OnEvent:
@@ -144,7 +144,7 @@ class _RetryingWriter:
             self._lost += 1
         try:
             while self._waiting:
-                self._writer.take(self._waiting[0])
+                self._writer.on_event(self._waiting[0])
                 self._waiting.popleft()
         except OSError as error:
             if not self._why:

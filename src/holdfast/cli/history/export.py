@@ -48,11 +48,11 @@ def export(
         if follow:
             with server.client() as client:
                 for event in client.events(follow=True):
-                    writer.take(event)
+                    writer.on_event(event)
                     steps += isinstance(event, StepCommitted)
         else:
             for event in read_job_events(events, server):
-                writer.take(event)
+                writer.on_event(event)
                 steps += isinstance(event, StepCommitted)
     finally:
         writer.close()

@@ -146,7 +146,7 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
     timed: list[tuple[float, float, float]] = []
     first = _begins_after_pause(events)
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
         if isinstance(event, StepCommitted) and id(event) in first:
             timed.append((event.time - start, nan, nan))  # It took as long as the pause.
         elif isinstance(event, StepCommitted) and event.step_s > 0:

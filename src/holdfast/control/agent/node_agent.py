@@ -355,13 +355,13 @@ class Agent:
         shutil.rmtree(settings.parts, ignore_errors=True)  # Left by an agent that was killed.
         os.makedirs(settings.parts, mode=0o700, exist_ok=True)
 
-        def tell(news: CheckpointNews) -> None:
+        def send_news(news: CheckpointNews) -> None:
             with contextlib.suppress(RuntimeError):  # A hanging write may end after the agent.
                 loop.call_soon_threadsafe(self.on_worker_message, news)
 
         storage, rate = storage_at(settings.spec.checkpoint.dir), settings.spec.checkpoint.rate
         worker = worker_id(settings.node, 0, "0")
-        first, second = (CheckpointStore(storage, tell, worker=worker, rate=rate) for _ in range(2))
+        first, second = (CheckpointStore(storage, send_news, worker=worker, rate=rate) for _ in range(2))
         return CheckpointLanes(first, second)
 
     def on_part(self, handed: PartHanded) -> None:

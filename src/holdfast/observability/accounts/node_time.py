@@ -13,7 +13,7 @@ class Attendance:
         self._node_s = self._worker_s = 0.0
         self._now: float | None = None
 
-    def take(self, event: ReadEvent, now: float) -> None:
+    def add_event(self, event: ReadEvent, now: float) -> None:
         """Update the sums from an event. `now` is in unix seconds and never decreases."""
         match event:
             case NodesJoined():

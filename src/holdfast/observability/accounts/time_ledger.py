@@ -92,7 +92,7 @@ class TimeLedger:
         """The newest committed step that no roll-back undid."""
         return self._position.step
 
-    def take(self, event: ReadEvent) -> None:
+    def add_event(self, event: ReadEvent) -> None:
         """Update the ledger from an event."""
         if self._start is None:
             self._start = self._now = event.time
@@ -100,13 +100,13 @@ class TimeLedger:
             self._waiting_since = event.time  # The first generation waits for its nodes.
         self._now = max(self._now, event.time)
         if isinstance(event, StepCommitted):
-            self._settle()
+            self._book_closed_span()
             self._commit(event)
         else:
-            self._attendance.take(event, self._now)
+            self._attendance.add_event(event, self._now)
             if isinstance(event, Recovered | Rebalanced):
                 self._tell_closed(event)
-            self._settle()
+            self._book_closed_span()
             self._mark(event)
         self._position = self._position.after(event)
         self._furthest = max(self._furthest, self._position.step)
@@ -160,7 +160,7 @@ class TimeLedger:
         span = self._open
         match event:
             case JobStarted() | CoordinatorRestarted():
-                self._begin(event)
+                self._note_start(event)
             case FlopCounted():
                 self._flop_per_sample = event.flop_per_sample
             case JournalRepaired():
@@ -183,7 +183,7 @@ class TimeLedger:
             case _:
                 pass
 
-    def _begin(self, event: JobStarted | CoordinatorRestarted) -> None:
+    def _note_start(self, event: JobStarted | CoordinatorRestarted) -> None:
         self._flop_per_sample, self._peak_flop_per_s = event.flop_per_sample, event.peak_flop_per_s
         if isinstance(event, CoordinatorRestarted):
             self._open.back = event.time
@@ -231,13 +231,13 @@ class TimeLedger:
 
     def close(self) -> None:
         """Book all time, including the span under way. No event may follow."""
-        self._settle()
+        self._book_closed_span()
         for span, end in [*self._kept, (self._tail(self._now), self._now)]:
             self._book(self._booked, span, end)
         self._kept.clear()
         self._open = Span(self._now)
 
-    def _settle(self) -> None:
+    def _book_closed_span(self) -> None:
         """Book the span that ended last. No later event adds facts about it."""
         if self._closed is None:
             return

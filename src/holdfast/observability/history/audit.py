@@ -117,7 +117,7 @@ class Audit:
         #: Skipped micro-batches: step, number, reason.
         self._skips: list[tuple[int, int, str]] = []
 
-    def take(self, event: ReadEvent) -> None:
+    def check_event(self, event: ReadEvent) -> None:
         """Check the event of the next line."""
         self._line += 1
         self._events += 1
@@ -144,10 +144,10 @@ class Audit:
                 self._begins_again = self._outcome == "finished"
             case _:
                 pass
-        self._lineage.take(event)
+        self._lineage.add_event(event)
         self._last = event
 
-    def take_line(self, line: bytes) -> None:
+    def check_line(self, line: bytes) -> None:
         """Check the next line, including its line break."""
         if not line.endswith(b"\n"):
             self._no_event("it ends in the middle")
@@ -157,7 +157,7 @@ class Audit:
         except NoEventError as error:
             self._no_event(f"it is no event ({error})")
             return
-        self.take(event)
+        self.check_event(event)
 
     def result(self) -> AuditResult:
         """Return the proven steps and the findings."""
@@ -339,7 +339,7 @@ def audit_events(events: Iterable[ReadEvent]) -> AuditResult:
     """Audit events. Each counts as one line."""
     audit = Audit()
     for event in events:
-        audit.take(event)
+        audit.check_event(event)
     return audit.result()
 
 
@@ -347,5 +347,5 @@ def audit_lines(lines: Iterable[bytes]) -> AuditResult:
     """Audit the lines of a journal file."""
     audit = Audit()
     for line in lines:
-        audit.take_line(line)
+        audit.check_line(line)
     return audit.result()

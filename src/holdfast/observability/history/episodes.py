@@ -96,7 +96,7 @@ def episodes(events: Iterable[ReadEvent]) -> Iterator[Episode]:
     """Yield all episodes in order. The last one may not have ended."""
     teller = _Teller()
     for place, event in enumerate(events):
-        if (done := teller.take(place, event)) is not None:
+        if (done := teller.add_event(place, event)) is not None:
             yield done
     if teller.now.events:
         yield teller.end()
@@ -114,7 +114,7 @@ class _Teller:
         #: Whether the episode ends here, unless the next event contains its costs.
         self._over = False
 
-    def take(self, place: int, event: ReadEvent) -> Episode | None:
+    def add_event(self, place: int, event: ReadEvent) -> Episode | None:
         """Add an event, and return the episode that ended before it, if any."""
         told = isinstance(event, Recovered | Rebalanced)
         done = self.end() if self._over and not told else None

@@ -270,7 +270,7 @@ def _rejected(episode: Episode) -> Iterator[Rejected]:
 def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Explanation:
     ledger = TimeLedger()
     for before in events[:place]:
-        ledger.take(before)
+        ledger.add_event(before)
     usual = ledger.usual.of(event.world_size)
     why = ""
     if usual:
@@ -291,12 +291,12 @@ def _seconds(events: Sequence[ReadEvent], begun: int, ended: int) -> dict[str, f
         commits.add(0)
     spent = dict.fromkeys(Cause, 0.0)
 
-    def told(seq: int, cause: Cause, seconds: float) -> None:
+    def on_booked(seq: int, cause: Cause, seconds: float) -> None:
         if seq in commits:
             spent[cause] += seconds
 
-    ledger = TimeLedger(told)
+    ledger = TimeLedger(on_booked)
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
     ledger.close()
     return {str(cause): seconds for cause, seconds in spent.items() if seconds > 1e-9}

@@ -60,7 +60,7 @@ def standing_of(
     """
     ledger, committed = TimeLedger(), None
     for event in events:
-        ledger.take(event)
+        ledger.add_event(event)
         committed = event if isinstance(event, StepCommitted) else committed
     now = max(event.time for event in events[-64:]) if now is None else now
     usual = ledger.usual.of(committed.world_size) if committed is not None else None

@@ -53,7 +53,7 @@ class Lineage:
         unannounced = max(self._saved, default=0) < step <= self._last_before_kill
         return not self.begun or step <= self._from or step in self._saved or unannounced or not self._all_known
 
-    def take(self, event: ReadEvent) -> None:
+    def add_event(self, event: ReadEvent) -> None:
         """Update the lineage from the next event."""
         before, self.position = self.position, self.position.after(event)
         match event:

@@ -93,7 +93,7 @@ def read_trace(
     """
     try:
         failures = _read(path, system, _mapped(columns))
-        begin_s = _begin(failures, since)
+        begin_s = _find_start(failures, since)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     if nodes is None and failures.nodes == 0:
@@ -138,7 +138,7 @@ def _mapped(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _begin(failures: _Failures, since: str | None) -> float:
+def _find_start(failures: _Failures, since: str | None) -> float:
     """Return when the observation begins, by the file's clock."""
     first = min(failures.start_s, default=0.0)
     if since is None:
