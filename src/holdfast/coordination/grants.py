@@ -20,7 +20,7 @@ def apply_shares(held: Held, shares: JobShares, now: float) -> Held:
     """
     if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
         return held
-    told = set(shares.grants.values())
+    granted = set(shares.grants.values())
     grants: dict[str, HeldGrant] = {}
     for node, number in shares.grants.items():
         if number not in held.returned:
@@ -35,7 +35,7 @@ def apply_shares(held: Held, shares: JobShares, now: float) -> Held:
         term=shares.term,
         heard=shares.version,
         grants=grants,
-        returned=held.returned & told,
+        returned=held.returned & granted,
         wish=shares.wish,
         places=sum(number not in shares.standbys | shares.leaving for number in shares.grants.values()),
         failure_rate=shares.failure_rate or held.failure_rate,
@@ -61,8 +61,8 @@ def give_back(held: Held, nodes: Collection[str]) -> Held:
 
 def mark_awaited(held: Held, nodes: Collection[str], now: float) -> Held:
     """Return the grants with these nodes marked as not connected, as when they were granted."""
-    anew = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
-    return replace(held, grants={**held.grants, **anew})
+    awaited = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
+    return replace(held, grants={**held.grants, **awaited})
 
 
 def find_overdue(held: Held, now: float, join_s: float) -> list[str]:
@@ -115,8 +115,8 @@ def set_roles(held: Held, roles: Mapping[str, bool]) -> Held:
     changed = {node: waits for node, waits in roles.items() if held.grants[node].standby != waits}
     if not changed:
         return held
-    anew = {node: replace(held.grants[node], standby=waits) for node, waits in changed.items()}
-    return replace(held, grants={**held.grants, **anew})
+    updated = {node: replace(held.grants[node], standby=waits) for node, waits in changed.items()}
+    return replace(held, grants={**held.grants, **updated})
 
 
 def describe_state(

@@ -133,7 +133,7 @@ def with_one_record(
         first, last = first or record, record or last
         (before if first is None else after).extend(rest)
         if first is not None:
-            events += (said for said in rest if isinstance(said, tells))
+            events += (instruction for instruction in rest if isinstance(instruction, tells))
         if record is not None:
             known = len(events)
     return [*before, one(first, last, events[:known]), *after] if first is not None and last is not None else before

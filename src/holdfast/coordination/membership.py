@@ -285,8 +285,8 @@ class Membership:
     def remove(self, name: str) -> tuple[str, ...]:
         """Remove a node and its workers; return the workers."""
         node = self.nodes[name]
-        gone = tuple(node.workers)
-        for worker in gone:
+        workers = tuple(node.workers)
+        for worker in workers:
             self.drop(node, worker)
         del self.nodes[name]
         self._left_from.pop(name, None)
@@ -297,7 +297,7 @@ class Membership:
         self.owed.pop(name, None)
         self._by_connection.pop(node.connection, None)
         self.transfers.forget(name)
-        return gone
+        return workers
 
     def attach(self, node: Node, attach: Attach) -> None:
         """Add a worker of a node."""

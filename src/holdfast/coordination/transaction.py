@@ -40,8 +40,8 @@ class _Named:
     def __init__(self, record: Record) -> None:
         self.of = record.plan, record.pending, record.leaving
         plans = [plan.workers for plan in self.of[:2] if plan is not None]
-        owed = [one.owed for one in record.leaving]
-        self.workers = dict.fromkeys(worker for workers in (*plans, *owed) for worker in workers)
+        retained = [one.owed for one in record.leaving]
+        self.workers = dict.fromkeys(worker for workers in (*plans, *retained) for worker in workers)
         self.by_node: defaultdict[str, list[str]] = defaultdict(list)
         for worker in self.workers:
             self.by_node[node_of(worker)].append(worker)
@@ -134,12 +134,12 @@ class Transaction:
         if places == 1:
             return ()
         node, unit, planned = self.members.nodes.get(name), index_of(worker) // places, self.planned_on(name)
-        there = list(node.workers) if node is not None else []
-        if any(index_of(one) == index_of(worker) and one != worker for one in there):
+        workers = list(node.workers) if node is not None else []
+        if any(index_of(one) == index_of(worker) and one != worker for one in workers):
             # The loss was reported late, by a node that was disconnected: the group has been restarted since.
-            there = []
+            workers = []
         # Plans name complete groups. So other workers here belong to the next group, which the agent may report first.
-        here = planned if worker in planned else there
+        here = planned if worker in planned else workers
         mates = tuple(one for one in dict.fromkeys(here) if one != worker and index_of(one) // places == unit)
         if node is not None:
             for mate in mates:

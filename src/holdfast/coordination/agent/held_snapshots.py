@@ -67,5 +67,5 @@ class HeldSnapshots:
         old = [one for one in mine if one.key not in newest]
         mine[:] = [one for one in mine if one.key in newest]
         here = {*self._own, *self._copies}
-        gone = tuple(one for one in old if one not in here)
-        return [DropParts(gone)] if gone else []
+        dropped = tuple(one for one in old if one not in here)
+        return [DropParts(dropped)] if dropped else []

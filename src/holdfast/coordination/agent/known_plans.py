@@ -111,7 +111,7 @@ class KnownPlans:
         return []
 
     def _process_waiting(self, missing: _Missing, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
-        return [said for order in missing.waiting for said in self.on_order(order, workers)]
+        return [result for order in missing.waiting for result in self.on_order(order, workers)]
 
     def _process(self, order: NodeOrder, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
         if isinstance(order, BeginNode | PrepareNode):
@@ -135,12 +135,12 @@ class KnownPlans:
         if isinstance(order, BeginNode):
             self._members, self._pending = members, frozenset()
             assignment = self._maker.build_shares(order.shares, change, plan, base)
-            said = Begin(plan=plan, decision=order.decision, assignment=assignment, kept=order.kept)
+            begin = Begin(plan=plan, decision=order.decision, assignment=assignment, kept=order.kept)
         else:
             # A pending plan that was never voided is current by now.
             self._members, self._pending = self._members | self._pending, members
-            said = Prepare(plan=plan)
-        return _send_to_members(said, workers, members)
+            begin = Prepare(plan=plan)
+        return _send_to_members(begin, workers, members)
 
     def _base_plan(self, change: PlanChange) -> GenerationPlan | None:
         if not change.base:

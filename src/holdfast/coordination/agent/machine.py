@@ -169,7 +169,7 @@ class AgentMachine:
 
     def send_seen(self, *messages: Seen | OutputFailed | AddressProbed, now: float) -> list[AgentInstruction]:
         """Report observations of the workers to the coordinator."""
-        return [said for message in messages for said in self._send(message, now)]
+        return [order for message in messages for order in self._send(message, now)]
 
     def on_gpus_read(self, gpus: GpusRead, now: float) -> list[AgentInstruction]:
         """Report the GPUs, now and on each later connection."""
@@ -195,8 +195,8 @@ class AgentMachine:
         replay = self._replay()
         kept, rest = split_to_fit(replay)
         self._hello_at = now, wall
-        told = self._snapshots.held_parts
-        hello = self.node.make_hello(self.session, self.term, kept, now, unfit, told, self.heard)
+        held_parts = self._snapshots.held_parts
+        hello = self.node.make_hello(self.session, self.term, kept, now, unfit, held_parts, self.heard)
         out = self._send(hello, now)
         if rest is not None:
             out.append(Replay(wrap_messages(chain((rest,), replay))))
@@ -263,10 +263,10 @@ class AgentMachine:
 
         Welcome was sent about half a round trip ago; that is the uncertainty.
         """
-        said, wall = self._hello_at
+        hello_clock, wall = self._hello_at
         if not (wall and welcome.time):
             return []
-        half_s = max(0.0, now - said) / 2
+        half_s = max(0.0, now - hello_clock) / 2
         return self._send(ClockOffset(ahead_s=wall + half_s - welcome.time, uncertainty_s=half_s), now)
 
     def _on_refused(self, refused: Refused) -> list[AgentInstruction]:
@@ -308,13 +308,13 @@ class AgentMachine:
             self.heard = HeardGeneration(identity=identity, term=plan.term, generation=plan.generation)
         here = {place.worker: place for place in self._places if Attach in place.latest and not place.ended}
         out: list[AgentInstruction] = []
-        for said in self._plans.on_order(order, tuple(here)):
-            if isinstance(said, SendToWorkers):
-                for worker in said.workers:
-                    here[worker].on_order_sent(said.order)
-                out.append(said)
+        for order_for_worker in self._plans.on_order(order, tuple(here)):
+            if isinstance(order_for_worker, SendToWorkers):
+                for worker in order_for_worker.workers:
+                    here[worker].on_order_sent(order_for_worker.order)
+                out.append(order_for_worker)
             else:
-                out += self._send(said, now)
+                out += self._send(order_for_worker, now)
         return out
 
     # ---- events of the workers ----
@@ -338,14 +338,14 @@ class AgentMachine:
                 return []
             case Applied():
                 place.keep(message)
-                told = self._steps.on_applied(place, message, now)
-                return self._send(FromWorker(message=told), now) if told is not None else []
+                unsent = self._steps.on_applied(place, message, now)
+                return self._send(FromWorker(message=unsent), now) if unsent is not None else []
             case Post():
                 try:
                     bundles = self._keys.add(message, self._plans.members_of(message.generation))
                 except PostedTooMuchError as error:
                     return [KillHung(place.worker, str(error))]
-                return [said for bundle in bundles for said in self._send(bundle, now)]
+                return [instruction for bundle in bundles for instruction in self._send(bundle, now)]
             case Entered():
                 self._steps.enter_generation(message.applied, message.generation)
             case Report():
@@ -361,7 +361,7 @@ class AgentMachine:
     def _send_unsent_steps(self, now: float) -> list[AgentInstruction]:
         """Report the steps that only this node may know: their witnesses may be dead."""
         pages = self._steps.pop_unsent() if self._connected else ()
-        return [said for page in pages for said in self._send(page, now)]
+        return [instruction for page in pages for instruction in self._send(page, now)]
 
     def on_worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
         """Handle the end of a worker's process: replace it, or record that it has finished.
@@ -509,7 +509,7 @@ class AgentMachine:
 
     def _send_held_parts(self, work: list[SnapshotWork], now: float) -> list[AgentInstruction]:
         """Report the held parts before deleting, so that no peer requests a deleted part."""
-        return [*(self._send(told, now) if (told := self._snapshots.held_parts) is not None else ()), *work]
+        return [*(self._send(held_parts, now) if (held_parts := self._snapshots.held_parts) is not None else ()), *work]
 
     # ---- replay ----
 

@@ -150,9 +150,9 @@ def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Repor
 def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
     """Return in words how workers differ if no majority agrees."""
     first, second = (_settings_of(group[0]) for group in groups[:2])
-    here, there = _find_differing_settings(first, second)
+    here, others = _find_differing_settings(first, second)
     nodes = [node_of(group[0].worker) for group in groups[:2]]
-    values = f" ({here} on {nodes[0]}, {there} on {nodes[1]})" if here else ""
+    values = f" ({here} on {nodes[0]}, {others} on {nodes[1]})" if here else ""
     names = _format_nodes(dict.fromkeys(node_of(report.worker) for group in groups for report in group))
     return f"the {_PLURALS[what]} of {names} differ, and no majority of them agrees{values}"
 

@@ -122,13 +122,13 @@ class Newcomers:
     def emit_joined(self) -> None:
         """Emit the nodes that have joined, before other events about them. Nodes that are lost again are left out."""
         transaction, here = self._transaction, self._transaction.members.nodes
-        came = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
+        joined = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
         self._waiting.clear()
-        if came:
+        if joined:
             self._told_at = transaction.now
-            for node in came:
+            for node in joined:
                 node.told = True
-            transaction.emit(NodesJoined, nodes=tuple(map(_joined, came)))
+            transaction.emit(NodesJoined, nodes=tuple(map(_joined, joined)))
 
 
 def _joined(node: Node) -> JoinedNode:

@@ -177,8 +177,8 @@ def kept_by_units(
     for number, unit in enumerate(_units(plan)):
         applied, mine = summed_by(unit, reports)
         lags = applied != decision.applied and all(worker in plan.sources for worker in unit)
-        given = assignment[number] if assignment else ()
-        goes_on = applied == decision.applied and set(mine) <= set(given)
+        assigned = assignment[number] if assignment else ()
+        goes_on = applied == decision.applied and set(mine) <= set(assigned)
         kept.append(mine if lags or goes_on else ())
     return tuple(kept) if any(kept) else ()
 

@@ -172,12 +172,12 @@ class Admission:
             return None
         others = [node for node in self._transaction.members.nodes.values() if node.name != hello.node]
         if is_local_address(hello.address):
-            said = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
+            problem = f"node {hello.node} advertises {hello.address}, which only its own host can reach, and "
             advice = "start its agent with --advertise ADDRESS, an address of its host that the others can reach"
             if not hello.beside_coordinator:
-                return f"{said}the coordinator is on another host: {advice}"
+                return f"{problem}the coordinator is on another host: {advice}"
             if elsewhere := next((node for node in others if not node.beside_coordinator), None):
-                return f"{said}node {elsewhere.name} is on another host: {advice}"
+                return f"{problem}node {elsewhere.name} is on another host: {advice}"
         elif not hello.beside_coordinator and (bad := next((o for o in others if is_local_address(o.address)), None)):
             return (
                 f"node {hello.node} cannot reach node {bad.name}, which advertises {bad.address}: "

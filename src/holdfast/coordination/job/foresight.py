@@ -32,7 +32,7 @@ def forecast_moves(
         BadInputError, UnreachableError, RefusedError: the request itself would be refused.
     """
     new = context.draining.check(names, to, stays=stays)
-    given = dict(zip(names, to, strict=False))
+    targets = dict(zip(names, to, strict=False))
     promised = {one.to for one in context.transaction.record.leaving} | set(to)
     free = sorted(
         (name for name in context.members.standbys if name not in promised and not context.standbys.in_vain(name)),
@@ -42,7 +42,7 @@ def forecast_moves(
     later = [one.node for one in context.transaction.record.leaving if one.stays]
     found: list[MoveForecast] = []
     for name in new:
-        target = given.get(name, "")
+        target = targets.get(name, "")
         if not target and not context.members.nodes[name].standby:
             taking = [one for one in free if stays or context.standbys.ready(one)] or (later if stays else [])
             target = taking[0] if taking and (stays or context.config.spec.recovery.uses_standbys) else ""
@@ -79,7 +79,7 @@ def _forecast_move(context: JobContext, name: str, to: str) -> MoveForecast:
         longer = (left + 1) / max(left, 1)
         first = f"no standby takes its place: {left} of {left + 1} nodes go on, a step takes {longer:.2f} times as long"
     guessed = {True: "", False: " (a guess)"}
-    told = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{guessed[costs.is_measured(one)]}" for one in pauses)
+    details = ", ".join(f"{costs.of(one):.3f} s {_FOR[one]}{guessed[costs.is_measured(one)]}" for one in pauses)
     # First its group is built. Its state arrives in the step after that.
     joins_s = costs.of(Cost.BUILD) + costs.step_s + max(costs.step_s, costs.of(Cost.TRANSFER)) if beside else 0.0
     return MoveForecast(
@@ -90,7 +90,7 @@ def _forecast_move(context: JobContext, name: str, to: str) -> MoveForecast:
         moved_bytes=moved if to or replicas else 0,
         wait_s=None if math.isinf(warm_s) else warm_s + joins_s + costs.step_s,
         down_s=sum(map(costs.of, pauses)) + costs.step_s,
-        why=f"{first}; {told}, and {costs.step_s:.3f} s for the step itself",
+        why=f"{first}; {details}, and {costs.step_s:.3f} s for the step itself",
     )
 
 

@@ -104,23 +104,23 @@ class Draining:
         transaction, record = self._transaction, self._transaction.record
         if not names:
             raise BadInputError("no node is named: name the nodes that should leave")
-        for given in (names, to):
-            twice = next((name for place, name in enumerate(given) if name in given[:place]), None)
+        for list_of_names in (names, to):
+            twice = next((name for place, name in enumerate(list_of_names) if name in list_of_names[:place]), None)
             if twice is not None:
                 raise BadInputError(f"node {twice!r} is named twice")
         if record.plan is None and self._disconnected.replacing:
             raise RefusedError("all workers are being replaced: ask again once they are here")
         if stays:
             self._replacements.check_targets(names, to)
-        gone = {one.node for one in record.drained}
+        drained = {one.node for one in record.drained}
         for name in names:
-            if name not in transaction.members.nodes and name not in gone and not transaction.planned_on(name):
+            if name not in transaction.members.nodes and name not in drained and not transaction.planned_on(name):
                 known = ", ".join(sorted(transaction.members.nodes)) or "none"
                 raise UnreachableError(f"there is no node {name!r}: the nodes are {known}")
         if record.outcome:
             raise RefusedError(f"the job is {record.outcome}: nodes need not leave it")
         before = {one.node for one in record.leaving if stays or not one.stays}
-        new = [name for name in names if name not in before and name not in gone]
+        new = [name for name in names if name not in before and name not in drained]
         if new and stays:
             self._replacements.check_room(new)
         elif new and (why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new))):
@@ -141,8 +141,8 @@ class Draining:
         if why := self._why_not({one.node for one in others if not one.stays} | {name}):
             return why
         until = transaction.now + grace_s
-        told = Departure(node=name, since=transaction.now, until=until, beside=known.beside, closes=known.closes)
-        transaction.change(leaving=(*others, told))
+        departure = Departure(node=name, since=transaction.now, until=until, beside=known.beside, closes=known.closes)
+        transaction.change(leaving=(*others, departure))
         self._not_before = 0
         plan = record.plan
         if plan is not None and not plan.last and record.pending is None and grace_s < self._costs.step_s:
@@ -159,8 +159,8 @@ class Draining:
         record, now = self._transaction.record, self._transaction.now
         others = tuple(one for one in record.leaving if one.node != name)
         known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=now))
-        gone = {one.node for one in others if not one.stays} | {name}
-        if why := self._cannot(self._rest(gone, without={name})):
+        leaving = {one.node for one in others if not one.stays} | {name}
+        if why := self._cannot(self._rest(leaving, without={name})):
             return why
         self._transaction.change(
             leaving=(*others, Departure(node=name, since=known.since, until=known.until, closes=True))
@@ -330,14 +330,14 @@ class Draining:
             self._replacements.has_come(one)
         taking = self._replacements.stand_in_for(places)
         for one in leaving:
-            owed = tuple(worker for worker in leavers if node_of(worker) == one.node)
+            retained = tuple(worker for worker in leavers if node_of(worker) == one.node)
             transaction.members.owe(one.node)
             if one.until and not (one.owed or one.closes):
                 self._note(one, replaced=one.node in found)
             if not (one.owed or one.stays or one.until or one.node in found):
                 transaction.change(wanted=max(0, transaction.record.wanted - 1))
             beside = found.get(one.node, one.beside)
-            self._write(msgspec.structs.replace(one, owed=owed, step=step, beside=beside))
+            self._write(msgspec.structs.replace(one, owed=retained, step=step, beside=beside))
         return taking
 
     def restore_retained(self, workers: Iterable[str]) -> None:
@@ -395,11 +395,11 @@ class Draining:
             if node is not None and (one.owed or followed):
                 self._standbys.returned(node, warm=bool(one.owed))
             return
-        gone, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
+        departure, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
         why = why or self._noted.pop(one.node, "")
         # A node with a deadline may come back, and its ranks may be filled.
         if not one.until:
-            transaction.change(drained=(*record.drained, gone)[-_KEPT:], wanted=max(0, record.wanted - places))
+            transaction.change(drained=(*record.drained, departure)[-_KEPT:], wanted=max(0, record.wanted - places))
         if node is not None:
             left = "has left" if one.until else "is drained"
             transaction.send(node.connection, EndNode(exit_code=EXIT_DONE, why=f"node {one.node} {left}", alone=True))
@@ -413,9 +413,9 @@ class Draining:
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
         """Remove a node that leaves, and emit that; return its workers."""
         workers = self.forget(node)
-        owed = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
-        if owed is not None:
-            self._complete(owed, detail or f"it has left: {reason}")
+        retained = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
+        if retained is not None:
+            self._complete(retained, detail or f"it has left: {reason}")
         elif not node.standby:
             # A standby was never part of the job.
             self._transaction.emit(NodeLeft, node=node.name, reason=EVENT_REASONS.get(reason, reason), detail=detail)

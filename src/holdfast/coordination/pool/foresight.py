@@ -31,8 +31,8 @@ class _Replacements:
     """The nodes that jobs get, or will get once other jobs have left them; each replaces one node."""
 
     def __init__(self, before: PoolState, after: PoolState) -> None:
-        given = [grant for node, grant in after.grants.items() if _starts_training(before.grants.get(node), grant)]
-        self._given = {job: [grant.node for grant in given if grant.job == job] for job in after.jobs}
+        new_grants = [grant for node, grant in after.grants.items() if _starts_training(before.grants.get(node), grant)]
+        self._given = {job: [grant.node for grant in new_grants if grant.job == job] for job in after.jobs}
         self._standbys = {node for node, grant in before.grants.items() if grant.standby}
         self._recalled = [
             grant for node, grant in after.grants.items() if grant.recalled and not before.grants[node].recalled

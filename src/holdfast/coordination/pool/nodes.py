@@ -169,10 +169,10 @@ class PooledNodes:
 
     def _make_room(self) -> bool:
         """Forget the node that was away longest; return whether there was one."""
-        gone = self._list_forgettable()
-        if gone:
-            self._drop_node(gone[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")
-        return bool(gone)
+        forgettable = self._list_forgettable()
+        if forgettable:
+            self._drop_node(forgettable[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")
+        return bool(forgettable)
 
     def renew_leases(self) -> None:
         """Renew the leases of all nodes: this server itself did not listen for a while."""

@@ -105,8 +105,8 @@ class Progress:
         draining workers that have already left, it proves nothing.
         """
         proven = self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0
-        if owed := self._owed:
-            proven = min(proven, self.ledger.slowest(owed))
+        if retained := self._owed:
+            proven = min(proven, self.ledger.slowest(retained))
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
@@ -347,8 +347,8 @@ class Progress:
             grad_norm=math.sqrt(commit.grad_square) if 0 <= commit.grad_square < math.inf else None,
         )
         for skip in commit.skips:
-            told = {"micro_batch": skip.micro_batch, "reason": skip.reason}
-            self._transaction.emit_at(time, MicroBatchSkipped, step=done.step, **told)
+            fields = {"micro_batch": skip.micro_batch, "reason": skip.reason}
+            self._transaction.emit_at(time, MicroBatchSkipped, step=done.step, **fields)
         if commit.failed:
             row = self._transaction.position.skipped_in_a_row
             self._transaction.emit_at(time, StepSkipped, step=done.step, why=commit.why_skipped, in_a_row=row)
@@ -375,8 +375,8 @@ class Progress:
             self._layout_cost = down_s, recovery.moved_bytes
             self.costs.measured(Cost.LAYOUT, max(0.0, down_s - self.costs.step_s))
         if recovery.action == "rebalance":
-            told = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
-            self._transaction.emit(Rebalanced, step=done.step, **told)
+            fields = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
+            self._transaction.emit(Rebalanced, step=done.step, **fields)
         else:
             self._transaction.emit(Recovered, **costs)
             self._moved(recovery)

@@ -53,8 +53,8 @@ class LoadBook:
 
     def on_loads(self, message: Loads) -> bool:
         """Store a member's report, unless it is older than the known one; return False if it is invalid."""
-        shape, told = self._transaction.record.expert_shape, (message.generation, message.step)
-        if shape is None or told <= self._told:
+        shape, version = self._transaction.record.expert_shape, (message.generation, message.step)
+        if shape is None or version <= self._told:
             return True
         if not isfinite(message.token_s):
             return False
@@ -63,5 +63,5 @@ class LoadBook:
         except ValueError:
             return False
         self.tokens, self.expert_bytes, self.token_s = tokens, message.expert_bytes, message.token_s
-        self._told = told
+        self._told = version
         return True

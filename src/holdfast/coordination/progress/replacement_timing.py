@@ -51,10 +51,10 @@ def choose(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
     later_s = fewer_s + rate * (beside_s + swap_s) * loss.back_s
     known = costs.is_measured(Cost.TRANSFER) and costs.is_measured(Cost.SWAP)
     at_once = not known or at_once_s <= later_s + LEAST_GAIN_S
-    said = (
+    why = (
         f"a standby that takes over at once costs {at_once_s:.2f} s of training; one that joins later, while "
         f"{loss.nodes - loss.lost} of {loss.nodes} nodes go on, {later_s:.2f} s{'' if known else ' (estimates)'}"
     )
     if rate:
-        said += f"; another loss meanwhile, once in {1 / rate:.0f} s, would cost {loss.back_s:.0f} s"
-    return Replacement(at_once, said)
+        why += f"; another loss meanwhile, once in {1 / rate:.0f} s, would cost {loss.back_s:.0f} s"
+    return Replacement(at_once, why)

@@ -59,14 +59,14 @@ class Failures:
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
         if not failures:
             return
-        gone: dict[str, None] = {}
+        lost: dict[str, None] = {}
         for failure in failures:
             if not failure.worker:
-                gone |= dict.fromkeys(self._expel(self._classify(failure)))
-            elif failure.worker not in gone:
+                lost |= dict.fromkeys(self._expel(self._classify(failure)))
+            elif failure.worker not in lost:
                 self._emit_failure(self._classify(failure), mates[failure.worker])
-                gone |= dict.fromkeys((failure.worker, *mates[failure.worker]))
-        self.remove_workers(gone, min(failure.since for failure in failures))
+                lost |= dict.fromkeys((failure.worker, *mates[failure.worker]))
+        self.remove_workers(lost, min(failure.since for failure in failures))
 
     def report_needed_worker(self, failure: Failure) -> None:
         """Report a failed process that is still needed, and interrupt its generation."""
@@ -200,5 +200,5 @@ def _describe_mates(mates: Sequence[str]) -> str:
         return ""
     names = sorted({index_of(mate) for mate in mates})
     one = len(names) == 1
-    said = f"worker{'' if one else 's'} {', '.join(map(str, names))} of its replica group {'is' if one else 'are'}"
-    return f"; {said} replaced with it"
+    workers = f"worker{'' if one else 's'} {', '.join(map(str, names))} of its replica group {'is' if one else 'are'}"
+    return f"; {workers} replaced with it"

@@ -185,9 +185,9 @@ class KnownGenerations:
         pending = self.pending
         if pending is None or not pending.disarms:
             return []
-        told = Disarmed(worker=self._worker, term=pending.disarms, generation=pending.plan.generation)
+        disarmed = Disarmed(worker=self._worker, term=pending.disarms, generation=pending.plan.generation)
         pending.armed, pending.disarms = False, 0
-        return [SendToCoordinator(told)]
+        return [SendToCoordinator(disarmed)]
 
     def on_void(self, order: Void) -> list[WorkerInstruction]:
         """Handle Void: forget the pending group."""

@@ -428,14 +428,14 @@ class WorkerMachine(StateAdoption):
         complaint, looked = self._complaints.make_complaint(
             generation, detail, timed_out=timed_out, unreachable=unreachable, transfer_peers=transfer_peers
         )
-        told = [SendToCoordinator(complaint)] if complaint is not None else []
-        return [*told, *(self._report_if_due() if looked else ())]
+        instructions = [SendToCoordinator(complaint)] if complaint is not None else []
+        return [*instructions, *(self._report_if_due() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
         """Report the end: the training loop asks for no further step, or the generation is the last."""
         stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
-        told = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
-        return [SendToCoordinator(told)] if self._cross_boundary("finish") else []
+        finished = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
+        return [SendToCoordinator(finished)] if self._cross_boundary("finish") else []
 
     def keep_state_only(self) -> bool:
         """Keep the state for others, as the script has ended; return False if it is missing or being changed."""

@@ -96,7 +96,7 @@ class ReplicaGroups:
             del self._requests[index_of(one.worker)]
             early[index_of(one.worker)] = JoinUnit(worker=one.worker, layouts=one.layouts)
         self._restart_waits()
-        return [said for word in early.values() for said in self.on_group_message(word, now)]
+        return [instruction for word in early.values() for instruction in self.on_group_message(word, now)]
 
     def on_disconnected(self) -> None:
         """Forget the current layout when the connection ends: new requests wait for the next coordinator."""
@@ -171,8 +171,8 @@ class ReplicaGroups:
         first = index - index % word.layout.places
         self._since.setdefault(first, now)
         here = tuple(one.worker for one in self._waiting_requests(first))
-        there = {index_of(worker) for worker in here}
-        missing = tuple(each for each in range(first, first + word.layout.places) if each not in there)
+        joined = {index_of(worker) for worker in here}
+        missing = tuple(each for each in range(first, first + word.layout.places) if each not in joined)
         if missing:
             return [SendToWorkers(here, UnitAwaits(missing=missing))]
         unit = _Group(self._nonce(), here)
