@@ -33,7 +33,7 @@ SHARE = "coordination.worker.replica_group.share"
 DECISIONS = "coordination.generations.decisions"
 DECIDING = "coordination.job.deciding"
 LEDGER = "coordination.progress.ledger"
-STANDINGS = "coordination.progress.standings"
+STANDINGS = "coordination.progress.worker_progress"
 PLANNER = "coordination.generations.planner"
 JOINING = "coordination.generations.swap"
 HEARING = "coordination.job.handlers"
@@ -83,10 +83,10 @@ MUTANTS = (
         name="recomputes_v",
         module=COPY,
         qualname="StateCopy.apply_decision",
-        old="self.passed = Passed(step=decision.applied, commit=decision.commit)",
+        old="self.passed = PassedStep(step=decision.applied, commit=decision.commit)",
         new=(
             "commit = msgspec.structs.replace(decision.commit, grad_square=0.5)\n"
-            "self.passed = Passed(step=decision.applied, commit=commit)"
+            "self.passed = PassedStep(step=decision.applied, commit=commit)"
         ),
         why="FORWARD applies the recorded step result and no other",
     ),
@@ -94,10 +94,10 @@ MUTANTS = (
         name="judges_for_itself",
         module=COPY,
         qualname="StateCopy.apply_decision",
-        old="self.passed = Passed(step=decision.applied, commit=decision.commit)",
+        old="self.passed = PassedStep(step=decision.applied, commit=decision.commit)",
         new=(
             "commit = msgspec.structs.replace(decision.commit, nonfinite=0)\n"
-            "self.passed = Passed(step=decision.applied, commit=commit)"
+            "self.passed = PassedStep(step=decision.applied, commit=commit)"
         ),
         why="all workers must omit a step that the step result omits",
     ),
@@ -297,7 +297,7 @@ MUTANTS = (
     Mutant(
         name="commits_when_the_first_has_applied",
         module=STANDINGS,
-        qualname="Standings.all_beyond",
+        qualname="WorkerProgress.all_beyond",
         old="bool(self._members) and (not self._behind)",
         new="self._behind < len(self._members)",
         why="a step is committed only after the last member has applied it",
@@ -330,7 +330,7 @@ MUTANTS = (
     Mutant(
         name="forgotten_members_hold_nobody_up",
         module=STANDINGS,
-        qualname="Standings._count",
+        qualname="WorkerProgress._count",
         old="len(self._members)",
         new="self._at.total()",
         why="a worker that has not reported a step may not have applied it",

@@ -107,7 +107,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="keeps_a_promotion_that_came_to_nothing",
         module="coordination.nodes.standbys",
-        qualname="Standbys.on_admitted",
+        qualname="StandbyNodes.on_admitted",
         old="known is None or known.promoted or known.agent_pid != node.agent_pid",
         new="known is None or known.agent_pid != node.agent_pid",
         why="after a coordinator restart, the standby would no longer be a standby",

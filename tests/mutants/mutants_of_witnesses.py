@@ -101,7 +101,7 @@ WITNESS_MUTANTS = (
         name="a_decision_takes_nobody_back",
         module=LEDGER,
         qualname="StepLedger.undo_after",
-        old="self._standings.go_back(step)",
+        old="self._worker_progress.go_back(step)",
         new="pass",
         why="a worker that is rolled back no longer has its earlier step",
     ),

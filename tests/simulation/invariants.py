@@ -85,9 +85,9 @@ class Checker:
             if wrong := self._work.reported(message, whole=worker.whole):
                 self._fail(wrong)
 
-    def began(self, worker: Peer, order: msg.Begin | msg.StandBy, accepted: bool) -> None:
-        """Release a worker from its promise after a Begin, or after a StandBy that removes it from its generation."""
-        left = isinstance(order, msg.StandBy)
+    def began(self, worker: Peer, order: msg.Begin | msg.BecomeStandby, accepted: bool) -> None:
+        """Release a worker from its promise after a Begin, or a BecomeStandby that removes it from its generation."""
+        left = isinstance(order, msg.BecomeStandby)
         if not accepted and not (left and worker.machine.plan is None):
             return
         self._promised.discard(worker.id)

@@ -11,7 +11,7 @@ from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.time_spans import Cause
 from holdfast.observability.history.episodes import episodes
 from holdfast.observability.history.explanation import explain
-from holdfast.observability.history.job_state import standing_of
+from holdfast.observability.history.job_condition import standing_of
 from holdfast.protocol.events import (
     AnyEvent,
     FailureDetected,

@@ -90,13 +90,13 @@ class PlanExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class TellPool:
+class SendToPool:
     """Send the job's state to its pool. If the pool cannot be reached, the state is sent again later."""
 
     stands: JobState
 
 
-Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated | PlanExperts | TellPool
+Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated | PlanExperts | SendToPool
 
 
 def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:

@@ -17,8 +17,8 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    SendToPool,
     StopOutdated,
-    TellPool,
 )
 from holdfast.coordination.membership import Membership
 from holdfast.coordination.operator_alerts import request_of
@@ -200,7 +200,7 @@ class Transaction:
 
     def send_to_pool(self, stands: JobState) -> None:
         """Send the job's state to its pool."""
-        self._sends.append(TellPool(stands))
+        self._sends.append(SendToPool(stands))
 
     def compute(self, order: PlanExperts) -> None:
         """Request the search for an expert placement."""

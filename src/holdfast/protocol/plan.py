@@ -46,7 +46,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
-class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Passed"):
+class PassedStep(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Passed"):
     """A step that has passed its vote, with its result."""
 
     step: Count
@@ -59,7 +59,7 @@ class Passed(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Passed"
 
 #: Step results that a worker keeps, and sends with its state. Fewer if the steps log many values.
 MAX_PASSED = 512
-PassedSteps = Annotated[tuple[Passed, ...], Meta(max_length=MAX_PASSED)]
+PassedSteps = Annotated[tuple[PassedStep, ...], Meta(max_length=MAX_PASSED)]
 
 
 class DecisionKind(StrEnum):

@@ -13,7 +13,7 @@ from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.layout_list import FailedLayout, LayoutChange, Layouts
 from holdfast.protocol.names import Count, Struct
-from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, Passed
+from holdfast.protocol.plan import Decision, ExpertShape, GenerationPlan, PassedStep
 from holdfast.protocol.pool.grants import Held
 from holdfast.protocol.position import Position
 from holdfast.protocol.state import SnapshotSource
@@ -223,7 +223,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     #: number of checkpoints that counted, until they could not be read
     unreadable: int = 0
     #: steps on which `decision` rests, and that were not in the journal when it was made
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[PassedStep, ...] = ()
     #: position of the job before the events in `outbox`
     position: Position = Position()
     #: Events of the transition that wrote this record. After a crash, the next coordinator appends the events that
@@ -236,7 +236,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     #: set while the last plan is in force
     will: LastWill | None = None
     #: the step after which a script has asked to stop, with its result, until the job has stopped
-    stopped: Passed | None = None
+    stopped: PassedStep | None = None
     #: when this run began, unix seconds
     run_since: float = 0.0
     #: when the first run began, unix seconds

@@ -165,9 +165,9 @@ def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
 
 def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here() -> None:
     bench = Bench(1)
-    passed = tuple(msg.Passed(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
+    passed = tuple(msg.PassedStep(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
     bench.machine.on_message(msg.Committed(term=1, step=1), bench.now)
-    assert bench.say(msg.KnownSteps(worker=bench.workers[0], passed=passed)) == []
+    assert bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=passed)) == []
     bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=3))
     bench.apply(4, generation=2)
     (page,) = bench.machine.on_worker_message(
@@ -188,8 +188,8 @@ def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_agai
     bench = Bench(1)
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     bench.connect()
-    passed = msg.Passed(step=1, commit=commit(1.0), generation=4, world=1)
-    bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
+    passed = msg.PassedStep(step=1, commit=commit(1.0), generation=4, world=1)
+    bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
     bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
     bench.apply(2, generation=5)
     (hello,) = bench.connect()
@@ -201,8 +201,8 @@ def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_co
     """Otherwise a step is committed without its loss if the other nodes fail before they report it."""
     bench = Bench(1)
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
-    passed = msg.Passed(step=1, commit=commit(7.0), generation=4, world=1)
-    bench.say(msg.KnownSteps(worker=bench.workers[0], passed=(passed,)))
+    passed = msg.PassedStep(step=1, commit=commit(7.0), generation=4, world=1)
+    bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
     bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
     bench.apply(2, generation=5)
     page = bench.say(

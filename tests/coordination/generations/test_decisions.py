@@ -13,7 +13,7 @@ from machinery import commit, w
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict, decide
 from holdfast.protocol.commit import Flag
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Decision, DecisionKind, Passed, Phase
+from holdfast.protocol.plan import Decision, DecisionKind, PassedStep, Phase
 from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.state import CheckpointSource, Holding
 
@@ -33,7 +33,7 @@ def report(index: int, stand: str) -> Report:
         phase=Phase.COMPUTE,
         result=Holding() if ready else None,
         reduced=commit(3.0) if ready else None,
-        passed=Passed(step=STEP, commit=commit(3.0, Flag.SWAP)) if passed else None,
+        passed=PassedStep(step=STEP, commit=commit(3.0, Flag.SWAP)) if passed else None,
     )
 
 
@@ -78,8 +78,8 @@ def test_the_rules(
         assert verdict.decision == Decision(kind=DecisionKind.REDO, applied=STEP - 1)
 
 
-@pytest.mark.parametrize("known", [None, Passed(step=STEP - 1, commit=commit(9.0))])
-def test_nobody_goes_forward_without_v_of_that_very_step(known: Passed | None) -> None:
+@pytest.mark.parametrize("known", [None, PassedStep(step=STEP - 1, commit=commit(9.0))])
+def test_nobody_goes_forward_without_v_of_that_very_step(known: PassedStep | None) -> None:
     """A worker claims to have applied it but gives no step result: the job continues from that worker's state."""
     liar = msgspec.structs.replace(report(0, "applied"), passed=known)
     verdict = decide(None, STEP - 1, [report(1, "computing"), liar], [])

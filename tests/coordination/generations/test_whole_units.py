@@ -155,7 +155,7 @@ def test_a_step_that_no_whole_unit_can_finish_is_done_again() -> None:
 
 def test_what_was_passed_goes_forward_by_whoever_can_of_each_role() -> None:
     a, b = units_of("n0"), units_of("n1")
-    passed = msg.Passed(step=4, commit=commit())
+    passed = msg.PassedStep(step=4, commit=commit())
     verdict = decided(stand(a[0], 4, passed=passed), stand(a[1], 3), stand(b[0], 3), ready(b[1], 3))
     assert isinstance(verdict, Verdict)
     assert (verdict.decision.kind, verdict.holders) == (DecisionKind.FORWARD, (a[0], b[1]))

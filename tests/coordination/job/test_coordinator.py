@@ -88,7 +88,7 @@ def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
-    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=1, commit=commit(2.0, msg.Flag.SWAP)))
+    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.PassedStep(step=1, commit=commit(2.0, msg.Flag.SWAP)))
     assert job.orders(msg.Begin)[w("n0")].decision == msg.Decision(
         kind=DecisionKind.FORWARD, applied=1, commit=commit(2.0, msg.Flag.SWAP)
     )
@@ -131,7 +131,7 @@ def test_forward_is_inherited_by_the_next_generation() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
-    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=1, commit=commit(2.0, msg.Flag.SWAP)))
+    job.report("n1", 0, Phase.PASSED, **reduced(2.0), passed=msg.PassedStep(step=1, commit=commit(2.0, msg.Flag.SWAP)))
     job.lose("n1")
     job.report("n0", 0, Phase.ENTERING, **reduced(2.0))
     assert job.orders(msg.Begin)[w("n0")].decision.kind is DecisionKind.FORWARD
@@ -251,8 +251,8 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     job.say(msg.Complaint(worker=w("n2"), generation=1, detail="vote"))
     assert job.kinds == ["Stop"] * 4
-    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
-    job.report("n1", 1, passed=msg.Passed(step=1, commit=commit(1.0, msg.Flag.SWAP)))
+    job.report("n0", 1, passed=msg.PassedStep(step=1, commit=commit(1.0, msg.Flag.SWAP)))
+    job.report("n1", 1, passed=msg.PassedStep(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n2", 0, Phase.ABANDONED, **reduced(1.0))
     job.report("n3", None)
     assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
@@ -627,7 +627,7 @@ def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> No
     for _ in range(4):
         job.tell("n0", msg.Heartbeat())
         job.tick(1.0)
-    job.report("n0", 3, passed=msg.Passed(step=3, commit=commit()))
+    job.report("n0", 3, passed=msg.PassedStep(step=3, commit=commit()))
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=3))
     steps = [event for event in job.events if isinstance(event, ev.StepCommitted)]
     assert [step.step for step in steps] == [1, 2, 3]
@@ -701,7 +701,7 @@ def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_
     job = Job(nodes=3).start()
     job.step(1)
     job.lose("n0")
-    job.report("n1", 1, Phase.PASSED, **reduced(2.0), passed=msg.Passed(step=2, commit=commit(2.0)))
+    job.report("n1", 1, Phase.PASSED, **reduced(2.0), passed=msg.PassedStep(step=2, commit=commit(2.0)))
     job.report("n2", 1, Phase.ABANDONED, **reduced(2.0))
     assert [known.step for known in job.machine.record.passed] == [2]
     generation = job.machine.transaction.generation

@@ -133,7 +133,7 @@ def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
     job.feed(Drain(("n1",)))
     job.lose("n2")
     v = reduced(1.0)
-    job.report("n0", 2, passed=msg.Passed(step=2, commit=v["reduced"]))
+    job.report("n0", 2, passed=msg.PassedStep(step=2, commit=v["reduced"]))
     job.report("n1", 1)
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0",), DecisionKind.REDO)
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
     job.step(1)
     job.feed(Drain(("n1",)))
     job.lose("n2")
-    job.report("n0", 2, passed=msg.Passed(step=2, commit=reduced(1.0)["reduced"]))
+    job.report("n0", 2, passed=msg.PassedStep(step=2, commit=reduced(1.0)["reduced"]))
     job.report("n1", 1)
     entered(job, "n0", generation=2, at=2)
     assert job.machine.record.position.step == 1
@@ -367,7 +367,7 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
     assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
     job.lose("n0")
     reported(job, "n1")
-    second, third = (msg.Passed(step=step, commit=commit(float(step))) for step in (2, 3))
+    second, third = (msg.PassedStep(step=step, commit=commit(float(step))) for step in (2, 3))
     job.report("n2", 2, passed=second, **reduced(3.0))
     (begun,) = job.said(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n2",), DecisionKind.FORWARD)
@@ -396,7 +396,7 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
     assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "n1 leaves, and is retained"
     entered(job, "n0", "n2", generation=2)
     job.lose("n2")
-    anew, third = commit(2.5), msg.Passed(step=3, commit=commit(3.0))
+    anew, third = commit(2.5), msg.PassedStep(step=3, commit=commit(3.0))
     job.say(applied(w("n0"), 2, 2, anew))
     job.report("n0", 2, state=half, result=half, passed=third, reduced=third.commit)
     job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
@@ -421,7 +421,7 @@ def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it(
     job.report("n2", 1, state=all_of_them, result=all_of_them, **ready)
     assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
     job.lose("n2")
-    job.report("n0", 3, state=half, passed=msg.Passed(step=3, commit=commit(3.0)))
+    job.report("n0", 3, state=half, passed=msg.PassedStep(step=3, commit=commit(3.0)))
     job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
     (begun,) = job.said(ev.GenerationStarted)
     assert (sorted(begun.members), begun.decision) == (["n0", "n1"], DecisionKind.FORWARD)

@@ -79,7 +79,7 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
     (moved,) = job.said(ev.NodeMoved)
     assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "move")
     order = next(i.message.order for i in job.last if getattr(getattr(i, "message", None), "worker", "") == w("n1"))
-    assert isinstance(order, msg.StandBy)
+    assert isinstance(order, msg.BecomeStandby)
     assert order.generation == 3
     assert job.machine.record.leaving == job.machine.record.drained == ()
     assert job.machine.record.wanted == 3

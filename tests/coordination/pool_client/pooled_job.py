@@ -8,7 +8,7 @@ import msgspec
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.inputs import PoolSaid
-from holdfast.coordination.instructions import TellPool
+from holdfast.coordination.instructions import SendToPool
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.pool.grants import Held
@@ -67,7 +67,7 @@ class Reserved(Job):
 
     @property
     def told(self) -> list[JobState]:
-        return [one.stands for one in self.last if isinstance(one, TellPool)]
+        return [one.stands for one in self.last if isinstance(one, SendToPool)]
 
     @property
     def held(self) -> Held:

@@ -9,7 +9,7 @@ import pytest
 from machinery import Job, attach, calls, hello, kept, w, written
 
 from holdfast.coordination.inputs import PoolSaid, Tick
-from holdfast.coordination.instructions import EndJob, Persist, TellPool
+from holdfast.coordination.instructions import EndJob, Persist, SendToPool
 from holdfast.protocol import events as ev
 from holdfast.protocol.job_spec import JobSpec
 from holdfast.protocol.messages import any_side as msg
@@ -59,7 +59,7 @@ class Pooled(Job):
     @property
     def told(self) -> list[JobState]:
         """Return the states last sent to the pool."""
-        return [one.stands for one in self.last if isinstance(one, TellPool)]
+        return [one.stands for one in self.last if isinstance(one, SendToPool)]
 
     @property
     def held(self) -> Held:
@@ -75,7 +75,7 @@ def pooled(nodes: int = 2, **spec: Any) -> Pooled:
 def test_outside_of_pools_nobody_brings_a_grant_and_nobody_is_told() -> None:
     job = Job(nodes=1).start()
     assert job.machine.record.held is None
-    assert not any(isinstance(one, TellPool) for one in job.last)
+    assert not any(isinstance(one, SendToPool) for one in job.last)
 
 
 def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
@@ -83,7 +83,7 @@ def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
     job.boot()
     job.grants(n0=1, n1=2)
     kinds = [type(one) for one in job.last]
-    assert kinds.index(Persist) < kinds.index(TellPool)
+    assert kinds.index(Persist) < kinds.index(SendToPool)
     assert job.told[-1].held == {1, 2}
     assert job.records[-1].held == job.held
 

@@ -12,7 +12,7 @@ from machinery import applied, commit, w
 
 from holdfast.coordination.progress.ledger import DivergedError, StepLedger
 from holdfast.protocol.messages.worker import Report
-from holdfast.protocol.plan import Passed, Phase
+from holdfast.protocol.plan import PassedStep, Phase
 
 MEMBERS = [w("n0"), w("n1"), w("n2")]
 
@@ -146,7 +146,7 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
     ledger.add_report(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
     last = Report(
         worker=MEMBERS[0], term=1, generation=1, applied=3, step=4, phase=Phase.COMPUTE,
-        passed=Passed(step=3, commit=commit(3.0)),
+        passed=PassedStep(step=3, commit=commit(3.0)),
     )  # fmt: skip
     ledger.add_final_reports([last], 24)
     ledger.follow(1, MEMBERS[:1])

@@ -86,7 +86,7 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     job.report("n1", 1, Phase.ABANDONED, **reduced(5.0))
     assert job.orders(msg.Begin) == {}
     comes_back("n2", applied(w("n2"), 1, 2, commit(5.0)))
-    job.report("n2", 2, passed=msg.Passed(step=2, commit=commit(5.0)))
+    job.report("n2", 2, passed=msg.PassedStep(step=2, commit=commit(5.0)))
     begin = job.orders(msg.Begin)[w("n0")]
     assert begin.decision == msg.Decision(kind=DecisionKind.FORWARD, applied=2, commit=commit(5.0))
     assert len(begin.plan.members) == 3

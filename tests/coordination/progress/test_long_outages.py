@@ -145,7 +145,7 @@ def test_a_node_that_stands_where_nobody_can_is_expelled_and_the_job_comes_to_it
 def test_v_of_a_step_that_nobody_can_have_passed_is_believed_nobody() -> None:
     job = Job(nodes=3).start()
     job.lose("n2")
-    job.report("n0", 0, passed=msg.Passed(step=ABSURD, commit=commit()))
+    job.report("n0", 0, passed=msg.PassedStep(step=ABSURD, commit=commit()))
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
     job.report("n1", 0)
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
@@ -179,7 +179,7 @@ def test_v_that_a_report_still_knows_counts_for_a_step_that_was_given_up() -> No
     ledger = StepLedger()
     ledger.follow(1, [w("n0")])
     ledger.give_up_to(2, BATCH)
-    passed = msg.Passed(step=2, commit=commit(3.0))
+    passed = msg.PassedStep(step=2, commit=commit(3.0))
     ledger.add_final_reports(
         [msg.Report(worker=w("n0"), term=1, generation=1, applied=2, step=3, passed=passed, phase=msg.Phase.COMPUTE)],
         BATCH,
@@ -210,7 +210,7 @@ def test_no_record_holds_all_the_steps_of_an_outage_in_which_a_member_died() -> 
     while job.machine.context.interruption.stop is None:
         job.tell("n0", msg.Heartbeat())
         job.tick(0.5)
-    job.report("n0", STEPS, passed=msg.Passed(step=STEPS, commit=commit()))
+    job.report("n0", STEPS, passed=msg.PassedStep(step=STEPS, commit=commit()))
     while not job.orders(msg.Begin):
         job.tick(0.1)
     job.say(msg.Entered(worker=w("n0"), generation=2, applied=STEPS))

@@ -66,7 +66,7 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
 def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> None:
     job = Job().start()
     job.lose("n2")
-    passed = msg.Passed(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
+    passed = msg.PassedStep(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
     job.report("n0", 0, Phase.PASSED, passed=passed, **reduced(1.0), summed=(0, 3))
     job.report("n1", 0, Phase.ABANDONED, **reduced(1.0), summed=(1, 4))
     _enter(job, "n0", "n1", generation=2, at=1)

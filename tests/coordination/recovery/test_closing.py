@@ -71,7 +71,7 @@ def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(pol
 
 def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
     job = interrupted_job(4)
-    passed = msg.Passed(step=5, commit=commit())
+    passed = msg.PassedStep(step=5, commit=commit())
     job.report("n0", 4, msg.Phase.ABANDONED, **reduced(1.0))
     job.report("n1", 4, msg.Phase.PASSED, **reduced(1.0), passed=passed)
     job.report("n2", 4, msg.Phase.ABANDONED, **reduced(1.0))
@@ -389,7 +389,7 @@ def stopped_job(step: int = 1) -> Job:
     v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STOP,))
     for node in ("n0", "n1", "n2"):
         job.say(msgspec.structs.replace(applied(w(node), 1, step), commit=v))
-    assert job.machine.record.stopped == msg.Passed(step=step, commit=v)
+    assert job.machine.record.stopped == msg.PassedStep(step=step, commit=v)
     return job
 
 

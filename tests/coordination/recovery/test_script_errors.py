@@ -84,7 +84,7 @@ def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
     """It has applied a step that the others have not: they go forward with its step result, without it."""
     job = trained()
     job.say(raised("n1"))
-    passed = msg.Passed(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
+    passed = msg.PassedStep(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
     job.say(applied(w("n1"), 1, 3))
     job.report("n1", 3, passed=passed)
     job.report("n0", 2, Phase.ABANDONED, **reduced(1.0))
@@ -219,7 +219,7 @@ def test_what_was_done_since_all_went_back_is_saved() -> None:
     job.say(applied(w("n0"), 1, 3))
     job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(4, 9), exit_code=1, final=False))
     job.say(report_of(job, w("n1"), None))
-    job.say(report_of(job, w("n0"), 3, passed=msg.Passed(step=3, commit=commit())))
+    job.say(report_of(job, w("n0"), 3, passed=msg.PassedStep(step=3, commit=commit())))
     assert not replaced(job)
     assert all(begin.plan.last for begin in job.orders(msg.Begin).values())
 
@@ -248,7 +248,7 @@ def test_where_the_only_one_that_has_the_state_raises_and_nothing_is_kept() -> N
 def test_the_last_step_is_told_before_the_end_that_comes_with_it() -> None:
     job = Job(nodes=1).start()
     job.say(raised("n0"))
-    job.report("n0", 1, passed=msg.Passed(step=1, commit=commit()))
+    job.report("n0", 1, passed=msg.PassedStep(step=1, commit=commit()))
     assert [type(event) for event in job.last_events()][:2] == [ev.StepCommitted, ev.JobFailed]
     assert len(job.said(ev.StepCommitted)) == 1
 

@@ -127,7 +127,7 @@ def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
     joined.on_order(msgspec.structs.replace(order, plan=plan))
     assert joined.accept_push(2)
     assert joined.begin_adoption(2)
-    joined.finish_receive([msg.Passed(step=1, commit=passing(1, msg.Wish.STOP))], 1)
+    joined.finish_receive([msg.PassedStep(step=1, commit=passing(1, msg.Wish.STOP))], 1)
     joined.finish_entering()
     assert joined.task == Finish(asked=True)
 

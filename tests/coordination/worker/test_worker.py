@@ -89,7 +89,7 @@ def one_step(machine: WorkerMachine) -> msg.Applied:
     return applied
 
 
-def receive(machine: WorkerMachine, passed: Sequence[msg.Passed], step: int) -> None:
+def receive(machine: WorkerMachine, passed: Sequence[msg.PassedStep], step: int) -> None:
     assert machine.begin_adoption(machine.generation)
     machine.finish_receive(passed, step)
 
@@ -139,7 +139,7 @@ def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
     machine = voted()
     assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
     report = report_of(machine.pass_vote(commit()))
-    assert (report.phase, report.passed) == (Phase.PASSED, msg.Passed(step=1, commit=commit()))
+    assert (report.phase, report.passed) == (Phase.PASSED, msg.PassedStep(step=1, commit=commit()))
     assert not machine.begin_apply()
 
 
@@ -245,21 +245,21 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     assert machine.accept_push(2)
     assert isinstance(machine.task, Receive)
     assert machine.begin_adoption(2)
-    assert machine.finish_receive([msg.Passed(step=3, commit=commit())], 3) == []
+    assert machine.finish_receive([msg.PassedStep(step=3, commit=commit())], 3) == []
     assert machine.finish_entering(received_bytes=9) != []
     assert machine.task == Compute(4, (1, 3), ())
 
 
 def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_told_before_anything_else() -> None:
-    passed = [msg.Passed(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
+    passed = [msg.PassedStep(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
     machine = joiner()
     machine.accept_push(2)
     receive(machine, passed, 3)
     known, entered = machine.finish_entering()
-    assert known == SendToCoordinator(msg.KnownSteps(worker=ME, passed=tuple(passed)))
+    assert known == SendToCoordinator(msg.ReceivedSteps(worker=ME, passed=tuple(passed)))
     assert entered == SendToCoordinator(msg.Entered(worker=ME, generation=2, applied=3))
     one_step(machine)
-    assert machine.history == (*passed, msg.Passed(step=4, commit=commit(step=4), generation=2, world=2))
+    assert machine.history == (*passed, msg.PassedStep(step=4, commit=commit(step=4), generation=2, world=2))
     machine.on_order(msg.Stop(term=1, generation=2))
     machine.on_order(begin(3, DecisionKind.ROLLBACK, 1, source=msg.CheckpointSource(name="one"), plan=plan(3, ME)))
     assert machine.finish_load(3, 1)
@@ -269,11 +269,11 @@ def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_to
 def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_report() -> None:
     machine = joiner()
     machine.accept_push(2)
-    receive(machine, [msg.Passed(step=3, commit=commit())], 3)
+    receive(machine, [msg.PassedStep(step=3, commit=commit())], 3)
     kinds = [
         type(i.message) for i in machine.on_order(msg.Stop(term=1, generation=2)) if isinstance(i, SendToCoordinator)
     ]
-    assert kinds == [msg.KnownSteps, msg.Report]
+    assert kinds == [msg.ReceivedSteps, msg.Report]
 
 
 def test_a_witness_says_that_it_is_one() -> None:
@@ -789,7 +789,7 @@ def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_tha
     machine.accept_push(2)
     assert machine.begin_adoption(2)
     assert machine.on_order(msg.Stop(term=1, generation=2)) == [Halt()]
-    told = machine.finish_receive([msg.Passed(step=2, commit=commit(step=2))], 2)
+    told = machine.finish_receive([msg.PassedStep(step=2, commit=commit(step=2))], 2)
     report = report_of(told)
     assert (report.applied, report.step, report.summed, report.phase) == (2, 3, (), Phase.ENTERING)
     assert not machine.keeps

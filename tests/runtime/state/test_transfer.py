@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.control.link.wire import AUTHENTICATION_S, MAX_PENDING_PEERS, TransferError, Wire
 from holdfast.protocol.commit import Commit
-from holdfast.protocol.plan import GenerationPlan, Member, Passed
+from holdfast.protocol.plan import GenerationPlan, Member, PassedStep
 from holdfast.protocol.state import LiveSource
 from holdfast.runtime.generation.resources import Resources
 from holdfast.runtime.groups.rendezvous import Board
@@ -30,7 +30,7 @@ from holdfast.runtime.state.transfer import StateSender
 from holdfast.runtime.state.wire import FlatState, Ticket, stream_chunks
 
 SENDER, RECEIVER = "n1/0/a", "n2/0/b"
-PASSED = Passed(step=7, commit=Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0))
+PASSED = PassedStep(step=7, commit=Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0))
 DEADLINE_S = 60.0
 
 

@@ -24,8 +24,8 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    SendToPool,
     StopOutdated,
-    TellPool,
 )
 from holdfast.errors import BadInputError, RefusedError, SupersededError, UnreachableError
 from holdfast.protocol.events import AnyEvent
@@ -277,7 +277,7 @@ class CoordinatorShell(Process):
                 world.journal.sync()
                 self.ended = True
                 self._cluster.job_ended(exit_code, why)
-            case TellPool(stands):
+            case SendToPool(stands):
                 self._cluster.on_job_state(self, stands)
             case Broadcast():
                 raise AssertionError("a broadcast must be split into single messages")

@@ -22,7 +22,7 @@ from holdfast.protocol.events import StepCommitted
 from holdfast.protocol.fingerprint import find_unequal_roles
 from holdfast.protocol.layouts.layout import Layout
 from holdfast.protocol.messages.worker import FlopTally
-from holdfast.protocol.plan import Passed
+from holdfast.protocol.plan import PassedStep
 from holdfast.step_samples import StepSamples, place_hash
 from tests.simulation.faults.plans import FaultPlan, layout_of
 
@@ -54,7 +54,7 @@ class SimReceipt(NamedTuple):
 
     generation: int
     step: int
-    passed: tuple[Passed, ...]
+    passed: tuple[PassedStep, ...]
     state: int
     senders: frozenset[str]
 

@@ -183,7 +183,7 @@ class SimWorker(Process):
                 return
             case _:
                 instructions = self.machine.on_order(order)
-        if isinstance(order, msg.Begin | msg.StandBy):
+        if isinstance(order, msg.Begin | msg.BecomeStandby):
             self.checker.began(self, order, bool(instructions))
         self.obey(instructions)
         self._work.withdraw_if_unwanted()

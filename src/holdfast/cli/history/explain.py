@@ -21,7 +21,7 @@ from holdfast.cli.options import with_option_groups
 from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.history.explanation import Explanation, explain
-from holdfast.observability.history.job_state import JobStanding, standing_of
+from holdfast.observability.history.job_condition import JobCondition, standing_of
 from holdfast.protocol.events import FailureDetected, StacksTaken
 from holdfast.protocol.position import Awaited
 
@@ -147,7 +147,7 @@ def _find_kept_journal(server: Server) -> Path | None:
     return None
 
 
-def _read_standing(server: Server) -> JobStanding:
+def _read_standing(server: Server) -> JobCondition:
     with server.client() as client:
         status = client.status()
         events = list(client.events())
@@ -243,7 +243,7 @@ def _count(number: int | None) -> str:
     return "not known how many" if number is None else str(number)
 
 
-def standing_lines(standing: JobStanding, file: Path | None = None) -> Iterator[str]:
+def standing_lines(standing: JobCondition, file: Path | None = None) -> Iterator[str]:
     """Yield where a job stands, line by line; `file`: its events, if they were read from one."""
     yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:

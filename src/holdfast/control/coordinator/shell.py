@@ -22,8 +22,8 @@ from holdfast.coordination.instructions import (
     Persist,
     PlanExperts,
     Send,
+    SendToPool,
     StopOutdated,
-    TellPool,
     at_once,
 )
 from holdfast.errors import OutdatedStoreError
@@ -157,7 +157,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
                 self._close(number)
             case PlanExperts(search):
                 self._on_plan(search)
-            case TellPool(stands):
+            case SendToPool(stands):
                 self._on_stand(stands)
             case StopOutdated(newer):
                 raise OutdatedStoreError(outdated_store("job", self._keeper.url, newer))

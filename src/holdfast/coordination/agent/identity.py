@@ -16,10 +16,10 @@ from holdfast.protocol.messages.agent import (
 )
 from holdfast.protocol.messages.orders import (
     Arm,
+    BecomeStandby,
     CheckpointOrder,
     Disarm,
     PruneCheckpoints,
-    StandBy,
     Stop,
     Void,
     Warm,
@@ -140,7 +140,7 @@ def is_from_newest(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) 
     match order:
         case BeginNode(plan=change) | PrepareNode(plan=change):
             return change.rest.term >= term
-        case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | StandBy():
+        case Stop() | Arm() | Disarm() | Void() | PruneCheckpoints() | Warm() | BecomeStandby():
             return order.term >= term
         case _:
             return True  # These orders have no term. The connection's Welcome proves their origin.

@@ -16,7 +16,7 @@ from holdfast.protocol.commit import step_weight
 from holdfast.protocol.layouts.layout import are_of_same_role
 from holdfast.protocol.messages.agent import PAGE_STEPS, AppliedSteps, CompactCommit, KeptStep
 from holdfast.protocol.messages.worker import Applied
-from holdfast.protocol.plan import Passed
+from holdfast.protocol.plan import PassedStep
 
 #: enough for more than a million steps; beyond that, the results of the oldest ones are dropped
 MAX_KEPT_BYTES = 64 << 20
@@ -53,7 +53,7 @@ class KeptSteps:
         known = self._newest.get(step)
         return known.state_hash if known is not None else ""
 
-    def add_received(self, passed: Passed) -> None:
+    def add_received(self, passed: PassedStep) -> None:
         """Keep a step that came with a state received from another node."""
         past = self._pages and passed.step <= self._pages[-1].last
         known = self._newest.get(passed.step)

@@ -72,8 +72,8 @@ from holdfast.protocol.messages.worker import (
     Attach,
     CheckpointNews,
     Entered,
-    KnownSteps,
     Post,
+    ReceivedSteps,
     Report,
     SnapshotTaken,
     WorkerMessage,
@@ -333,7 +333,7 @@ class AgentMachine:
         match message:
             case Attach():
                 out = self.units.on_attach(message.worker)
-            case KnownSteps():
+            case ReceivedSteps():
                 self._steps.on_known_steps(message)
                 return []
             case Applied():

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.coordination.agent.kept_steps import KeptSteps
 from holdfast.coordination.agent.place import LocalRank
 from holdfast.protocol.messages.agent import AppliedSteps, Heartbeat
-from holdfast.protocol.messages.worker import Applied, KnownSteps
+from holdfast.protocol.messages.worker import Applied, ReceivedSteps
 
 
 class NodeSteps:
@@ -51,7 +51,7 @@ class NodeSteps:
             self._reported = max(self._reported, message.step)
         return message
 
-    def on_known_steps(self, message: KnownSteps) -> None:
+    def on_known_steps(self, message: ReceivedSteps) -> None:
         """Keep the steps that came with a state that a worker has received.
 
         A step in the journal may have been undone and repeated in a generation without this node.

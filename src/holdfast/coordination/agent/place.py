@@ -11,7 +11,7 @@ from holdfast.errors import EXIT_FAILED
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.layouts.group_messages import UnitAnswer
 from holdfast.protocol.messages.agent import Kept, WorkerDown
-from holdfast.protocol.messages.orders import Begin, JobDone, Order, StandBy, Warm
+from holdfast.protocol.messages.orders import BecomeStandby, Begin, JobDone, Order, Warm
 from holdfast.protocol.messages.worker import (
     Applied,
     Attach,
@@ -145,7 +145,7 @@ class LocalRank:
             self.done = True
         elif isinstance(order, Warm):
             self.warming = Begun not in self.latest and Entered not in self.latest
-        elif isinstance(order, StandBy):
+        elif isinstance(order, BecomeStandby):
             # Its promises no longer matter, and the warm-up before its first step was long ago.
             self.latest = {kind: kept for kind, kept in self.latest.items() if kind is Attach}
             self.top = self.top_generation = self.reported_step = 0

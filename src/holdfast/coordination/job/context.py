@@ -24,7 +24,7 @@ from holdfast.coordination.nodes.expert_handoff import ExpertHandoff
 from holdfast.coordination.nodes.pair_probes import PairProbes
 from holdfast.coordination.nodes.record_age import RecordAge
 from holdfast.coordination.nodes.replacements import Replacements
-from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.standbys import StandbyNodes
 from holdfast.coordination.nodes.start_probes import StartProbes
 from holdfast.coordination.pool_client.client import JobPoolClient
 from holdfast.coordination.pool_client.flop_count import FlopBook
@@ -80,7 +80,7 @@ class JobContext:
         self.evaluations = EvaluationBook(transaction)
         self.flop = FlopBook(transaction, config)
         self.job_end = JobEnd(transaction)
-        self.standbys = Standbys(transaction, config, costs)
+        self.standbys = StandbyNodes(transaction, config, costs)
         self.disconnected = DisconnectedNodes(transaction)
         self.interruption = Interruption(transaction, self.progress)
         self.replacements = Replacements(transaction, config, self.standbys, self.newcomers, costs)

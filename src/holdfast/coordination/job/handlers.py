@@ -431,7 +431,7 @@ class MessageHandlers:
         msg.Prepared: until_over(_on_prepared),
         msg.Disarmed: until_over(_on_disarmed),
         msg.Applied: until_over(_on_applied),
-        msg.KnownSteps: until_over(ignore),  # Only agents use it.
+        msg.ReceivedSteps: until_over(ignore),  # Only agents use it.
         msg.Report: handler_row(ignore, _on_unasked_report, _on_report, ignore),
         msg.Complaint: until_over(_on_complaint),
         msg.VoteRefused: until_over(_on_vote_refused),

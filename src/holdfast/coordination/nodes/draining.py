@@ -25,7 +25,7 @@ from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.disconnected_nodes import DisconnectedNodes
 from holdfast.coordination.nodes.replacements import Replacements, named
-from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.standbys import StandbyNodes
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.ledger import StepLedger
 from holdfast.coordination.progress.recovery_cost import DRAIN, MOVE
@@ -55,7 +55,7 @@ class Draining:
         ledger: StepLedger,
         stopping: Interruption,
         absences: DisconnectedNodes,
-        standbys: Standbys,
+        standbys: StandbyNodes,
         replacing: Replacements,
         costs: MeasuredCosts,
     ) -> None:

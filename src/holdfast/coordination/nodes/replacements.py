@@ -16,7 +16,7 @@ from holdfast.coordination.generations.announcing import Newcomers
 from holdfast.coordination.generations.configuration_check import workers_by_node
 from holdfast.coordination.generations.planner import copies_left, lacks_slots
 from holdfast.coordination.membership import Node
-from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.standbys import StandbyNodes
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.progress.replacement_timing import NodesLost, Replacement, choose
 from holdfast.coordination.transaction import Transaction
@@ -33,7 +33,7 @@ class Replacements:
         self,
         transaction: Transaction,
         config: CoordinatorConfig,
-        standbys: Standbys,
+        standbys: StandbyNodes,
         newcomers: Newcomers,
         costs: MeasuredCosts,
     ) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from holdfast.protocol.events import StandbyFailed, StandbyReady
 from holdfast.protocol.failures import FailureKind
 from holdfast.protocol.messages.agent import AgentMessage, EndNode, Hello, Leave, Refused, Replace, WorkerDown
-from holdfast.protocol.messages.orders import StandBy, Warm
+from holdfast.protocol.messages.orders import BecomeStandby, Warm
 from holdfast.protocol.messages.worker import Warmed
 from holdfast.protocol.plan import GenerationPlan
 from holdfast.protocol.record import MAX_NODES_KEPT, Standby
@@ -54,7 +54,7 @@ class _WarmUp:
     refused: bool = False
 
 
-class Standbys:
+class StandbyNodes:
     """The standbys: which are warm, and why the others are not."""
 
     def __init__(self, transaction: Transaction, config: CoordinatorConfig, costs: MeasuredCosts) -> None:
@@ -146,7 +146,9 @@ class Standbys:
         self._warm_ups[node.name] = _WarmUp(warm=trained)
         self._spoilt(trained)
         for worker in trained:
-            transaction.order(worker, StandBy(term=transaction.record.term, generation=transaction.record.generation))
+            transaction.order(
+                worker, BecomeStandby(term=transaction.record.term, generation=transaction.record.generation)
+            )
         ready = warm and node.complete
         self._write(Standby(node=node.name, agent_pid=node.agent_pid, ready=ready))
         if ready:

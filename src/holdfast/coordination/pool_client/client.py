@@ -31,7 +31,7 @@ from holdfast.coordination.inputs import PoolSaid, Shutdown
 from holdfast.coordination.nodes.disconnected_nodes import DisconnectedNodes
 from holdfast.coordination.nodes.draining import Draining
 from holdfast.coordination.nodes.replacements import Replacements
-from holdfast.coordination.nodes.standbys import Standbys
+from holdfast.coordination.nodes.standbys import StandbyNodes
 from holdfast.coordination.pool_client.pace_reports import PaceReporter
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
 from holdfast.coordination.recovery.closing import Closing
@@ -88,7 +88,7 @@ class JobPoolClient:
         ladder: EscalationPolicy,
         closing: Closing,
         ending: JobEnd,
-        standbys: Standbys,
+        standbys: StandbyNodes,
         replacing: Replacements,
         costs: MeasuredCosts,
         saves_every_s: Callable[[], float | None] = lambda: None,

@@ -22,7 +22,7 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages.agent import Committed
 from holdfast.protocol.names import node_and_index_of
-from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, Passed
+from holdfast.protocol.plan import Decision, DecisionKind, GenerationPlan, PassedStep
 from holdfast.protocol.state import source_kind
 
 #: The most steps announced in one transaction, since a record holds all events of its transaction. After a long outage,
@@ -303,7 +303,7 @@ class Progress:
         """Store in the record that all workers stop after this step, so that it outlives their processes."""
         stopped = self._transaction.record.stopped
         if Wish.STOP in done.commit.wishes:
-            self._transaction.change(stopped=Passed(step=done.step, commit=done.commit))
+            self._transaction.change(stopped=PassedStep(step=done.step, commit=done.commit))
         elif stopped is not None and stopped.step == done.step:
             self._transaction.change(stopped=None)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.coordination.progress.standings import Standings
+from holdfast.coordination.progress.worker_progress import WorkerProgress
 from holdfast.protocol.commit import Commit, step_weight
 from holdfast.protocol.layouts.layout import are_of_same_role
 from holdfast.protocol.messages.agent import KeptStep
 from holdfast.protocol.messages.worker import Applied, Report
 from holdfast.protocol.names import node_of
-from holdfast.protocol.plan import Passed
+from holdfast.protocol.plan import PassedStep
 
 #: A report of a step further beyond the journal's than this is rejected: that would be months of training.
 MAX_BEYOND = 1 << 22
@@ -69,7 +69,7 @@ class StepLedger:
     A report may arrive twice (replayed after a coordinator's outage) and long after the fact.
     """
 
-    def __init__(self, committed: int = 0, passed: Iterable[Passed] = ()) -> None:
+    def __init__(self, committed: int = 0, passed: Iterable[PassedStep] = ()) -> None:
         """Continue after `committed`.
 
         `passed` has the known results of later steps, in case their witnesses are dead.
@@ -77,7 +77,7 @@ class StepLedger:
         self.committed = committed
         #: the newest step that a rollback has undone; workers that do not know of the rollback may still report it
         self._undone = 0
-        self._standings = Standings(committed)
+        self._worker_progress = WorkerProgress(committed)
         #: the generation with the counted members, and the step that all of them have provably applied
         self._generation = self._proven = 0
         self._steps: dict[int, _Pending] = {}
@@ -90,11 +90,11 @@ class StepLedger:
             self.expect(known.step, known.commit)
 
     @property
-    def unannounced(self) -> tuple[Passed, ...]:
+    def unannounced(self) -> tuple[PassedStep, ...]:
         """The steps after the committed ones that have passed, in order."""
         known = {step: pending.commit for step, pending in self._steps.items()}
         steps = sorted(known.keys() | range(self.committed + 1, self._given_up + 1))
-        return tuple(Passed(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
+        return tuple(PassedStep(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
 
     def plausible(self, step: int, seconds: float) -> bool:
         """Return whether a worker may have applied this step `seconds` after the last commit."""
@@ -193,7 +193,7 @@ class StepLedger:
         node has no hash.
         """
         elsewhere = (worker for worker in self._members if node_of(worker) not in told)
-        return any((self._standings.of(worker) or 0) < self.differing for worker in elsewhere)
+        return any((self._worker_progress.of(worker) or 0) < self.differing for worker in elsewhere)
 
     def prove(self, step: int, generation: int) -> None:
         """Record that a step has passed in a generation, so that all members had applied the previous one."""
@@ -207,19 +207,19 @@ class StepLedger:
 
     def record_step(self, worker: str, step: int) -> None:
         """Record that a worker has the state of `step`, from any source."""
-        self._standings.note((worker,), step)
+        self._worker_progress.note((worker,), step)
 
     def record_steps(self, workers: Iterable[str], step: int) -> None:
         """Record that these workers have the state of `step`."""
-        self._standings.note(workers, step)
+        self._worker_progress.note(workers, step)
 
     def forget(self, worker: str) -> None:
         """Remove a worker that is gone, so that the others no longer wait for it."""
-        self._standings.forget(worker)
+        self._worker_progress.forget(worker)
 
     def applied_by(self, worker: str) -> int | None:
         """Return the newest step that a worker is known to have applied."""
-        return self._standings.of(worker)
+        return self._worker_progress.of(worker)
 
     def add_final_reports(self, reports: Collection[Report], global_batch: int) -> None:
         """Record the steps of all members, and fill in steps that passed although all their witnesses are dead.
@@ -239,17 +239,17 @@ class StepLedger:
 
     def slowest(self, workers: Iterable[str]) -> int:
         """Return the newest step that all these workers have applied."""
-        return self._standings.slowest(workers)
+        return self._worker_progress.slowest(workers)
 
     @property
     def due(self) -> bool:
         """Whether all members are known to have applied the next step."""
-        return self._standings.all_beyond
+        return self._worker_progress.all_beyond
 
     @property
     def all_at_committed(self) -> bool:
         """Whether all members have exactly the state of the committed step."""
-        return self._standings.all_there
+        return self._worker_progress.all_there
 
     def undo_after(self, step: int) -> None:
         """Undo the steps after `step`, as decided: their results are void.
@@ -259,13 +259,13 @@ class StepLedger:
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
         self.differing = self.differing if self.differing <= step else 0
         self._given_up = min(self._given_up, step)
-        self._standings.go_back(step)
+        self._worker_progress.go_back(step)
 
     def reset(self, step: int) -> None:
         """Roll back to `step`: later steps never counted."""
         self._undone = max(self._undone, self.committed)
         self.committed = step
-        self._standings.reset(step)
+        self._worker_progress.reset(step)
         self._steps.clear()
         self._given_up = self.differing = 0
 
@@ -273,12 +273,12 @@ class StepLedger:
         """Count the members of this generation from now on."""
         self._generation, self._proven = generation, 0
         self._members = tuple(members)
-        self._standings.follow(members)
+        self._worker_progress.follow(members)
 
     def without(self, workers: Collection[str]) -> None:
         """Remove these workers from the counted members, so that no step waits for them."""
         self._members = tuple(worker for worker in self._members if worker not in workers)
-        self._standings.follow(self._members)
+        self._worker_progress.follow(self._members)
 
     def more_than(self, at_most: int, *, up_to: int) -> bool:
         """Return whether the uncommitted steps up to this one count as more than `at_most`."""
@@ -296,7 +296,7 @@ class StepLedger:
         """
         out: list[CommittedStep] = []
         room = at_most
-        while room > 0 and (self._standings.all_beyond or self.committed < up_to):
+        while room > 0 and (self._worker_progress.all_beyond or self.committed < up_to):
             if self.committed + 1 == self.differing:
                 break
             done = self._steps.pop(self.committed + 1, None)
@@ -305,7 +305,7 @@ class StepLedger:
                     break
                 done = _Pending(_unknown(self._samples))
             self.committed += 1
-            self._standings.ask_next()
+            self._worker_progress.ask_next()
             step, v, paused_s = self.committed, done.commit, done.paused_s
             room -= step_weight(v)
             out.append(CommittedStep(step=step, commit=v, world=done.world, time=done.time, paused_s=paused_s))

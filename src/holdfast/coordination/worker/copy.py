@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 
 from holdfast.protocol.commit import Commit, Wish, have_same_lanes, step_weight
-from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, Passed
+from holdfast.protocol.plan import MAX_PASSED, Decision, DecisionKind, PassedStep
 
 
 class Stateless(Enum):
@@ -24,15 +24,15 @@ class StateCopy:
 
     def __init__(self) -> None:
         """Start with the initial state of a process."""
-        self.passed: Passed | None = None
+        self.passed: PassedStep | None = None
         #: the result of the next step without its flags, if its reduced gradients are here
         self.reduced: Commit | None = None
         #: whether the local state stays until a newer one has arrived completely from a member
         self.keeps = False
         #: the steps that came with the state, until this node's agent knows them
-        self.sent: tuple[Passed, ...] = ()
+        self.sent: tuple[PassedStep, ...] = ()
         #: the newest steps with known results up to the step of the state; `_weight` limits their number
-        self.history: deque[Passed] = deque()
+        self.history: deque[PassedStep] = deque()
         self._weight = 0
         self._step_or_kind: int | Stateless = Stateless.FRESH
 
@@ -68,7 +68,7 @@ class StateCopy:
         last = self.history[-1] if self.history else None
         return last is not None and last.step == self._step_or_kind and last.commit.failed
 
-    def set_step(self, step: int, passed: Iterable[Passed] = ()) -> None:
+    def set_step(self, step: int, passed: Iterable[PassedStep] = ()) -> None:
         """Record that the complete state of `step` is here; `passed` lists the unknown steps up to it."""
         for one in passed:
             self.history.append(one)
@@ -84,7 +84,7 @@ class StateCopy:
         If a script stopped the job there, the decision of the rollback contains the step's result.
         """
         v = decision.commit if decision is not None else None
-        self.set_step(step, [] if v is None else [Passed(step=step, commit=v)])
+        self.set_step(step, [] if v is None else [PassedStep(step=step, commit=v)])
 
     def mark_void(self) -> None:
         """Mark the state as void, because it is overwritten or will be."""
@@ -133,7 +133,7 @@ class StateCopy:
                 raise ValueError("FORWARD without reduced gradients")
             if not have_same_lanes(self.reduced, decision.commit):
                 raise ValueError(f"FORWARD with {decision.commit}, but the local result is {self.reduced}")
-            self.passed = Passed(step=decision.applied, commit=decision.commit)
+            self.passed = PassedStep(step=decision.applied, commit=decision.commit)
             return
         if self.applied != decision.applied:
             raise ValueError(f"the local state is of step {self.applied}, the decision of step {decision.applied}")

@@ -9,7 +9,7 @@ from holdfast.coordination.worker.boundaries import FLAG_GIVEN, InvalidTransitio
 from holdfast.coordination.worker.tasks import Build, Drop, SendToCoordinator, WorkerInstruction
 from holdfast.protocol.commit import Commit, Flag
 from holdfast.protocol.layouts.layout import hash_of_role
-from holdfast.protocol.messages.orders import Arm, Begin, Disarm, PendingOrder, Prepare, StandBy, Stop, Void
+from holdfast.protocol.messages.orders import Arm, BecomeStandby, Begin, Disarm, PendingOrder, Prepare, Stop, Void
 from holdfast.protocol.messages.worker import Disarmed
 from holdfast.protocol.plan import Decision, GenerationPlan, Phase
 
@@ -130,7 +130,7 @@ class KnownGenerations:
         self.term, self.stop = order.term, order
         return True
 
-    def become_standby(self, order: StandBy) -> bool:
+    def become_standby(self, order: BecomeStandby) -> bool:
         """Leave the stopped generation and become a standby; return False if the order is stale."""
         if order.term < self.term or (self.plan is not None and not self.frozen) or order.generation < self._newest:
             return False

@@ -34,9 +34,9 @@ from holdfast.coordination.worker.warming import Warming
 from holdfast.protocol.commit import Commit
 from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.proposals import Proposal
-from holdfast.protocol.messages.orders import Begin, GenerationOrder, JobDone, PendingOrder, StandBy, Stop, Warm
+from holdfast.protocol.messages.orders import BecomeStandby, Begin, GenerationOrder, JobDone, PendingOrder, Stop, Warm
 from holdfast.protocol.messages.worker import Applied, Finished, Prepared, VoteRefused
-from holdfast.protocol.plan import DecisionKind, GenerationPlan, Passed, Phase
+from holdfast.protocol.plan import DecisionKind, GenerationPlan, PassedStep, Phase
 from holdfast.protocol.state import LiveSource
 from holdfast.step_samples import StepSamples
 
@@ -89,7 +89,7 @@ class WorkerMachine(StateAdoption):
         return self._copy.applied
 
     @property
-    def passed(self) -> Passed | None:
+    def passed(self) -> PassedStep | None:
         """The newest step that this worker knows to have passed."""
         return self._copy.passed
 
@@ -110,7 +110,7 @@ class WorkerMachine(StateAdoption):
         return self._copy.keeps
 
     @property
-    def history(self) -> tuple[Passed, ...]:
+    def history(self) -> tuple[PassedStep, ...]:
         """The newest steps up to the local state, with their results. They are sent together with the state."""
         return tuple(self._copy.history)
 
@@ -189,8 +189,8 @@ class WorkerMachine(StateAdoption):
         self.done = True
         return [] if self.phase is Phase.FINISHED else [Halt()]
 
-    def _on_stand_by(self, order: StandBy) -> list[WorkerInstruction]:
-        """Handle StandBy: give up the rank. The local state is of no use to other workers."""
+    def _on_stand_by(self, order: BecomeStandby) -> list[WorkerInstruction]:
+        """Handle BecomeStandby: give up the rank. The local state is of no use to other workers."""
         if self.phase in UNREPORTED or self._keeps_state_only or not self.generations.become_standby(order):
             return []
         self._copy.mark_void()
@@ -204,7 +204,7 @@ class WorkerMachine(StateAdoption):
     _ORDERS: ClassVar[Mapping[type, Callable[..., list[WorkerInstruction]]]] = {
         Begin: _on_begin,
         Stop: _on_stop,
-        StandBy: _on_stand_by,
+        BecomeStandby: _on_stand_by,
         JobDone: _on_job_done,
     }
 
@@ -349,7 +349,7 @@ class WorkerMachine(StateAdoption):
     def pass_vote(self, commit: Commit) -> list[WorkerInstruction]:
         """Go from VOTED to PASSED: the commit operation returned v with its flags."""
         self._change_phase("pass_vote")
-        self._copy.passed = Passed(step=self.step, commit=commit)
+        self._copy.passed = PassedStep(step=self.step, commit=commit)
         return self._report_if_due()
 
     def abandon_vote(self) -> list[WorkerInstruction]:
@@ -378,7 +378,7 @@ class WorkerMachine(StateAdoption):
             raise self._transition_error("finish_apply without v")
         step, commit = passed.step, passed.commit
         witness = self.plan is not None and self.plan.is_witness(self.worker)
-        self._copy.set_step(step, [Passed(step=step, commit=commit, generation=generation, world=world)])
+        self._copy.set_step(step, [PassedStep(step=step, commit=commit, generation=generation, world=world)])
         # After a FORWARD, the share already belongs to the next step.
         if not forward:
             self._share = Share()

@@ -9,7 +9,7 @@ from holdfast.coordination.worker.comparison import ReplicaComparison
 from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.tasks import SendToCoordinator, WorkerInstruction
 from holdfast.protocol.messages.orders import Stop
-from holdfast.protocol.messages.worker import Entered, KnownSteps, Report
+from holdfast.protocol.messages.worker import Entered, ReceivedSteps, Report
 from holdfast.protocol.plan import Phase
 from holdfast.protocol.state import Holding
 
@@ -71,4 +71,4 @@ def entered_messages(
 def known_steps_messages(worker: str, copy: StateCopy) -> list[SendToCoordinator]:
     """Return a message with the steps that came with a received state, once."""
     sent, copy.sent = copy.sent, ()
-    return [SendToCoordinator(KnownSteps(worker=worker, passed=sent))] if sent else []
+    return [SendToCoordinator(ReceivedSteps(worker=worker, passed=sent))] if sent else []

@@ -154,7 +154,7 @@ class Warm(Struct, frozen=True, kw_only=True, tag="Warm"):
     term: Count
 
 
-class StandBy(Struct, frozen=True, kw_only=True, tag="StandBy"):
+class BecomeStandby(Struct, frozen=True, kw_only=True, tag="StandBy"):
     """To a worker that has left its generation in good order: it has no rank, and is warm.
 
     Its state is void. Earlier orders about generations up to this one no longer apply to it.
@@ -170,9 +170,9 @@ class JobDone(Struct, frozen=True, kw_only=True, tag="JobDone"):
 
 #: Inputs of the worker machine (coordination.worker). The agent makes them from the orders to its node.
 PendingOrder = Prepare | Arm | Disarm | Void
-GenerationOrder = Begin | Stop | PendingOrder | Warm | StandBy | JobDone
-#: Orders to one worker. `Warm`, `StandBy`, and a late `JobDone` are for its machine, the rest for other parts.
-WorkerOrder = AskCheckpoint | Inject | Warm | StandBy | JobDone
+GenerationOrder = Begin | Stop | PendingOrder | Warm | BecomeStandby | JobDone
+#: Orders to one worker. `Warm`, `BecomeStandby`, and a late `JobDone` are for its machine, the rest for other parts.
+WorkerOrder = AskCheckpoint | Inject | Warm | BecomeStandby | JobDone
 #: Orders to the agent, which writes checkpoints for its workers. It passes them on to the workers.
 CheckpointOrder = AcceptCheckpoint | PruneCheckpoints
 Order = GenerationOrder | Posted | LookAround | WorkerOrder | CheckpointOrder

@@ -13,7 +13,7 @@ from holdfast.protocol.fingerprint import Fingerprint
 from holdfast.protocol.layouts.layout import WHOLE, Layout
 from holdfast.protocol.layouts.layout_list import Layouts
 from holdfast.protocol.names import Address, Count, KeyName, KeyValue, Name, Seconds, Struct, Text, WorkerId
-from holdfast.protocol.plan import ExpertShape, Passed, PassedSteps, Phase
+from holdfast.protocol.plan import ExpertShape, PassedStep, PassedSteps, Phase
 from holdfast.protocol.state import Holding, SnapshotPart
 from holdfast.step_samples import MAX_MICRO_BATCHES
 
@@ -142,7 +142,7 @@ class Report(Struct, frozen=True, kw_only=True, tag="Report"):
     #: whether the state is the worker's own initial state, unchanged; only such a state can be used for START
     fresh: bool = False
     #: the newest step that passed its vote
-    passed: Passed | None = None
+    passed: PassedStep | None = None
     #: Micro-batches of `step` with gradients that the worker has, or will have soon. In a replica group of several
     #: workers this includes the one proposed last: it is computed if all workers of the group name it, and not
     #: otherwise.
@@ -191,7 +191,7 @@ class VoteRefused(Struct, frozen=True, kw_only=True, tag="VoteRefused"):
     why: Text
 
 
-class KnownSteps(Struct, frozen=True, kw_only=True, tag="KnownSteps"):
+class ReceivedSteps(Struct, frozen=True, kw_only=True, tag="KnownSteps"):
     """The newest steps up to the state that this worker received. Its agent keeps them like steps applied here."""
 
     worker: WorkerId
@@ -409,7 +409,7 @@ WorkerMessage = (
     | Prepared
     | Disarmed
     | Applied
-    | KnownSteps
+    | ReceivedSteps
     | Report
     | Complaint
     | VoteRefused

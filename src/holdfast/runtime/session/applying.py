@@ -10,7 +10,7 @@ from holdfast.coordination.worker.boundaries import KEEPING
 from holdfast.coordination.worker.tasks import Compute, Finish
 from holdfast.protocol.commit import Commit, Wish
 from holdfast.protocol.messages.progress import Activity
-from holdfast.protocol.plan import GenerationPlan, Passed, Phase
+from holdfast.protocol.plan import GenerationPlan, PassedStep, Phase
 from holdfast.runtime.checkpoints.saver import CheckpointSaver, PartShare
 from holdfast.runtime.evaluation.evaluating import Evaluator
 from holdfast.runtime.faults.orders import Faults
@@ -50,7 +50,7 @@ class StepApplier:
             on_after_apply_error: called if `after_apply` raised. The step is applied, and not saved yet.
         """
         #: the step that was applied here last; None if the state was replaced since
-        self.last_applied: Passed | None = None
+        self.last_applied: PassedStep | None = None
         #: seconds that the script has paused since the previous step
         self.paused_s = 0.0
         self._shared = shared
@@ -98,7 +98,7 @@ class StepApplier:
                 machine.finish_apply(digest, self.paused_s, last_step=self._workload.loader.last_step or 0)
             )
             self.paused_s = 0.0
-            self.last_applied = Passed(step=step, commit=commit)
+            self.last_applied = PassedStep(step=step, commit=commit)
         if failure is not None:
             self._on_after_apply_error(step, generation, rank, failure)
         groups = resources.groups if resources is not None and not forward else None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from holdfast.control.link.wire import ClosedError, SocketSet, TransferError, Wire, compute_checksum
-from holdfast.protocol.plan import GenerationPlan, Member, Passed
+from holdfast.protocol.plan import GenerationPlan, Member, PassedStep
 from holdfast.runtime.state.state import StateView
 from holdfast.runtime.state.wire import (
     ACCEPTED,
@@ -58,7 +58,7 @@ class StateSender:
         receivers: tuple[str, ...],
         view: StateView,
         step: int,
-        passed: tuple[Passed, ...],
+        passed: tuple[PassedStep, ...],
         on_end: Callable[[str, str], None],
         midway: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,

@@ -21,7 +21,7 @@ from holdfast.coordination.worker.copy import StateCopy
 from holdfast.coordination.worker.generations import KnownGenerations
 from holdfast.coordination.worker.replica_group.agreeing import GroupAgreement
 from holdfast.coordination.worker.tasks import WorkerInstruction
-from holdfast.protocol.plan import Passed
+from holdfast.protocol.plan import PassedStep
 
 
 class StateAdoption(GroupAgreement):
@@ -71,7 +71,7 @@ class StateAdoption(GroupAgreement):
         self._change_phase("cancel_adoption")
         return self._report_if_due()
 
-    def finish_receive(self, passed: Sequence[Passed], step: int) -> list[WorkerInstruction]:
+    def finish_receive(self, passed: Sequence[PassedStep], step: int) -> list[WorkerInstruction]:
         """Record that the state of `step` is here, together with the results of the newest steps up to it.
 
         The coordinator is told of those results, so it can learn them from any worker that has received the state.

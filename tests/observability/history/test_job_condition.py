@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_explanation import BROKEN, CALM, numbered
 
-from holdfast.observability.history.job_state import standing_of
+from holdfast.observability.history.job_condition import standing_of
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.position import Awaited
 from made_events import made

@@ -23,7 +23,7 @@ from holdfast.protocol.position import Awaited
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobStanding:
+class JobCondition:
     """State of a job."""
 
     job: str
@@ -49,7 +49,7 @@ class JobStanding:
 
 def standing_of(
     events: Sequence[ReadEvent], *, now: float | None = None, state: str = "", awaited: Sequence[Awaited] = ()
-) -> JobStanding:
+) -> JobCondition:
     """Return the state of a job.
 
     Args:
@@ -70,7 +70,7 @@ def standing_of(
     stands_s = max(0.0, now - begun)
     if found == "running" and usual is not None and stands_s > FAILED * usual:
         why = f"no step was committed for {stands_s:.1f} s; {usual:.3f} s is usual"
-    return JobStanding(
+    return JobCondition(
         job=events[-1].job,
         state=state or found,
         step=ledger.step,

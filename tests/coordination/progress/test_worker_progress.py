@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.progress.standings import Standings
+from holdfast.coordination.progress.worker_progress import WorkerProgress
 
 WORKERS = [f"n{index}" for index in range(6)]
 STEPS = st.integers(0, 6)
@@ -25,7 +25,7 @@ STEPS = st.integers(0, 6)
     )
 )
 def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) -> None:
-    standings, step = Standings(1), 1
+    standings, step = WorkerProgress(1), 1
     members: set[str] = set()
     known: dict[str, int] = {}
     for what, *arguments in changes:

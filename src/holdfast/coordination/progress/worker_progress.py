@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 
-class Standings:
+class WorkerProgress:
     """The newest step that each worker is known to have applied.
 
     `note` takes constant time per worker, however many members there are.
