@@ -73,7 +73,7 @@ class CoordinatorConfig:
         """Return the secret by which members of a generation authenticate to each other.
 
         Args:
-            born: the start time in the job's record. Another run under the same name may have the same `secret`.
+            born: the start time in the job's record: another run under the same name may have the same `secret`.
         """
         return hashlib.sha256(self.secret + f"/{born}/{term}/{generation}".encode()).digest()
 
@@ -82,9 +82,9 @@ class CoordinatorConfig:
         return hashlib.sha256(self.secret + f"/{born}/snapshots".encode()).digest()
 
     def beat_s(self, nodes: int) -> float:
-        """Return the interval of a node's heartbeats in seconds.
+        """Return the interval of a node's heartbeats in seconds, in a job of this many nodes.
 
-        In large jobs the interval grows, so that all nodes send `BEATS_PER_S` together. Each node still sends at least
-        three heartbeats in a lease.
+        It grows in large jobs, so that all nodes together, of the job or of its pool, send at most `BEATS_PER_S`. Each
+        node still sends at least three heartbeats in a lease.
         """
         return max(self.heartbeat_s, min(max(nodes, self.pool_nodes) / BEATS_PER_S, self.lease_s / 3))

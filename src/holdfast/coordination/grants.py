@@ -14,9 +14,14 @@ from holdfast.protocol.pool.sharing import JobCosts, JobPace, JobShares, JobStan
 
 
 def apply_shares(held: Held, shares: JobShares, now: float) -> Held:
-    """Return the grants after the pool's newest message. Older shares, or shares of another job, change nothing.
+    """Return the grants after the pool's newest message, with roles, recalls, number of training nodes and wanted
+    standing.
 
-    A node that is no longer granted is lost: its agent has reported that the job runs nothing there.
+    Older shares, or shares of another submission, change nothing. Grants that the job gave back stay out, even if they
+    are repeated. A node that is no longer granted is lost: its agent has reported that the job runs nothing there.
+
+    Args:
+        now: when new grants begin to wait for their nodes.
     """
     if shares.submission != held.submission or (shares.term, shares.version) < (held.term, held.heard):
         return held
@@ -43,7 +48,11 @@ def apply_shares(held: Held, shares: JobShares, now: float) -> Held:
 
 
 def mark_connected(held: Held, node: str, number: int) -> Held | None:
-    """Return the grants after a granted node has connected, or None if the job does not hold that grant."""
+    """Return the grants after a granted node has connected, or None if the job does not hold that grant.
+
+    Args:
+        number: the grant that the node's agent names.
+    """
     grant = held.grants.get(node)
     if grant is None or grant.number != number:
         return None
@@ -51,7 +60,9 @@ def mark_connected(held: Held, node: str, number: int) -> Held | None:
 
 
 def give_back(held: Held, nodes: Collection[str]) -> Held:
-    """Return the grants without these nodes, permanently."""
+    """Return the grants without these nodes, permanently: their grants are never accepted again. Unknown nodes are
+    ignored.
+    """
     gone = {held.grants[node].number for node in nodes if node in held.grants}
     if not gone:
         return held
@@ -60,18 +71,18 @@ def give_back(held: Held, nodes: Collection[str]) -> Held:
 
 
 def mark_awaited(held: Held, nodes: Collection[str], now: float) -> Held:
-    """Return the grants with these nodes marked as not connected, as when they were granted."""
+    """Return the grants with these nodes marked as not connected, so that their time to connect begins at `now`."""
     awaited = {node: replace(held.grants[node], came=False, since=now) for node in nodes}
     return replace(held, grants={**held.grants, **awaited})
 
 
 def find_overdue(held: Held, now: float, join_s: float) -> list[str]:
-    """Return the granted nodes that have not connected in time."""
+    """Return the granted nodes that have not connected within `join_s` seconds of their grant."""
     return [node for node, grant in held.grants.items() if not grant.came and now - grant.since > join_s]
 
 
 def set_standing(held: Held, standing: JobStanding, why: str = "") -> Held:
-    """Return the grants with a new standing. A job that does not go on gives all its nodes back."""
+    """Return the grants with a new standing and its reason. Unless it is "going", the job gives all its nodes back."""
     return replace(held if standing == "going" else give_back(held, held.grants), standing=standing, why=why)
 
 
@@ -97,10 +108,13 @@ def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, st
 
 
 def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
-    """Return the first of these nodes, as many as train beyond the number that the pool granted.
+    """Return the first of these nodes that count as training, as many as train beyond the number that the pool granted.
 
     A standby takes over ranks without asking the pool. They belonged to a lost node, a draining node, or else a node
     that has no ranks at the moment. The last one must then wait, or the pool would recall a training node.
+
+    Args:
+        candidates: granted nodes without ranks, in the order of preference.
     """
     surplus = held.training - held.places if held.places is not None else 0
     if surplus <= 0:
@@ -111,7 +125,7 @@ def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
 
 
 def set_roles(held: Held, roles: Mapping[str, bool]) -> Held:
-    """Return the grants with these nodes as standbys (True), or as nodes that train (False)."""
+    """Return the grants with these granted nodes as standbys (True), or as nodes that train (False)."""
     changed = {node: waits for node, waits in roles.items() if held.grants[node].standby != waits}
     if not changed:
         return held
@@ -127,7 +141,7 @@ def describe_state(
     pace: JobPace | None = None,
     costs: JobCosts | None = None,
 ) -> JobState:
-    """Return the job's state for the pool.
+    """Return the job's state for the pool: its grants by role, standing, refused nodes, speed and costs.
 
     Args:
         refuses: the refused nodes, with the reasons.

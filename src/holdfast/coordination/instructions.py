@@ -100,9 +100,13 @@ Instruction = Persist | Emit | Send | Broadcast | Close | EndJob | StopOutdated 
 
 
 def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:
-    """Merge the instructions for several inputs, with one record at most: see `with_one_record`."""
+    """Merge the coordinator's instructions for several inputs into one list that writes at most one record.
+
+    The record's outbox holds all events that it covers. See `with_one_record`.
+    """
 
     def one(first: Persist, last: Persist, emits: Iterable[Emit]) -> Persist:
+        """Return the last record with the first one's position, and all events between them in its outbox."""
         outbox = tuple(emit.event for emit in emits)
         return Persist(msgspec.structs.replace(last.record, position=first.record.position, outbox=outbox))
 
@@ -112,17 +116,16 @@ def at_once(answers: Iterable[list[Instruction]]) -> list[Instruction]:
 def with_one_record(
     answers: Iterable[list[O]], writes: type[W], tells: type[E], one: Callable[[W, W, Iterable[E]], O]
 ) -> list[O]:
-    """Merge the answers to several inputs so that only one record is written: the last one, in the first one's
-    position.
+    """Merge the answers to several inputs so that only one record is written: the last one, in the first one's place.
 
     Each event and message still follows the record that it depends on. A crash leaves the state before all of these
-    inputs, or the state after all of them.
+    inputs, or the state after all of them. Without a record, the answers are only joined.
 
     Args:
         answers: each begins with a record if it changes the record.
         writes: the type of instructions that write a record.
         tells: the type of instructions that emit an event.
-        one: makes the merged instruction from the first and the last record and the events between them.
+        one: makes the merged instruction from the first and the last record and the events that they cover.
     """
     before, after, events = list[O](), list[O](), list[E]()
     first = last = None

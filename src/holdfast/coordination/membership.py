@@ -126,7 +126,7 @@ class Node:
         return self.standby or self.owed
 
     def in_units(self, places: int) -> Iterable[WorkerInfo]:
-        """Return its workers that are in complete replica groups of `places` workers."""
+        """Return its workers that are in complete replica groups of `places` workers each."""
         if places == 1 or self.complete:
             return self.workers.values()
         here = Counter(info.index // places for info in self.workers.values())
@@ -151,14 +151,18 @@ class _RollCall:
         self._missing: set[str] = set()
 
     def missing(self, plan: GenerationPlan, find: Callable[[str], WorkerInfo | None]) -> set[str]:
-        """Return the members that have not reached the state."""
+        """Return the members that have not reached the state. A new plan is checked completely.
+
+        Args:
+            find: returns a worker's info, or None if it is lost.
+        """
         if plan is not self._plan:
             self._plan = plan
             self._missing = {worker for worker in plan.workers if not self._far(worker, find(worker), plan)}
         return self._missing
 
     def update(self, worker: str, info: WorkerInfo | None) -> None:
-        """Check a worker again after a change; `info` is None if it is lost."""
+        """Check a worker again after a change, if it is in the plan; `info` is None if it is lost."""
         plan = self._plan
         if plan is None or plan.rank(worker) is None:
             return
@@ -203,7 +207,11 @@ class Membership:
         self._outside: tuple[GenerationPlan | None, dict[str, Node]] = (None, {})
 
     def add(self, hello: Hello, connection: int, now: float, *, standby: bool = False) -> Node:
-        """Add an agent that was admitted."""
+        """Add the node of an admitted agent, without workers yet, and return it. Its lease begins now.
+
+        Args:
+            standby: whether it waits outside the world. Otherwise it counts as regular.
+        """
         node = Node(
             name=hello.node,
             session=hello.session,
@@ -234,26 +242,26 @@ class Membership:
         return node
 
     def promote(self, name: str) -> Node:
-        """Make a standby or a retained node a regular node."""
+        """Make a standby or a retained node a regular node, and return it."""
         node = self._take_out(name)
         self.complete_nodes += node.counts
         return node
 
     def owe(self, name: str) -> Node:
-        """Retain a node that has left the world."""
+        """Retain a node that has left the world, because its state may still be needed; return it."""
         node = self._take_out(name)
         node.owed, self.owed[name] = True, node
         return node
 
     def demote(self, name: str) -> Node:
-        """Make a node a standby. If it takes over ranks later, it is reported as joined again."""
+        """Make a node a standby, and return it. If it takes over ranks later, it is reported as joined again."""
         node = self._take_out(name)
         node.standby, self.standbys[name] = True, node
         node.announced, node.returning, node.told = (), False, False
         return node
 
     def _take_out(self, name: str) -> Node:
-        """Remove a node's role; the caller sets the new one."""
+        """Remove a node's role as standby, retained or regular node, and return it; the caller sets the new role."""
         node = self.nodes[name]
         self.complete_nodes -= node.counts
         self.standbys.pop(name, None)
@@ -268,7 +276,10 @@ class Membership:
         return [node for node in self.nodes.values() if not node.aside]
 
     def failed(self, name: str) -> None:
-        """Count a failure of a node's machine, which makes another one more likely."""
+        """Count a failure of a node's machine, which makes another one more likely.
+
+        Kept for the newest 4096 nodes, also disconnected ones; at most 100 failures count.
+        """
         self._failed[name] = min(self._failed.pop(name, 0) + 1, _MOST_FAILURES)
         if len(self._failed) > _KEPT:
             del self._failed[next(iter(self._failed))]
@@ -283,7 +294,7 @@ class Membership:
         return (node.rack, node.zone) if node is not None else self._left_from.get(name, ("", ""))
 
     def remove(self, name: str) -> tuple[str, ...]:
-        """Remove a node and its workers; return the workers."""
+        """Remove a node, its workers and its transfers, but remember its rack and zone; return the workers."""
         node = self.nodes[name]
         workers = tuple(node.workers)
         for worker in workers:
@@ -300,7 +311,7 @@ class Membership:
         return workers
 
     def attach(self, node: Node, attach: Attach) -> None:
-        """Add a worker of a node."""
+        """Add a worker process to its node. It has entered no generation yet."""
         before = node.counts
         info = node.workers[attach.worker] = self._workers[attach.worker] = WorkerInfo(attach)
         self.complete_nodes += node.counts - before
@@ -383,11 +394,13 @@ class Membership:
         return not self._prepared.missing(plan, self.worker)
 
     def unfinished(self, plan: GenerationPlan) -> int:
-        """Return how many members of a plan have neither ended nor left their loops."""
+        """Return how many members of a plan are still in their loops, or lost without having left them."""
         return len(self._finished.missing(plan, self.worker))
 
     def outside(self, plan: GenerationPlan) -> list[str]:
-        """Return the workers of complete nodes outside a plan, in the order in which their nodes connected."""
+        """Return the workers of complete regular nodes that a plan does not name, in the order in which their nodes
+        connected.
+        """
         if plan is not self._outside[0]:
             nodes = self.regular
             workers = {worker: node for node in nodes for worker in node.workers if plan.rank(worker) is None}
@@ -397,7 +410,7 @@ class Membership:
         return sorted(complete, key=lambda worker: others[worker].place)
 
     def renew(self, connection: int, now: float) -> None:
-        """Renew the lease of a connection's node."""
+        """Renew the lease of a connection's node, if it has one."""
         node = self.on(connection)
         if node is not None:
             node.seen = now
@@ -408,7 +421,10 @@ class Membership:
             node.seen = now
 
     def expired(self, now: float, lease_s: float, least_s: float) -> list[Node]:
-        """Return the nodes with expired leases. Leases last between `least_s` and `lease_s` seconds."""
+        """Return the nodes with expired leases, and update the learned leases.
+
+        A node's lease is learned from its longest silences, and lasts between `least_s` and `lease_s` seconds.
+        """
         silent: list[Node] = []
         # This loop runs often, over thousands of nodes: it calls no function for each.
         for node in self.nodes.values():

@@ -27,10 +27,12 @@ SLOW_STORAGE_S = 10.0
 
 
 def request_of(event: AnyEvent, step: int) -> dict[str, str | int] | None:
-    """Return the fields of `action_requested` for an event, or None if no action is needed.
+    """Return the fields of `action_requested` for an event: the person, the suggested command and the reason.
+
+    None if no action is needed. Of a series of failed checkpoints or skipped steps, only the first one needs one.
 
     Args:
-        step: the newest step that was committed before the event.
+        step: the newest step that was committed before the event. A rollback needs action only if it undoes steps.
     """
     look = f"holdfast explain {event.seq}"
     match event:

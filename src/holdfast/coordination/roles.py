@@ -26,7 +26,7 @@ def unit_of(worker: str, places: int) -> UnitName:
 
 
 def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
-    """Return the complete replica groups among these workers, each by local rank, in the order of the workers."""
+    """Return the complete replica groups among these workers, each by local rank, in the workers' order."""
     if places == 1:
         return [(worker,) for worker in workers]
     units: dict[UnitName, list[str]] = {}
@@ -44,7 +44,7 @@ def only_whole(workers: Sequence[str], places: int) -> list[str]:
 
 
 def by_role(workers: Iterable[str], places: int) -> list[list[str]]:
-    """Return the workers of each role, by local rank, in the same order."""
+    """Return one list of workers for each local rank in a replica group of `places` workers, in the given order."""
     found: list[list[str]] = [[] for _ in range(places)]
     for worker in workers:
         found[index_of(worker) % places].append(worker)

@@ -94,6 +94,7 @@ class Transaction:
 
     @property
     def _plans_named(self) -> _Named:
+        """The planned and retained workers, computed again if a plan or the draining nodes have changed."""
         record, of = self.record, self._named.of
         if of[0] is not record.plan or of[1] is not record.pending or of[2] is not record.leaving:
             self._named = _Named(record)
@@ -110,25 +111,29 @@ class Transaction:
         return f"worker {index_of(worker)} of {node}" if rank is None else f"rank {rank} on {node}"
 
     def left_behind(self, message: Complaint) -> bool:
-        """Return whether a member's commit operation failed although all others passed it and swapped."""
+        """Return whether a member's commit operation failed although all others passed it and swapped.
+
+        That is a complaint of an older generation that this worker entered and never left.
+        """
         info = self.members.worker(message.worker)
         return info is not None and info.entered <= message.generation < self.generation
 
     def change(self, **changes: Any) -> None:
-        """Replace fields of the record."""
+        """Replace fields of the record. Even without fields, `flush` then writes the record."""
         self._changed = True
         self.record = msgspec.structs.replace(self.record, **changes)
         self.members.unit_places = self.record.layout.places
 
     def open_term(self, term: int) -> None:
-        """Continue as the coordinator of a higher term."""
+        """Continue as the coordinator of a higher term: change the record and emit `coordinator_restarted`."""
         self.change(term=term)
         self.emit(CoordinatorRestarted, **self.origin)
 
     def drop_group_of(self, worker: str) -> tuple[str, ...]:
         """Remove the other workers of a lost worker's replica group, which are useless without it; return them.
 
-        Their agent ends them, too. Its later reports about them are ignored.
+        Their agent ends them, too. Its later reports about them are ignored. Return () if groups have one worker, or if
+        the group has been restarted since.
         """
         places, name = self.members.unit_places, node_of(worker)
         if places == 1:
@@ -148,11 +153,14 @@ class Transaction:
         return mates
 
     def emit(self, event_type: type[E], /, **fields: Any) -> None:
-        """Emit an event, with time, job, term, generation and sequence number."""
+        """Emit an event of this moment, with job, term, generation and sequence number; see `emit_at`."""
         self.emit_at(self.now, event_type, **fields)
 
     def emit_at(self, time: float, event_type: type[E], /, **fields: Any) -> None:
-        """Emit an event that happened at another time."""
+        """Emit an event that happened at another time, with job, term, generation and the next sequence number.
+
+        If it needs a person's action, `action_requested` follows.
+        """
         record, seq = self.record, self.position.seq + 1
         event = event_type(time=time, job=record.job, term=record.term, generation=self.generation, seq=seq, **fields)
         request = request_of(event, self.position.step)
@@ -166,17 +174,19 @@ class Transaction:
         self._sends.append(Send(connection, message))
 
     def broadcast(self, connections: Iterable[int], message: CoordinatorMessage) -> None:
-        """Send the same message on several connections."""
+        """Send the same message on several connections; nothing if there are none."""
         if numbers := tuple(connections):
             self._sends.append(Broadcast(numbers, message))
 
     def order_all(self, workers: Iterable[str], order: NodeOrder) -> None:
-        """Send an order once to each agent of these workers. The agents pass it to the workers that it concerns."""
+        """Send an order once to each agent that has a live one of these workers. The agents pass it to the workers that
+        it concerns.
+        """
         here = dict.fromkeys(node_of(worker) for worker in self.members.live(workers))
         self.broadcast((self.members.nodes[name].connection for name in here), order)
 
     def order(self, worker: str, order: WorkerOrder) -> None:
-        """Send an order to one worker, if it is connected."""
+        """Send an order to one worker, if it is live and its node is connected."""
         connection = self.members.connection_of(worker)
         if connection is not None and self.members.worker(worker) is not None:
             self.send(connection, ToWorker(worker=worker, order=order))
@@ -207,7 +217,11 @@ class Transaction:
         self._sends.append(order)
 
     def flush(self) -> list[Instruction]:
-        """Return all instructions in order, and begin the next transaction."""
+        """Return the instructions of this transaction, and begin the next one.
+
+        In order: the record with all events in its outbox, if it changed; then the events; then messages and other
+        effects.
+        """
         out: list[Instruction] = []
         if self._changed:
             self.record = msgspec.structs.replace(self.record, position=self._begun_at, outbox=tuple(self._events))

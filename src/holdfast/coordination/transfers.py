@@ -27,7 +27,9 @@ class TransferHistory:
         return bool(self._failed)
 
     def note_failure(self, receiver: str, senders: Iterable[str]) -> None:
-        """Record that these nodes could not send their state to another: one more try of the receiver."""
+        """Record that these nodes could not send their state to the receiver: one more try of it. The newest 4096 are
+        kept.
+        """
         self._tries[receiver] += 1
         for sender in senders:
             self._failed.pop((sender, receiver), None)
@@ -38,7 +40,10 @@ class TransferHistory:
             del self._tries[next(iter(self._tries))]
 
     def note_receipt(self, receiver: str, senders: Iterable[str]) -> None:
-        """Record that a node has received the state from these nodes."""
+        """Record that a node has received the state from these nodes.
+
+        Its failures with them are forgotten, and its tries too. Its failures with others now count against those.
+        """
         self._tries.pop(receiver, None)
         if not self._failed:
             return
@@ -50,7 +55,11 @@ class TransferHistory:
                 self._failed[sender, other] = True
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone, except that it received the state elsewhere: that speaks against its sender."""
+        """Forget a removed node's tries and failures.
+
+        Kept are failures of others with it as receiver, if it then got the state elsewhere: they speak against the
+        sender.
+        """
         self._tries.pop(node, None)
         if self._failed:
             self._failed = {
@@ -68,7 +77,7 @@ class TransferHistory:
         return self._tries[receiver]
 
     def failures_by_sender(self) -> Counter[str]:
-        """Return to how many nodes each node could not send its state."""
+        """Return for each node to how many receivers it failed to send its state, also if they got it elsewhere."""
         return Counter(sender for sender, _ in self._failed)
 
     def is_suspect(self, sender: str) -> bool:

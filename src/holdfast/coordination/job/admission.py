@@ -51,7 +51,12 @@ class Admission:
         self._refused: dict[tuple[str, str], None] = {}
 
     def admit(self, connection: int, hello: Hello) -> Node | None:
-        """Admit an agent and return its node, or refuse it and return None."""
+        """Admit an agent: add its node, send Welcome and return the node. Or refuse it and return None.
+
+        A refused agent gets the reason, and an unfit one is reported to the pool. The connection is only closed if the
+        agent knows a newer coordinator, or if the pool has not assigned its node yet. If it knows a newer record than
+        the store has, this coordinator ends.
+        """
         transaction, config = self._transaction, self._config
         if newer := self._record_age.newer_than_record(hello):
             # The write detects whether another coordinator leads. Then this one was paused, and ends as superseded.
@@ -105,7 +110,11 @@ class Admission:
         return node
 
     def catch_up(self, node: Node, generation: int, ended: Set[str]) -> None:
-        """Send a node that has connected the orders that it missed.
+        """Send a node that has connected the orders that it missed, and handle the effects of its absence.
+
+        Planned workers that it no longer has are failures. It gets the stop order of an interrupted generation. If one
+        of its workers has not entered the generation in force, that generation is interrupted, because its rendezvous
+        is lost.
 
         Args:
             generation: the generation that was in force when the node connected.
@@ -129,7 +138,12 @@ class Admission:
                 self._interruption.start(transaction.now)
 
     def _find_refusal(self, hello: Hello) -> Refused | None:
-        """Return why an agent is refused, or None if it is admitted."""
+        """Return why an agent is refused, with its exit code and whether it must retry, or None if it is admitted.
+
+        Reasons: another protocol, job or script; an unreachable address, which is reported; a drained, quarantined or
+        unfit node (an unfit one is excluded); a job that is over; a name that is taken; or workers that the job has
+        replaced.
+        """
         record = self._transaction.record
         why = _find_misfit(record, hello)
         if why is not None:
@@ -163,7 +177,7 @@ class Admission:
         return None
 
     def check_address(self, hello: Hello) -> str | None:
-        """Return why a node cannot reach another one at its advertised address, or None if all can.
+        """Return why a node and another one cannot reach each other at their advertised addresses, or None if all can.
 
         A loopback address works only if the coordinator and all nodes are on one host. A member that reconnects is not
         checked again, because the others have already reached it.
@@ -186,24 +200,32 @@ class Admission:
         return None
 
     def refuse_newcomer(self, connection: int, hello: Hello, why: str) -> None:
-        """Refuse a newcomer that members cannot reach, or that cannot reach them."""
+        """Refuse a newcomer that is not admitted yet and that members cannot reach, or that cannot reach them.
+
+        Reports it once for each node and address, tells the pool, and closes the connection.
+        """
         self._refuse(connection, hello.node, hello.address, why)
 
     def refuse_node(self, node: Node, why: str) -> None:
-        """Refuse a node, before the first generation, that others cannot reach, or that cannot reach them."""
+        """Refuse and remove an admitted node, before the first generation, that others cannot reach, or that cannot
+        reach them.
+
+        Reports it, tells the pool, and closes the connection. If the node's joining was reported, its leaving is, too.
+        """
         self._refuse(node.connection, node.name, node.address, why)
         self._draining.forget(node)
         if node.told:
             self._transaction.emit(NodeLeft, node=node.name, reason="failed", detail=why)
 
     def _refuse(self, connection: int, node: str, address: str, why: str) -> None:
+        """Report a refusal, tell the pool, send the agent the reason, and close its connection."""
         self._report_refusal(node, address, why)
         self._pool_client.refuse_node(node, why)
         self._transaction.send(connection, Refused(why=why, exit_code=EXIT_REFUSED))
         self._transaction.close(connection)
 
     def _report_refusal(self, node: str, address: str, why: str) -> None:
-        """Report that a node is refused for its address, once for each node and address."""
+        """Emit that a node is refused for its address, once for each of the newest 4096 nodes and addresses."""
         key = node, address
         if key in self._refused:
             return
@@ -213,7 +235,11 @@ class Admission:
         self._transaction.emit(NodeRefused, node=node, why=why, address=address)
 
     def _exclude(self, hello: Hello) -> None:
-        """Exclude a node that reports itself unfit. A pool replaces it, and may grant it again once it reconnects."""
+        """Exclude a node that reports itself unfit, and emit that it left.
+
+        A node with a grant is refused to the pool, which replaces it, and may grant it again once it reconnects. Any
+        other node is quarantined.
+        """
         if hello.grant:
             self._pool_client.refuse_node(hello.node, hello.unfit)
         else:
@@ -226,9 +252,11 @@ class Admission:
         self._namesakes.clear()
 
     def _refuse_namesake(self, known: Node) -> Refused:
-        """Refuse a node with a name that is taken, finally only after the other one stayed alive for two leases.
+        """Return the refusal of a node with a name that is taken: final if the other node stayed alive for two leases
+        since the first try.
 
-        Until then it may be the same node, which reconnected before the end of its old connection was noticed.
+        Until then it is told to retry, because it may be the same node, which reconnected before the end of its old
+        connection was noticed.
         """
         now, lease_s = self._transaction.now, self._config.lease_s
         self._namesakes = {
@@ -257,6 +285,7 @@ def is_local_address(address: str) -> bool:
 
 
 def _find_misfit(record: Record, hello: Hello) -> str | None:
+    """Return how an agent's protocol, job or script differs from the record's, with advice, or None if it fits."""
     if hello.protocol != PROTOCOL:
         return f"protocol {hello.protocol} of node {hello.node} is not {PROTOCOL}: install the same holdfast everywhere"
     if hello.job != record.job:
@@ -267,7 +296,10 @@ def _find_misfit(record: Record, hello: Hello) -> str | None:
 
 
 def _was_expelled(planned: Set[str], hello: Hello) -> bool:
-    """Return whether the node has workers that were in a generation and are in no plan now."""
+    """Return whether the node has workers that were in a generation and are in no plan now.
+
+    Workers whose scripts have left their loops do not count.
+    """
     # A worker that has applied a step was ordered to begin before, or has prepared.
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}
     left = {kept.worker for kept in hello.kept if isinstance(kept, WorkerDown) and kept.has_left_loop}
@@ -275,7 +307,10 @@ def _was_expelled(planned: Set[str], hello: Hello) -> bool:
 
 
 def send_away_all(transaction: Transaction, why: str) -> None:
-    """Make all nodes replace their workers and reconnect, unless their first workers are still starting."""
+    """Make all regular nodes replace their workers and reconnect, unless their first workers are still starting.
+
+    Their connections are closed, they are removed as failed, and the pool's grants of them count as not connected.
+    """
     stay = {node.name for node in transaction.members.regular if node.coming and not transaction.planned_on(node.name)}
     if transaction.record.held is not None:
         transaction.change(

@@ -14,7 +14,11 @@ _NAMED = 8
 
 
 def list_awaited(context: JobContext, now: float) -> Iterator[Awaited]:
-    """Yield everything that the job waits for, pending members last; `now` in Unix seconds."""
+    """Yield the nodes and workers that the job waits for, with what they must do; `now` in Unix seconds.
+
+    First the disconnected nodes. Unless the job is over, then the members whose reports are missing, or else late
+    members; then the members of a pending plan that have not built its group.
+    """
     transaction = context.transaction
     plan, pending, stop = transaction.record.plan, transaction.record.pending, context.interruption.stop
     promised = context.disconnected.promised
@@ -39,7 +43,10 @@ def list_awaited(context: JobContext, now: float) -> Iterator[Awaited]:
 
 
 def _list_late_members(context: JobContext, plan: GenerationPlan, now: float) -> Iterator[Awaited]:
-    """Yield the members that have not entered a generation. If all have, yield the members that lag behind."""
+    """Yield the members that have not entered a generation. If all have, yield the members that lag by 2 or more steps.
+
+    The latter are followed by members that compute while others wait, as of the newest probe.
+    """
     transaction, ledger = context.transaction, context.ledger
     infos = {worker: context.members.worker(worker) for worker in plan.workers}
     outside = [worker for worker, info in infos.items() if info is None or info.entered < plan.generation]
@@ -57,7 +64,10 @@ def _list_late_members(context: JobContext, plan: GenerationPlan, now: float) ->
 
 
 def _list_busy_workers(context: JobContext, now: float) -> Iterator[Awaited]:
-    """Yield the workers that compute while others wait for them, as of the newest probe."""
+    """Yield the workers that compute while others wait for them, as of the newest probe, with position and stack.
+
+    Nothing without a probe, or if no worker waits.
+    """
     transaction, asked = context.transaction, context.hang_detection.newest
     if asked is None:
         return

@@ -134,7 +134,7 @@ class JobContext:
         return self.progress.ledger
 
     def forget_past_failures(self) -> None:
-        """Forget failures before the steps that are committed now."""
+        """Forget the cause of the last failure, and finish a layout change whose first step is committed."""
         self.failures.forget_cause()
         self.layouts.finish_if_committed()
 
@@ -144,14 +144,18 @@ class JobContext:
         self.layouts.start_if_due(plan)
 
     def update_saved_state(self, plan: GenerationPlan) -> None:
-        """Update which checkpoints and snapshots can be used."""
+        """Update which checkpoints, snapshots and stashed states can be used, after newly committed steps."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.accept(self.ledger.committed)
         self.snapshots.update(self.ledger.committed)
         self.layouts.check_stash(plan)
 
     def find_better_placement(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return a better expert placement for the plan in force, or None to keep the current one."""
+        """Return a new expert placement for the plan in force, or None to keep the current one.
+
+        First choice is a copy of experts that only draining nodes hold, then the result of a search for a faster
+        placement. May start such a search.
+        """
         found = self.rebalancing.poll(plan, self.ledger.committed, self.progress.costs)
         return self.expert_handoff.plan_handoff(plan) or found
 

@@ -115,10 +115,17 @@ class Coordinator:
         return self.record.outcome or self.context.phase
 
     def start(self, now: float, url: str, pid: int, checkpoints: Sequence[KnownCheckpoint] = ()) -> list[Instruction]:
-        """Open a new term. Events that are in the record but not in the journal are emitted first.
+        """Open a new term and return the instructions for it: the record, missing journal events, and the events of the
+        start.
+
+        A resumed job, or one that failed in an earlier run, discards the fields of the record that belong to one run.
+        If the record has an outcome after that, the outcome is repeated.
 
         Args:
-            checkpoints: intact checkpoints in the checkpoint directory, used if the record has none.
+            url: this coordinator's address, for the record and the events.
+            pid: this process, for the events.
+            checkpoints: intact checkpoints in the checkpoint directory, used if the record has none, or if the job is
+                resumed.
         """
         transaction, first = self.transaction, self.record.term == 0
         transaction.now = self._last_tick = now
@@ -159,7 +166,10 @@ class Coordinator:
         return [*(Emit(event) for event in self._missing_events), *transaction.flush()]
 
     def handle(self, event: Input, now: float) -> list[Instruction]:
-        """Handle one input and return the instructions for the shell.
+        """Handle one input, do the work that is due after it, and return the instructions for the shell.
+
+        A heartbeat only renews the lease, unless it completes a step. A tick also emits joined nodes, the committed
+        step and missing nodes.
 
         Raises:
             BadInputError, UnreachableError, RefusedError: a user's request is refused.
@@ -181,13 +191,19 @@ class Coordinator:
         return self.transaction.flush()
 
     def _dispatch(self, event: Input) -> None:
+        """Call the handler of an input: by the message and its sender, or by the input's type and the job's phase."""
         if isinstance(event, Received):
             self._on_received(event)
         else:
             self._INPUT_HANDLERS[type(event)][self.context.phase](self, event)
 
     def _do_due_work(self) -> None:
-        """Do all work that is due."""
+        """Do all work that follows from the new state: end, recover, start, commit and finish, or improve the plan.
+
+        In this order: fail a deserted job, refuse nodes that others cannot reach, release draining nodes, decide how an
+        interrupted generation continues, or start the first one. Unless reports are awaited, then announce completed
+        steps, finish the job, or start planned changes and improvements.
+        """
         self.context.record_age.confirm()
         if why := self.context.escalation.explain_deserted(awaited=bool(self.context.disconnected.promised)):
             self.context.job_end.fail_job(why)
@@ -226,7 +242,11 @@ class Coordinator:
             self._improve_plan(plan)
 
     def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
-        """End the job if too many steps in a row were skipped; return whether nothing else follows from its steps."""
+        """Close the job as failed if too many steps in a row were skipped; return whether it was.
+
+        Return False while the job is closing already, or before all members have entered the generation or ended their
+        loops.
+        """
         why = self.context.progress.skipped_too_often(self.config.spec.recovery.max_skipped_steps)
         if not why or plan.last:
             return False
@@ -238,7 +258,10 @@ class Coordinator:
         return True
 
     def _improve_plan(self, plan: GenerationPlan) -> None:
-        """Prepare improvements of a settled plan: standbys, additional nodes, a better expert placement."""
+        """Prepare improvements of a settled plan: warm standbys, additional nodes, a better expert placement.
+
+        If all workers restart together, additional nodes interrupt the generation instead of joining during training.
+        """
         self.context.standbys.order_warm_ups(plan)
         self.context.draining.enter_beside()
         self.context.replacements.grow(plan)
@@ -252,7 +275,11 @@ class Coordinator:
 
     @property
     def _stable_plan(self) -> GenerationPlan | None:
-        """The plan in force if nothing is about to change it, or None."""
+        """The plan in force, or None if it is about to change.
+
+        It is stable if all members have entered it, no other plan is pending, no state is stashed, no drained node is
+        retained, no node is expected back, and the job is not closing.
+        """
         plan = self.record.plan
         if plan is None or plan.last or plan.puts_away or self.members.owed:
             return None
@@ -266,6 +293,12 @@ class Coordinator:
     # ---- connections ----
 
     def _on_received(self, event: Received) -> None:
+        """Dispatch an agent's message: a Hello of an unknown connection, a message of an admitted node, or a probe's
+        answer.
+
+        A message of an admitted node renews its lease. Messages of a newcomer that is still probed are kept for later;
+        those of an expelled node are dropped.
+        """
         node = self.members.on(event.connection)
         message = event.message
         if isinstance(message, msg.Hello):
@@ -282,6 +315,11 @@ class Coordinator:
             self._newcomer_probes.keep(event.connection, message)
 
     def _on_hello(self, connection: int, hello: msg.Hello) -> None:
+        """Probe or admit an agent that has connected, and process the worker messages that it kept.
+
+        An older connection of the same agent is ended first. A newcomer is probed before it is admitted, if it must be.
+        An admitted node gets the orders that it missed, or the job's outcome.
+        """
         known = self.members.nodes.get(hello.node)
         if known is not None and known.session == hello.session:
             # The agent reconnected before the end of its old connection was noticed.
@@ -318,16 +356,23 @@ class Coordinator:
             self.context.job_end.answer_late_node(node)
 
     def _on_address_probed(self, connection: int, answer: msg.AddressProbed) -> None:
+        """Handle the result of a connection attempt between two nodes. Answers to unknown probes are ignored."""
         probe = self.context.pair_probes.on_probed(connection, answer)
         if probe is not None:
             self._on_probe_ended(probe)
 
     def _on_probe_ended(self, probe: PairProbe) -> None:
+        """Use an ended probe for the check before the first generation, and to admit or refuse the newcomer that it
+        tested.
+        """
         self.context.start_probes.on_probed(probe)
         self._admit_or_refuse(self._newcomer_probes.on_probed(probe))
 
     def _admit_or_refuse(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
-        """Admit or refuse a newcomer after its probe."""
+        """Refuse a newcomer whose probe failed, or admit it and handle its messages kept meanwhile. None is ignored.
+
+        Once the job is over, a refused newcomer is admitted too, to learn the outcome.
+        """
         if probed is None:
             return
         newcomer, outcome = probed
@@ -339,22 +384,28 @@ class Coordinator:
             self._dispatch(Received(newcomer.connection, message))
 
     def _on_disconnected(self, event: Disconnected) -> None:
+        """Forget a newcomer's probe, or handle the loss of the connection's node as a failure."""
         self._newcomer_probes.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
             self.context.failures.handle(node_lost(node.name, FailureKind.CONNECTION_LOST, self.transaction.now))
 
     def _on_disconnected_when_over(self, event: Disconnected) -> None:
+        """Forget a newcomer's probe, or remove the connection's node, which has learned the job's outcome."""
         self._newcomer_probes.forget(event.connection)
         if (node := self.members.on(event.connection)) is not None:
             self.context.draining.depart(node, self.context.job_end.farewell)
 
     def _on_leave(self, node: Node, leave: msg.Leave) -> None:
+        """Remove a node that ends on its own, with the failure of its workers, and count it for quarantine if it must
+        be.
+        """
         self.context.failures.remove_workers(
             self.context.draining.depart(node, leave.reason, leave.detail), self.transaction.now
         )
         self.context.escalation.on_leave(node, leave)
 
     def _on_leave_when_over(self, node: Node, leave: msg.Leave) -> None:
+        """Remove a node that ends on its own, and send it the job's outcome if it waits for an answer."""
         self.context.draining.depart(node, leave.reason)
         if leave.awaits_answer:
             self.context.job_end.answer_late_node(node)
@@ -362,7 +413,11 @@ class Coordinator:
     # ---- time ----
 
     def _was_paused(self) -> bool:
-        """Return whether this process was paused, so that leases prove nothing about nodes."""
+        """Return whether this process was paused for over half a lease, so that silence proves nothing about nodes.
+
+        Then renew all leases, restart timeouts, and force a write, which detects whether another coordinator leads.
+        Also store this tick's time, and whether the tick came late.
+        """
         last, self._last_tick = self._last_tick, self.transaction.now
         away_s = 0.0 if last is None else self.transaction.now - last
         if away_s > least_lease_s(self.config.lease_s, self.config.heartbeat_s) / 2:
@@ -379,11 +434,17 @@ class Coordinator:
         return True
 
     def _on_tick_when_over(self, _tick: Tick) -> None:
+        """Note a pause of this process, and admit all newcomers that are still probed, to send them the outcome."""
         self._was_paused()
         for probed in self._newcomer_probes.end():
             self._admit_or_refuse(probed)
 
     def _on_tick(self, _tick: Tick) -> None:
+        """Handle nodes with expired leases or overdue reconnection as failures, and run the timeouts of all components.
+
+        After a pause of this process do nothing. After a late tick, use the full lease for a while instead of learned
+        ones.
+        """
         if self._was_paused():
             return
         config, now = self.config, self.transaction.now
@@ -417,6 +478,7 @@ class Coordinator:
         self._on_address_probed(node.connection, answer)
 
     def _on_ask_plan(self, node: Node, ask: msg.AskPlan) -> None:
+        """Send a node the plan that it asked for; expel the node if its request is impossible."""
         if why := self.context.plan_distribution.on_ask_plan(node, ask):
             self._handlers.expel(node, why)
 
@@ -443,12 +505,17 @@ class Coordinator:
         self.context.script_errors.on_process_ended(down)
 
     def _on_worker_down_when_over(self, node: Node, down: msg.WorkerDown) -> None:
+        """Remove a worker that has ended, and send its node the job's outcome."""
         self.members.drop(node, down.worker)
         self.context.job_end.answer_late_node(node)
 
     # ---- requests of users and of the shell ----
 
     def _on_failure(self, failure: Failure) -> None:
+        """Handle a failure that the shell detected, unless it only shows a process that hangs at the job's end.
+
+        Failures of disconnected nodes are ignored.
+        """
         if not self.context.job_end.handle_hang(failure.node) and failure.node in self.members.nodes:
             self.context.failures.handle(failure)
 

@@ -89,7 +89,12 @@ class GenerationDecider:
         self._mismatch_generation = 0
 
     def decide(self) -> None:
-        """Decide how the interrupted step continues, once all members reported and all experts fit."""
+        """Decide how an interrupted generation continues, once all members reported, and begin the next generation.
+
+        Before that, end the job if a member left its loop early or a step is refused again, replace workers that
+        differ, and remove the nodes that made collectives fail. Return without a decision while reports, standbys or
+        expert slots are missing.
+        """
         transaction, record, stopping = self._transaction, self._transaction.record, self._interruption
         if stopping.stop is None or record.plan is None or stopping.awaits(self._disconnected.promised):
             return
@@ -122,12 +127,12 @@ class GenerationDecider:
         self._choose_next_generation(parted=parted)
 
     def _replace_minority(self, mismatch: Mismatch) -> bool:
-        """Replace the nodes that differ from the majority, or end the job; return whether it goes on.
+        """Replace the nodes that differ from the majority, or fail the job; return whether it goes on.
 
-        Each likely cause has its own budget. Of two workers, the one that has received its state is replaced first. If
-        the other one was wrong, it then differs from the replacement: that counts as one fault, not two.
-
-        A job that ends here is not saved, because the correct members are unknown.
+        The job fails if no majority exists, or after too many replacements for the same likely cause. Of two workers,
+        the one that has received its state is replaced first. If the other one was wrong, it then differs from the
+        replacement: that counts as one fault, not two. A job that ends here is not saved, because the correct members
+        are unknown.
         """
         transaction, step, why, cause = self._transaction, mismatch.step, mismatch.why, mismatch.likely_cause
         # A node that reconnects with its old report is not another mismatch.
@@ -144,7 +149,15 @@ class GenerationDecider:
         return False
 
     def _choose_next_generation(self, *, parted: bool) -> None:
-        """Choose the verdict and the members of the next generation, and execute the verdict."""
+        """Choose the verdict and the members of the next generation, and execute the verdict.
+
+        Workers with script errors are replaced, and draining members released, if the others have all their state. If
+        only workers with script errors have the newest state, it is saved, and all workers restart. Return without a
+        verdict while ranks are held for new processes, or expert slots are missing.
+
+        Args:
+            parted: whether the members with reports go on without newcomers, because they cannot all reach each other.
+        """
         transaction, stopping, closing = self._transaction, self._interruption, self._closing.under_way
         raisers = [] if closing else self._script_errors.find_failed(stopping.reports)
         if raisers and self._lack_slots_without(raisers):
@@ -193,7 +206,11 @@ class GenerationDecider:
             self._execute(verdict, workers, reports)
 
     def _record_new_refusal(self) -> bool:
-        """Record a newly refused step, so that the next generation recomputes it completely."""
+        """Record a step that members refused for wrong samples, so that the next generation recomputes it completely.
+
+        Returns:
+            Whether there is one that was not recorded before; then `corruption_found` is emitted.
+        """
         transaction, stopping = self._transaction, self._interruption
         step = refused_anew(transaction.record.refusal, stopping.reports.values())
         if step:
@@ -202,6 +219,12 @@ class GenerationDecider:
         return step > 0
 
     def _decide_from(self, reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | NothingLeft:
+        """Return how the job continues from these reports and the saved states.
+
+        Args:
+            reports: the reports of members that may keep their state.
+            arrivals: workers without a report, which may have the initial state.
+        """
         record, committed = self._transaction.record, self._ledger.committed
         verdict = decide(
             record.decision,
@@ -218,10 +241,10 @@ class GenerationDecider:
         return self._prefer_snapshot(verdict)
 
     def _only_complete_groups(self, reports: dict[str, Report]) -> dict[str, Report]:
-        """Return the reports of complete replica groups.
+        """Return the reports of workers whose whole replica group has reported.
 
-        When the job closes, groups with a script error are left out: their other workers wait in the middle of a
-        micro-batch and can no longer save.
+        When the job closes, groups with a script error are left out if the others can save live state: workers of those
+        groups wait in the middle of a micro-batch and can no longer save.
         """
         places = self._transaction.record.layout.places
         reports = {worker: reports[worker] for worker in only_whole(list(reports), places)}
@@ -232,9 +255,11 @@ class GenerationDecider:
         return others if self._leads_to_unsaved(verdict) else reports
 
     def _prefer_snapshot(self, verdict: Verdict | NothingLeft) -> Verdict | NothingLeft:
-        """Replace a rollback to a checkpoint by a rollback to a newer snapshot, if there is one.
+        """Return the verdict, but with a newer snapshot instead of a checkpoint as the target of a rollback, if there
+        is one.
 
-        A closing job needs no snapshot, except the stashed state of a layout change.
+        A closing job uses no snapshot, except the stashed state of a layout change; nor does a job that restarts all
+        workers.
         """
         ends = self._closing.under_way and not self._transaction.record.stashed_step
         if ends or self._config.spec.recovery.restarts_all:
@@ -244,7 +269,11 @@ class GenerationDecider:
         return prefer_snapshot(verdict, self._snapshots.find_newest(committed), committed)
 
     def _lack_slots_without(self, raisers: list[str]) -> bool:
-        """Return whether the members without script errors lack expert slots; then wait for replacements."""
+        """Return whether the members without script errors lack expert slots. Then release the others, to wait for
+        their replacements.
+
+        False without static experts, and if there are no other members.
+        """
         transaction, gone = self._transaction, set(raisers)
         others = [info.id for info in transaction.members.workers() if info.id not in gone]
         if not others or not self._config.spec.experiments.static_experts:
@@ -258,7 +287,11 @@ class GenerationDecider:
     def _without_holders(
         self, raisers: list[str], verdict: Verdict | NothingLeft, reports: Mapping[str, Report]
     ) -> Verdict | NothingLeft | None:
-        """Return the verdict without the given workers as holders, or None if state would be lost."""
+        """Return the verdict without the given workers as holders of the state, or None if a role or expert would have
+        no holder.
+
+        A verdict without holders is returned unchanged.
+        """
         if not isinstance(verdict, Verdict) or not verdict.holders:
             return verdict
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
@@ -267,7 +300,8 @@ class GenerationDecider:
         return None if not whole or lost_of(self._transaction.record, others, reports) else others
 
     def _decide_without(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
-        """Return a verdict that treats these members as failed, or None if the others have no live state.
+        """Return a verdict that treats these members as failed, or None if it would not keep a live state of the
+        others.
 
         A step that only these members have applied is not announced yet, because the others would also have applied it.
         """
@@ -294,7 +328,11 @@ class GenerationDecider:
     ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
         """Release draining members if the others have all their state; return the new verdict, reports and arrivals.
 
-        Warm standbys take their ranks in the same generation.
+        Warm standbys take their ranks in the same generation. If they cannot go yet, postpone that, and return the
+        arguments unchanged.
+
+        Args:
+            leavers: the workers of draining nodes.
         """
         names = set(map(node_of, leavers))
         # A new process on these nodes may be the only worker with an initial state.
@@ -313,14 +351,21 @@ class GenerationDecider:
         return without, left, come
 
     def _catch_up(self) -> bool:
-        """Announce part of an outage's steps, if one record cannot hold them all; return whether more remain."""
+        """Announce part of an outage's steps, if one record cannot hold them all; return whether some were announced.
+
+        All members have reported them. The next call announces the next part.
+        """
         reports = self._interruption.reports
         self._ledger.add_final_reports(reports.values(), self._transaction.record.global_batch)
         whole = [worker for worker, report in reports.items() if report.applied is not None]
         return self._progress.catch_up(whole)
 
     def start(self) -> None:
-        """Begin the first generation, or the first after all workers were lost, if enough nodes are complete."""
+        """Begin the first generation, or the first after all workers were lost, from saved or initial state.
+
+        Return without effect if a generation is in force, if too few nodes are complete or expert slots are missing,
+        while probes, replaced workers or agents with newer state are awaited, or if the workers' data differs.
+        """
         transaction, record = self._transaction, self._transaction.record
         if record.plan is not None or self._interruption.stop is not None or self._disconnected.replacing:
             return
@@ -349,7 +394,8 @@ class GenerationDecider:
     def _have_same_data(self) -> bool:
         """Compare the data of all workers before the first plan of a run; return whether the job may begin.
 
-        The majority has the job's data, and the nodes of other workers are refused. Without a majority the job fails.
+        The majority has the job's data, which is recorded, and the nodes of other workers are refused. Without a
+        majority the job fails. If nodes were refused, return False: the job waits for others.
         """
         transaction, infos = self._transaction, list(self._transaction.members.workers())
         if transaction.record.data:
@@ -367,12 +413,13 @@ class GenerationDecider:
         return not others
 
     def _describe_data_conflict(self, one: WorkerInfo, other: WorkerInfo) -> str:
+        """Return the error message for two workers with different data, neither of which is in a majority."""
         where = self._transaction.place_of(one.id), self._transaction.place_of(other.id)
         what = difference(other.attach.data, one.attach.data, f"that of {where[0]}")
         return f"the nodes have different data: on {where[1]} {what}; {ADVICE}"
 
     def _refuse(self, node: Node) -> None:
-        """Refuse a node that has other data than the majority."""
+        """Send away a node that has other data than the majority, report it, and tell the pool."""
         job, context = self._transaction.record.data, self._context
         what = next(filter(None, (difference(info.attach.data, job) for info in node.workers.values())), "")
         why = f"node {node.name} does not fit the job: {what}: {ADVICE}"
@@ -383,12 +430,20 @@ class GenerationDecider:
 
     @property
     def _may_restart(self) -> bool:
-        """Whether the job may restart from step 0 if no state and no checkpoint is left."""
+        """Whether the job may restart from step 0 if no state and no checkpoint is left.
+
+        It may if all workers restart anyway, if it was suspended without a saved state, or if it saves and no
+        checkpoint is unreadable.
+        """
         record, restarts = self._transaction.record, self._config.spec.recovery.restarts_all
         return restarts or restarts_from_zero(record.held) or (record.saves and not record.unreadable)
 
     def _find_culprits(self, plan: GenerationPlan) -> bool:
-        """Find the cause of failed collectives if no member is lost.
+        """Find the node that made collectives fail if no member is lost, and handle it as hung.
+
+        Without evidence, retry with the same members; after too many tries, the node to which they were charged goes.
+        Failures that something else explains are ignored: a lost member, a script error, a refused step, or the end of
+        the job.
 
         Returns:
             Whether the members go on without newcomers: the cause is known, or a state transfer failed.
@@ -423,7 +478,9 @@ class GenerationDecider:
         return bool(named or transfers.failed)
 
     def _collect_transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
-        """Return the state transfers of the failed generation, and record the failed ones."""
+        """Return the failed state transfers of the stopped generation, and record its failed and successful ones by
+        node.
+        """
         record, reports, history = (
             self._transaction.record,
             self._interruption.reports,
@@ -451,7 +508,7 @@ class GenerationDecider:
         )
 
     def _can_spare(self, node: str) -> bool:
-        """Return whether the others could continue without loss of state if a node left."""
+        """Return whether the others could continue without loss of state if a node left; True if no state is live."""
         reports = self._only_complete_groups(
             what_counts(self._transaction.record, self._interruption.collect_reports())
         )
@@ -464,6 +521,15 @@ class GenerationDecider:
         )
 
     def _execute(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
+        """Carry out a verdict: end or finish the job, or begin a generation of these workers, after a rollback if it
+        needs one.
+
+        A closing job ends if nothing is left to save, and a job fails if no state is left. If no worker is available,
+        or none has a whole initial state, only the decision is recorded, and `start` continues later.
+
+        Args:
+            reports: the reports of members that keep their state.
+        """
         if self._closing.under_way and not self._leads_to_unsaved(verdict):
             if not self._closing.renews or isinstance(verdict, NothingLeft):
                 self._closing.end(_describe_loss(verdict, self._ledger.committed))
@@ -503,7 +569,12 @@ class GenerationDecider:
         return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
 
     def _roll_back(self, verdict: Verdict) -> str:
-        """Discard all progress after the decided step; return the reason of the next generation."""
+        """Discard all progress after the decided step, and emit `rolled_back` unless the source is a layout change's
+        stash.
+
+        Returns:
+            The reason of the next generation: "rollback", "start" if the job only resumes, or save or layout.
+        """
         transaction = self._transaction
         known = transaction.record.plan is not None or (self._ledger.committed > 0 and not transaction.begins_again)
         why = verdict.why if known else "the job resumes from its checkpoint"
@@ -517,13 +588,15 @@ class GenerationDecider:
         return "rollback" if known else "start"
 
     def restart_from_save(self) -> None:
-        """Restart all workers from the newest state, which is saved now."""
+        """Restart all workers from the state that is saved now; under another layout if this one is too large."""
         self._closing.on_renewed()
         if not self._failing.leave_too_large():
             self._restart_workers()
 
     def _restart_workers(self) -> None:
-        """Stop all workers and start new ones, which begin from the newest checkpoint once they are complete."""
+        """Drop the plan, release draining nodes, and replace all workers. `start` continues from saved state once they
+        are complete.
+        """
         self._draining.release_all()
         workers = self._transaction.planned
         self._progress.restarts()
@@ -533,7 +606,16 @@ class GenerationDecider:
     def _begin_generation(
         self, workers: list[str], verdict: Verdict, reports: Mapping[str, Report], reason: str
     ) -> None:
-        """Write the next generation and send it to its members."""
+        """Plan the next generation, write it to the record, announce it and send it to its members.
+
+        Reported workers outside the plan are replaced. If the experts have no room, the job fails, or ends if it is
+        closing.
+
+        Args:
+            workers: the possible members, in complete replica groups.
+            reports: the reports of members that keep their state.
+            reason: the reason for the event; "replace" instead of a failure if standbys filled all lost ranks.
+        """
         self._draining.restore_retained(workers)
         self._transaction.begins_again = False
         record, transaction = self._transaction.record, self._transaction
@@ -607,7 +689,11 @@ class GenerationDecider:
 
 
 def _describe_loss(verdict: Verdict | NothingLeft, committed: int) -> str:
-    """Describe the progress that a closing job loses, or return "" if it loses none."""
+    """Return the progress that a closing job loses, in words; "" if it loses none.
+
+    Args:
+        committed: the newest step that all members applied.
+    """
     kept = verdict.decision.applied if isinstance(verdict, Verdict) else 0
     if kept >= committed:
         return ""

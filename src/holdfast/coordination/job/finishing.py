@@ -60,7 +60,11 @@ class LoopExits:
                 self._context.interruption.start(transaction.now)
 
     def tick(self) -> None:
-        """Interrupt the generation if some members ended their loops too long before others."""
+        """Interrupt the generation if some members ended their loops, and others have not for `report_timeout_s`.
+
+        The wait doubles after each interruption. If the others have applied later steps than a worker that left, the
+        job fails. Nothing is checked while the job closes or waits.
+        """
         context, now = self._context, self._context.transaction.now
         plan = context.transaction.record.plan
         if plan is None or plan.last or context.phase is not JobPhase.RUNNING:
@@ -77,7 +81,7 @@ class LoopExits:
             context.interruption.start(now)
 
     def _check_left_behind(self) -> None:
-        """Fail the job if the others went on after a worker had left its loop."""
+        """Close the job as failed if a later step than the last one of a worker that left its loop is committed."""
         transaction = self._context.transaction
         for worker, step in transaction.members.left.items():
             if 0 < step < transaction.position.step:
@@ -87,7 +91,10 @@ class LoopExits:
 
 
 def add_stop_flag(decision: Decision, record: Record) -> Decision:
-    """Add the stop flag to a rollback decision if its target is the job's last step."""
+    """Return a decision, with the commit of the job's last step added if it is a rollback to that step.
+
+    So the members stop there, as they did before. Any other decision is returned unchanged.
+    """
     stopped = record.stopped
     if decision.kind is not DecisionKind.ROLLBACK or stopped is None or stopped.step != decision.applied:
         return decision
@@ -95,7 +102,11 @@ def add_stop_flag(decision: Decision, record: Record) -> Decision:
 
 
 def find_stateless_members(plan: GenerationPlan, members: Membership) -> list[str]:
-    """Return the members without state if all members that had it left their loops, or []."""
+    """Return the members that have not left their loops, if some members left and none of the others has ever entered a
+    generation.
+
+    Otherwise [], because the state is still with a running member.
+    """
     others = [worker for worker in plan.workers if worker not in members.left]
     known = [members.worker(worker) for worker in others]
     alone = len(others) < len(plan.workers) and all(info is not None and not info.entered for info in known)
@@ -103,9 +114,10 @@ def find_stateless_members(plan: GenerationPlan, members: Membership) -> list[st
 
 
 def completed_without_state(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
-    """Return whether no state is left because all members that had it completed the job; announce their steps.
+    """Return whether no state is left because all members that had it completed the job; announce their steps then.
 
-    A job that saves goes back to its last saved state or to the start instead, so that its end is also saved.
+    False if the verdict keeps any state, or if the job saves: it then goes back to its last saved state or to the
+    start, so that its end is also saved.
     """
     plan = transaction.record.plan
     anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not transaction.record.saves

@@ -26,7 +26,16 @@ _FOR = {
 def forecast_moves(
     context: JobContext, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False
 ) -> list[MoveForecast]:
-    """Return the forecast for draining these nodes, without changing anything; arguments as for `Draining.request`.
+    """Return a forecast for each node that a request to drain or move these nodes would affect, without changing
+    anything.
+
+    Nodes that drain already are left out. Each one gets the standby given in `to`, or else the free standby that is
+    warm first.
+
+    Args:
+        names: the nodes to drain.
+        to: the standbys that take over their ranks, in the same order; may be shorter.
+        stays: whether the nodes stay as standbys. Otherwise only ready standbys take over.
 
     Raises:
         BadInputError, UnreachableError, RefusedError: the request itself would be refused.
@@ -53,7 +62,14 @@ def forecast_moves(
 
 
 def _forecast_move(context: JobContext, name: str, to: str) -> MoveForecast:
-    """Return the forecast for one node; `to` is the standby that takes its ranks, or ""."""
+    """Return the forecast for one node: ranks, moved bytes, seconds until it leaves, seconds without training, and
+    reasons.
+
+    Unmeasured costs are guesses, and marked so; unknown bytes or waits are None. A node without a rank costs nothing.
+
+    Args:
+        to: the standby that takes its ranks, or "".
+    """
     costs, plan = context.progress.costs, context.transaction.record.plan
     known = next(
         (one for one in context.transaction.record.leaving if one.node == name), Departure(node=name, since=0.0)
@@ -95,7 +111,7 @@ def _forecast_move(context: JobContext, name: str, to: str) -> MoveForecast:
 
 
 def _count_replicas(context: JobContext, plan: GenerationPlan, ranks: Sequence[int]) -> int:
-    """Return the number of expert replicas at these ranks."""
+    """Return the number of expert replicas at these ranks, over all layers; 0 without experts."""
     shape, experts = context.transaction.record.expert_shape, plan.expert_plan
     if shape is None or experts is None:
         return 0
@@ -104,7 +120,11 @@ def _count_replicas(context: JobContext, plan: GenerationPlan, ranks: Sequence[i
 
 
 def describe_wait(context: JobContext, one: Departure) -> str:
-    """Return the first thing that a draining node waits for."""
+    """Return what a draining node waits for first, as the end of a sentence that begins with "waits for".
+
+    This is, in order: the others, if it is only retained; a standby for its ranks; the job's start; other draining
+    nodes; reports, a pending generation, or the end of a step.
+    """
     transaction, leaving = context.transaction, context.transaction.record.leaving
     if one.owed:
         return f"the others, to go on without it from step {one.step}"

@@ -48,7 +48,10 @@ class MessageHandlers:
         self._lost_outputs = set[tuple[str, str]]()
 
     def on_agent_report(self, node: Node, message: AgentReport) -> None:
-        """Handle a message of an agent about its workers."""
+        """Handle a message of an admitted agent about its workers or machine; fail the job if replicas have diverged.
+
+        Impossible rendezvous addresses expel the node.
+        """
         match message:
             case msg.Heartbeat():
                 self._on_heartbeat(node, message)  # The most frequent case.
@@ -72,7 +75,7 @@ class MessageHandlers:
             ending.fail_job(f"replicas diverged: {why}")
 
     def _on_progress_report(self, node: Node, message: msg.Seen) -> None:
-        """Handle a report about the progress of a node's workers."""
+        """Pass a report about hangs, stacks, memory or slow nodes to the component that uses it."""
         inquiry = self._context.hang_detection
         match message:
             case msg.Late():
@@ -88,7 +91,7 @@ class MessageHandlers:
                 self._context.straggling.on_own_times(node.name, message)
 
     def _on_machine_report(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
-        """Store or report what an agent reports about its machine."""
+        """Store a node's clock offset or the state of its GPUs, or report a file that it cannot write."""
         match message:
             case msg.ClockOffset():
                 # Delays of a loaded machine must not count as an offset of its clock.
@@ -100,26 +103,36 @@ class MessageHandlers:
                 self._on_output_failed(node, message)
 
     def _on_output_failed(self, node: Node, message: msg.OutputFailed) -> None:
-        """Report a file that a node cannot write, once."""
+        """Emit `output_lost` for a file that a node cannot write: once for each file, at most 256 times in all."""
         key = node.name, message.file
         if key not in self._lost_outputs and len(self._lost_outputs) < _MAX_LOST_OUTPUTS:
             self._lost_outputs.add(key)
             self._transaction.emit(OutputLost, node=node.name, file=message.file, why=message.why)
 
     def _on_end_notice(self, node: Node, message: msg.EndNotice) -> None:
-        """Handle the notice that a node will end soon. If the job cannot continue without it, save first."""
+        """Start draining a node that will end soon. If it cannot be drained, and the job saves, request a checkpoint
+        now.
+        """
         why = self._context.draining.on_end_notice(node.name, message.grace_s)
         if why and self._transaction.record.saves:
             self._context.checkpoints.want(self._context.ledger.committed)
 
     def on_worker_message(self, node: Node, message: msg.WorkerMessage) -> None:
-        """Handle a message of a worker. Messages of workers that have not attached are ignored."""
+        """Call the handler of a worker's message for the job's phase.
+
+        From workers that have not attached, only Attach and news of checkpoints are handled.
+        """
         known, alone = message.worker in node.workers, msg.Attach | msg.CheckpointNews
         if known or (isinstance(message, alone) and node_of(message.worker) == node.name):
             self._WORKER_HANDLERS[type(message)][self._context.phase](self, node, message)
 
     def _on_applied_steps(self, node: Node, page: msg.AppliedSteps) -> None:
-        """Handle a page of steps that workers applied while no coordinator was connected."""
+        """Record a page of steps that a node's workers applied while no coordinator was connected.
+
+        Each step needs a live worker that has reached it, and the current lineage. Diverged replicas fail the job,
+        implausible steps expel the node, and much news extends the wait for reports. A step that carries a swap puts
+        the pending generation in force.
+        """
         record, ledger = self._transaction.record, self._context.ledger
         if not self.check_plausible(node, page.given_up, *page.workers.values(), *(kept.step for kept in page.steps)):
             return
@@ -147,7 +160,10 @@ class MessageHandlers:
             self._context.interruption.restart_timeout()
 
     def _on_heartbeat(self, node: Node, heartbeat: msg.Heartbeat) -> None:
-        """Record the steps that a node's workers have applied."""
+        """Record the steps that a node's workers have applied, from a heartbeat.
+
+        Ignored if it is from before a rollback; implausible steps expel the node.
+        """
         record, applied = self._transaction.record, heartbeat.applied
         if not record.lineage <= heartbeat.generation <= record.generation:
             return  # The heartbeat is from before a rollback.
@@ -161,6 +177,11 @@ class MessageHandlers:
                 self._context.ledger.record_step(info.id, applied[info.index])
 
     def _on_attach(self, node: Node, attach: msg.Attach) -> None:
+        """Add a worker that has started, unless its layout, script settings or local rank do not fit.
+
+        An unfit node is refused, one with an impossible local rank expelled. Once the job has an outcome, the worker is
+        told that it is done. Otherwise the node's new workers may join, replace lost ones, or wait as standbys.
+        """
         if attach.worker in node.workers or attach.worker in node.broken:
             return
         if not node.has_place_for(attach.worker):
@@ -196,7 +217,10 @@ class MessageHandlers:
             self._context.pending_generation.on_worker_attached()
 
     def _report_unfit(self, node: Node, why: str) -> None:
-        """Report a node that was refused because it does not fit the job."""
+        """Report a node that was refused because it does not fit the job; a refused standby is reported as such.
+
+        A node that was part of the job is only noted: it counts as lost once its connection ends.
+        """
         if node.standby:
             self._context.standbys.unfit(node, why)
             return
@@ -225,6 +249,9 @@ class MessageHandlers:
         self._promote_if_swapped(message.step, message.generation, message.commit)
 
     def _promote_if_swapped(self, step: int, generation: int, commit: msg.Commit) -> None:
+        """Put the pending generation in force if this step of the current generation carries the swap, and is not
+        announced yet.
+        """
         # After an outage, steps that are in the journal are reported again. Their swap is not the pending one.
         if (
             generation == self._transaction.generation
@@ -234,6 +261,11 @@ class MessageHandlers:
             self._promote_pending(step)
 
     def _on_entered(self, node: Node, message: msg.Entered) -> None:
+        """Record that a worker has entered a generation, with its step, and the end and size of its state transfer.
+
+        The first worker in the pending generation puts it in force. Older or unknown generations are ignored; an
+        implausible step expels the node.
+        """
         if not self.check_plausible(node, message.applied):
             return
         info, pending = node.workers[message.worker], self._transaction.record.pending
@@ -252,14 +284,18 @@ class MessageHandlers:
                 recovery.regrouped = self._transaction.now
 
     def _record_transfer(self, node: Node, message: msg.Entered) -> None:
-        """Record that a member has received the state from its senders."""
+        """Record that a member has received the state from the senders of the plan in force."""
         plan = self._transaction.record.plan
         if plan is not None and plan.generation == message.generation:
             senders = map(node_of, plan.senders(message.worker))
             self._transaction.members.transfers.note_receipt(node.name, senders)
 
     def _promote_pending(self, step: int) -> None:
-        """Put the pending generation in force: all members passed `step` with their swap flags set."""
+        """Put the pending generation in force: all members passed `step` with their swap flags set.
+
+        Announce the steps before it first. If a member was lost since, interrupt the new generation at once. Ignored
+        while a generation is interrupted, because a failure cancels a pending swap.
+        """
         context = self._context
         # A failure cancels a pending swap, even if some members have passed it.
         if context.interruption.stop is not None:
@@ -278,6 +314,7 @@ class MessageHandlers:
         self._transaction.members.prepare(node.workers[message.worker], message.generation)
 
     def _on_disarmed(self, node: Node, message: msg.Disarmed) -> None:
+        """Handle a member's answer that it has withdrawn its swap, unless the generation is interrupted."""
         if self._transaction.is_member(message.worker) and self._context.interruption.stop is None:
             self._context.pending_generation.on_disarmed(message)
 
@@ -285,6 +322,11 @@ class MessageHandlers:
         self._context.standbys.on_warmed(node, message)
 
     def _on_finished(self, node: Node, message: msg.Finished) -> None:
+        """Record that a worker has ended its loop after a step, and whether its script asked to stop the job.
+
+        The end counts only in the generation in force, the step in the current lineage; an implausible step expels the
+        node.
+        """
         if not self.check_plausible(node, message.step):
             return
         record, info = self._transaction.record, node.workers[message.worker]
@@ -296,12 +338,17 @@ class MessageHandlers:
             self._context.ledger.record_step(info.id, message.step)
 
     def _on_loads(self, node: Node, message: msg.Loads) -> None:
+        """Store a member's expert loads, unless its generation is unknown or the step implausible."""
         # Only the newest count is kept: one of an unknown generation would hide all later counts.
         known = message.generation <= self._transaction.record.generation
         if known and self._transaction.is_member(message.worker) and self.check_plausible(node, message.step):
             self._context.loads.on_loads(message)
 
     def _on_checkpoint_message(self, node: Node, message: Any) -> None:
+        """Record news of a checkpoint. If the job must continue from another one, interrupt the generation.
+
+        Reports of damage count only from members.
+        """
         damaged = isinstance(message, msg.CheckpointDamaged)
         if damaged and not self._transaction.is_member(message.worker):
             return
@@ -309,6 +356,11 @@ class MessageHandlers:
             self._context.interruption.start(self._transaction.now)
 
     def _on_snapshot_message(self, node: Node, message: Any) -> None:
+        """Record a member's news of a snapshot.
+
+        If the snapshot that the job starts from is damaged, interrupt the generation, or revert the change of layout
+        that it belongs to. A left-out snapshot cancels a layout change.
+        """
         if not self._transaction.is_member(message.worker):
             return
         if (
@@ -323,11 +375,13 @@ class MessageHandlers:
             self._context.layouts.cancel_stash(f"node {node.name}: {message.why}", lasting=message.lasting)
 
     def _on_evaluation_done(self, node: Node, message: msg.EvaluationDone) -> None:
+        """Record the evaluation results of a member, unless their steps are implausible, which expels the node."""
         steps = [result.step for result in message.results]
         if self._transaction.is_member(message.worker) and self.check_plausible(node, *steps):
             self._context.evaluations.on_evaluation_done(message)
 
     def _on_flop_tally(self, node: Node, message: msg.FlopTally) -> None:
+        """Record a member's count of operations for a step, unless the step is implausible, which expels the node."""
         if self._transaction.is_member(message.worker) and self.check_plausible(node, message.step - 1):
             self._context.flop.on_tally(message)
 
@@ -336,6 +390,9 @@ class MessageHandlers:
             self._context.closing.fail(message.why)
 
     def _on_raised(self, node: Node, message: msg.Raised) -> None:
+        """Handle a script error in a process that still runs. It goes to the standbys, or only marks a retained worker,
+        or is a failure.
+        """
         if node.standby:
             self._context.standbys.on_raised(node, message.worker, message.detail)
         elif node.owed:
@@ -345,6 +402,11 @@ class MessageHandlers:
             self._context.script_errors.on_raised(node, message)
 
     def _on_complaint(self, node: Node, message: msg.Complaint) -> None:
+        """Handle a worker's complaint that its collectives or transfers fail.
+
+        In the pending generation, cancel it without the unreachable workers. From a member of the one in force,
+        interrupt it and keep the complaint, unless the interruption explains it. Others are ignored.
+        """
         pending = self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:
             if pending.rank(message.worker) is None:
@@ -360,11 +422,16 @@ class MessageHandlers:
             self._context.interruption.add_complaint(message)
 
     def _on_vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
+        """Interrupt the generation in force because a member refused a step's result, and keep the reason."""
         if message.generation == self._transaction.generation:
             self._context.interruption.start(self._transaction.now)
             self._context.interruption.refused = message.why
 
     def _on_report(self, node: Node, report: msg.Report) -> None:
+        """Keep a member's report about where it stands, if it answers the current stop order.
+
+        A report with impossible steps or unreadable experts expels the node.
+        """
         if not self._context.interruption.is_answer(report):
             return
         if not self.check_plausible(node, report.applied or 0, report.passed.step if report.passed is not None else 0):
@@ -375,11 +442,14 @@ class MessageHandlers:
         self._context.interruption.add_report(report)
 
     def must_handle_end(self, node: Node, down: msg.WorkerDown) -> bool:
-        """Return whether a worker's end must be handled: it did not end with its replica group, and is plausible."""
+        """Return whether a worker's end must be handled.
+
+        Not if its replica group was lost before it. An implausible last step expels the node instead.
+        """
         return down.worker not in node.broken and self.check_plausible(node, down.applied)
 
     def check_plausible(self, node: Node, *steps: int) -> bool:
-        """Return whether these steps can have been reached by now; expel the node if not."""
+        """Return whether these steps can have been reached since the last known step; expel the node if not."""
         step, stopping = max(steps, default=0), self._context.interruption
         until = self._transaction.now if stopping.stop is None else stopping.begun
         if self._context.ledger.plausible(step, self._context.progress.since_known(until)):
@@ -392,7 +462,13 @@ class MessageHandlers:
         self._context.failures.handle(invalid_message(node.name, why, self._transaction.now))
 
     def on_process_ended(self, node: Node, down: msg.WorkerDown, *, was_here: bool) -> None:
-        """Handle a process that ended without an order. The other workers of its replica group end with it."""
+        """Handle a process that ended without an order, as a failure; its rank may be held for the next process.
+
+        If it had not attached and is not planned, only the other workers of its replica group are removed.
+
+        Args:
+            was_here: whether the worker had attached.
+        """
         if was_here or down.worker in self._transaction.planned:
             self._context.rank_hold.hold_ranks([down.worker])
             self._context.failures.handle(self._context.hang_detection.classify_end(node, down))
@@ -401,15 +477,20 @@ class MessageHandlers:
             self._transaction.drop_group_of(down.worker)
 
     def end_useless_node(self, node: Node, why: str) -> bool:
-        """End a node if its script cannot use the received state; return whether no failure must be handled."""
+        """Send a node the order to end, because its script cannot use the received state; forget it unless it was part
+        of the job.
+
+        Returns:
+            Whether it is forgotten, so that no failure must be handled.
+        """
         self._transaction.send(node.connection, msg.EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         return self.forget_if_unknown(node, why)
 
     def forget_if_unknown(self, node: Node, why: str) -> bool:
-        """Forget a node that was refused, unless it was part of the job.
+        """Forget a refused node, and tell the pool, unless it was part of the job.
 
         Returns:
-            False if it was part of the job: it counts as lost once its connection ends.
+            False if it was part of the job, or is a standby: it counts as lost once its connection ends.
         """
         if node.aside or node.told or node.returning or self._transaction.planned_on(node.name):
             return False
@@ -418,7 +499,7 @@ class MessageHandlers:
         return True
 
     def _on_unasked_report(self, node: Node, report: msg.Report) -> None:
-        """Handle a report from before this coordinator's start: the generation was already interrupted."""
+        """Interrupt the generation after a report that was not requested: an earlier coordinator had interrupted it."""
         if report.generation >= self._transaction.generation:
             self._context.interruption.start(self._transaction.now)
 

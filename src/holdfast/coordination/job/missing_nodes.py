@@ -40,7 +40,9 @@ class NeedReporter:
         self._context = context
 
     def update(self) -> None:
-        """Emit the current need, unless it was already emitted."""
+        """Compute what the job lacks, and emit `job_waiting` if that changed. Nothing is lacking while workers are
+        replaced.
+        """
         # Nodes that replace their workers are not lost, and their capacity is known.
         need = None if self._context.disconnected.replacing else self._compute_need()
         if need is not None and need != self.need:
@@ -48,6 +50,12 @@ class NeedReporter:
         self.need = need
 
     def _compute_need(self) -> Need | None:
+        """Return the nodes and expert slots that the job lacks to start or continue, with the reason, or None.
+
+        None also if the job is over, if it trains, or if it may continue with nodes that are disconnected or still
+        starting. Before the first generation, missing nodes count only if one was refused or excluded, or if a probe is
+        unclear.
+        """
         context, transaction = self._context, self._context.transaction
         record, members, config = transaction.record, transaction.members, context.config
         if record.outcome:
@@ -79,6 +87,10 @@ class NeedReporter:
 
 
 def _static_need(transaction: Transaction, ep_size: int) -> Need | None:
+    """Return how many nodes are missing for one replica of all experts in fixed places, or None if there are enough.
+
+    None also if no number of nodes would be enough.
+    """
     size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(transaction.members.regular)
     if isinstance(size, Shortage) or nodes >= size:
         return None
@@ -86,7 +98,11 @@ def _static_need(transaction: Transaction, ep_size: int) -> Need | None:
 
 
 def _slot_need(transaction: Transaction, why: str) -> Need | None:
-    """Return the need beyond the connected nodes. Nodes with starting workers also count as connected."""
+    """Return the need beyond the connected nodes, or None if they can hold all experts.
+
+    A node's slots are those of its first worker, or the job's default while its workers start. Without experts, one
+    node is enough.
+    """
     shape, nodes = transaction.record.expert_shape, transaction.members.regular
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)

@@ -20,7 +20,8 @@ from holdfast.protocol.events import StoreReturned
 
 
 def handle_request(context: JobContext, request: Request) -> None:
-    """Execute a request.
+    """Execute a request: inject a fault; drain, move or readmit nodes; save; shut down; use a placement search's
+    result, the store's return, or the pool's message.
 
     Raises:
         BadInputError, UnreachableError, RefusedError: the request is refused; the message says why.
