@@ -25,7 +25,11 @@ class HeldSnapshots:
 
     @property
     def held_parts(self) -> NodeSnapshots | None:
-        """The message that tells the coordinator which parts are held, or None if none are kept."""
+        """The message that tells the coordinator where to fetch snapshots and which parts are held, at most
+        `MAX_HELD_PARTS`.
+
+        None if this node has no memory for snapshots.
+        """
         if self._at is None:
             return None
         parts = tuple(dict.fromkeys((*self._own, *self._copies)))
@@ -37,7 +41,10 @@ class HeldSnapshots:
         self._own = list(found.parts) if found is not None else []
 
     def open_if_needed(self, word: UnitWord) -> list[SnapshotWork]:
-        """Request memory for snapshot parts, once, when a worker of a job that can change layouts joins."""
+        """Request memory for snapshot parts, once, when a worker of a job that can change layouts joins.
+
+        Return an empty list for other messages, or if there is such memory already.
+        """
         if not (isinstance(word, JoinUnit) and word.layouts) or self._at is not None or self._asked:
             return []
         self._asked = True
@@ -52,7 +59,11 @@ class HeldSnapshots:
         return self._add(self._copies, part)
 
     def on_order(self, order: KeepSnapshots | DropSnapshots) -> SnapshotWork:
-        """Fetch or drop parts, as the coordinator orders."""
+        """Return the instruction to fetch the wanted copies that are not held here, or to drop the parts that the order
+        names.
+
+        Dropped parts are forgotten at once, fetched ones are added with `add_copy`.
+        """
         if isinstance(order, KeepSnapshots):
             here = {*self._own, *self._copies}
             return FetchParts(tuple(one for one in order.wanted if one.snapshot not in here))
@@ -61,6 +72,10 @@ class HeldSnapshots:
         return DropParts(order.parts, order.why)
 
     def _add(self, mine: list[SnapshotPart], part: SnapshotPart) -> list[SnapshotWork]:
+        """Add a part to one of the two lists, and keep only the parts of its `KEPT_SNAPSHOTS` newest snapshots.
+
+        Return an instruction to free the others, except parts that the other list still has.
+        """
         if part not in mine:
             mine.append(part)
         newest = sorted({one.key for one in mine})[-KEPT_SNAPSHOTS:]

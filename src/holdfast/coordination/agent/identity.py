@@ -121,7 +121,10 @@ class EndingNotice:
         return self.repeat(now)
 
     def repeat(self, now: float) -> list[AgentInstruction]:
-        """Notify a coordinator that has just connected."""
+        """Notify a coordinator that has just connected, with the rest of the grace period in seconds.
+
+        Empty if the agent was not told to end.
+        """
         if self._until is None:
             return []
         return [SendToCoordinator(EndNotice(grace_s=max(0.0, self._until - now)))]
@@ -136,7 +139,10 @@ class EndingNotice:
 
 
 def is_from_newest(order: NodeOrder | WorkerOrder | CheckpointOrder, term: int) -> bool:
-    """Return whether an order comes from the newest known coordinator, that of this term."""
+    """Return whether an order comes from the coordinator of this term or a later one.
+
+    Orders without a term count as such: the connection proves their origin.
+    """
     match order:
         case BeginNode(plan=change) | PrepareNode(plan=change):
             return change.rest.term >= term

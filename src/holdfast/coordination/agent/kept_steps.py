@@ -54,7 +54,10 @@ class KeptSteps:
         return known.state_hash if known is not None else ""
 
     def add_received(self, passed: PassedStep) -> None:
-        """Keep a step that came with a state received from another node."""
+        """Keep a step that came with a state received from another node.
+
+        It replaces a kept report of an older generation. Steps that are already in a compressed page are ignored.
+        """
         past = self._pages and passed.step <= self._pages[-1].last
         known = self._newest.get(passed.step)
         if not past and (known is None or known.generation < passed.generation):
@@ -69,7 +72,11 @@ class KeptSteps:
             )
 
     def add(self, message: Applied, now: float) -> None:
-        """Keep a step that a worker reports as applied. Another worker may have reported it before."""
+        """Keep a step that a worker reports as applied.
+
+        If another worker has reported it before, a report with another result or state hash is kept as a contradiction;
+        else the one of the newer generation counts. Steps that are already in a compressed page are ignored.
+        """
         known = self._newest.get(message.step)
         if known is None:
             if self._pages and message.step <= self._pages[-1].last:
@@ -88,7 +95,10 @@ class KeptSteps:
             self._newest[message.step] = msgspec.structs.replace(known, time=now)
 
     def forget_up_to(self, step: int) -> None:
-        """Drop the steps up to this one: they are in the journal."""
+        """Drop the steps up to this one, and contradictions of them: they are in the journal.
+
+        A page is dropped only if all its steps are.
+        """
         while self._pages and self._pages[0].last <= step:
             self._bytes -= len(self._pages.popleft().data)
         self._newest = {known: kept for known, kept in self._newest.items() if known > step}
@@ -97,7 +107,10 @@ class KeptSteps:
             self.given_up = 0
 
     def undo_after(self, step: int, generation: float = math.inf) -> None:
-        """Drop the steps after `step` that were applied in a generation before this one."""
+        """Drop the steps after `step` that were applied in a generation before this one, and contradictions of them.
+
+        By default, drop all steps after `step`.
+        """
         while self._pages and self._pages[-1].last > step:
             page = self._pages.pop()
             self._bytes -= len(page.data)
@@ -120,9 +133,10 @@ class KeptSteps:
         return [AppliedSteps(workers=tops, steps=steps) for steps in _split_into_pages(kept)]
 
     def pages(self, tops: dict[str, int], committed: int) -> Iterator[AppliedSteps]:
-        """Yield pages with all kept steps, oldest first, as of this call.
+        """Yield pages with all kept steps, oldest first, as of this call; before them, pages without results for steps
+        whose results were dropped to save memory (`given_up`).
 
-        Each page is decoded only when it is requested.
+        Pages are decoded only when they are requested.
 
         Args:
             tops: The newest step that each worker has applied.
@@ -148,6 +162,10 @@ class KeptSteps:
             self._seal()
 
     def _seal(self) -> None:
+        """Encode the oldest steps in detail into a page.
+
+        If the pages exceed the memory limit, drop the oldest pages and record the last of their steps in `given_up`.
+        """
         oldest = next(_split_into_pages([self._newest[step] for step in sorted(self._newest)]))
         self._newest = {step: kept for step, kept in self._newest.items() if step > oldest[-1].step}
         data = _encoder.encode(oldest)

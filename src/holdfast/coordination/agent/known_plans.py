@@ -92,6 +92,9 @@ class KnownPlans:
     def on_order(self, order: NodeOrder, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
         """Handle an order for the node; return orders for its workers, or a request for a missing plan.
 
+        While a plan is missing, later orders wait for it (at most `_MAX_WAITING`; others are dropped), except the order
+        that the job is done.
+
         Args:
             workers: All workers of this node that have attached.
         """
@@ -114,6 +117,10 @@ class KnownPlans:
         return [result for order in missing.waiting for result in self.on_order(order, workers)]
 
     def _process(self, order: NodeOrder, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
+        """Handle an order at once: build a plan that it contains, or find the workers for which it is meant.
+
+        If the plan changes one that is unknown here, request the full plan; orders then wait for it.
+        """
         if isinstance(order, BeginNode | PrepareNode):
             try:
                 return self._process_plan(order, workers)
@@ -124,6 +131,14 @@ class KnownPlans:
         return _send_to_members(order, workers, self._recipients(order, workers))
 
     def _process_plan(self, order: BeginNode | PrepareNode, workers: Sequence[str]) -> list[SendToWorkers | AskPlan]:
+        """Build the full plan from the change in an order, and return `Begin` or `Prepare` for the workers of this node
+        that are members.
+
+        Plans that can no longer be the base of a change are dropped.
+
+        Raises:
+            MisfitError: The plan that is changed is unknown here, or another one.
+        """
         change = order.plan
         base = self._base_plan(change)
         plan = self._maker.build_plan(change, base)
@@ -143,6 +158,11 @@ class KnownPlans:
         return _send_to_members(begin, workers, members)
 
     def _base_plan(self, change: PlanChange) -> GenerationPlan | None:
+        """Return the known plan that a change starts from, or None if the change is a full plan.
+
+        Raises:
+            MisfitError: The plan is unknown here, or its digest differs.
+        """
         if not change.base:
             return None
         known = self._plans.get(change.base)
@@ -153,7 +173,11 @@ class KnownPlans:
     def _recipients(
         self, order: Posted | LookAround | Stop | Arm | Disarm | Void | JobDone, workers: Sequence[str]
     ) -> frozenset[str]:
-        """Return the workers for which an order is meant."""
+        """Return the workers for which an order is meant: all, the members of its generation, or for Stop and Disarm
+        those of the current one.
+
+        A Void also ends the pending generation.
+        """
         match order:
             case Arm():
                 return self.members_of(order.generation)  # Independent of the coordinator that has sent Prepare.

@@ -152,7 +152,12 @@ class AgentMachine:
         return [self._fill(place, index) for index, place in enumerate(self._places)]
 
     def tick(self, now: float, stopped: Collection[str]) -> list[AgentInstruction]:
-        """Do periodic work. `stopped` lists the workers with a stopped process (SIGSTOP)."""
+        """Send a heartbeat if one is due or workers have applied steps that were not reported, end workers whose
+        process was stopped for longer than the lease, and end workers that are late for their replica group.
+
+        Args:
+            stopped: The workers with a stopped process (SIGSTOP).
+        """
         if self.over is not None:
             return []
         out: list[AgentInstruction] = []
@@ -185,6 +190,8 @@ class AgentMachine:
     def on_connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
         """Send Hello over a new connection, with all that a coordinator must know of the workers.
 
+        Kept messages that do not fit into it follow in a `Replay`. Empty if the agent has ended.
+
         Args:
             wall: The time of the node's wall clock, or 0 if unknown.
             unfit: Why the node should not train, or "".
@@ -208,7 +215,11 @@ class AgentMachine:
         self.units.on_disconnected()
 
     def on_message(self, message: CoordinatorMessage, now: float) -> list[AgentInstruction]:
-        """Handle a message of the coordinator. The shell itself handles injected faults (NodeFault)."""
+        """Handle a message of the coordinator: an order for workers, storage or this node, the answer to Hello,
+        committed steps, or a request for the shell to answer (`AnswerRequest`).
+
+        Ignored without a connection or after the end. The shell itself handles injected faults (NodeFault).
+        """
         if self.over is not None or not self._connected:
             return []
         if isinstance(message, SnapshotOrder | CheckpointOrder):
@@ -241,6 +252,11 @@ class AgentMachine:
         return []
 
     def _on_welcome(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
+        """Adopt the coordinator's term, limits, members and committed step.
+
+        Then report the clock and the GPUs, let the workers' replica groups use the current layout, and leave if this
+        node is unfit. A coordinator of an older term is refused: the agent connects again.
+        """
         if welcome.term < self.term:
             return self._reconnect(f"refused a coordinator of term {welcome.term}: term {self.term} is known")
         self.term = welcome.term
@@ -259,9 +275,9 @@ class AgentMachine:
         ]
 
     def _report_clock(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
-        """Report how far the wall clock is ahead.
+        """Report how far the wall clock is ahead of the coordinator's, with half a round trip as the uncertainty.
 
-        Welcome was sent about half a round trip ago; that is the uncertainty.
+        Empty if one of the two times is unknown.
         """
         hello_clock, wall = self._hello_at
         if not (wall and welcome.time):
@@ -270,6 +286,11 @@ class AgentMachine:
         return self._send(ClockOffset(ahead_s=wall + half_s - welcome.time, uncertainty_s=half_s), now)
 
     def _on_refused(self, refused: Refused) -> list[AgentInstruction]:
+        """End the agent, or if `refused.retry`, start a new session: replace all workers, forget their messages and
+        steps, and connect again.
+
+        An unfit node only kills its workers and connects again to report why it leaves.
+        """
         if not refused.retry:
             return self._end(EndAgent(refused.exit_code, refused.why))
         # No message of the old workers may count.
@@ -293,6 +314,10 @@ class AgentMachine:
     # ---- orders to the workers ----
 
     def _on_worker_order(self, message: ToWorker) -> list[AgentInstruction]:
+        """Pass an order on to one worker, and update its kept messages.
+
+        Ignore an order from an older term, before Welcome, or for a worker that no longer exists.
+        """
         place, order = self._place_of(message.worker), message.order
         if self._welcome is None or place is None or not is_from_newest(order, self.term):
             return []
@@ -300,7 +325,10 @@ class AgentMachine:
         return [SendToWorkers((place.worker,), order)]
 
     def _on_node_order(self, order: NodeOrder, now: float) -> list[AgentInstruction]:
-        """Pass an order on to the workers to which it applies."""
+        """Pass an order on to the workers to which it applies, or request a plan that is missing here.
+
+        Remember the newest announced generation. Orders of older terms, or before Welcome, are ignored.
+        """
         if self._welcome is None or not is_from_newest(order, self.term):
             return []
         if isinstance(order, BeginNode | PrepareNode) and order.plan.rest.generation > self.heard.generation:
@@ -320,7 +348,12 @@ class AgentMachine:
     # ---- events of the workers ----
 
     def on_worker_message(self, message: WorkerMessage | UnitWord, now: float) -> list[AgentInstruction]:
-        """Keep a worker's message and pass it on, except for steps that others report and messages within its group."""
+        """Keep a worker's message for the replay, and pass it on to the coordinator.
+
+        Exceptions: an applied step is sent only if `NodeSteps.on_applied` returns it, posted keys are bundled, messages
+        within a replica group stay on the node, and before a report, all unsent steps are sent. Messages of former
+        workers are ignored, except about checkpoints.
+        """
         place = self._place_of(message.worker)
         if isinstance(message, CheckpointNews) and self.over is None:
             self._written.keep(message)  # The worker may have ended by now.
@@ -364,7 +397,11 @@ class AgentMachine:
         return [instruction for page in pages for instruction in self._send(page, now)]
 
     def on_worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
-        """Handle the end of a worker's process: replace it, or record that it has finished.
+        """Handle the end of a worker's process.
+
+        If the job is done, the local rank has finished. If the script left its loop without error, the worker stays a
+        member and its end is reported. Else report and replace it, together with the other workers of its replica
+        group.
 
         Args:
             down: How it ended, in case that was a failure.
@@ -389,7 +426,10 @@ class AgentMachine:
     def _replace_lost(
         self, place: LocalRank, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Report a lost worker and start another process for its local rank; see `_replace`."""
+        """Report a lost worker, and start another process for its local rank; see `_replace`.
+
+        If it was warming up, report that as failed, too: the restart then does not count.
+        """
         cold: list[AgentInstruction] = []
         if warming := place.warming:
             warmed, down = place.warm_up_failure(down)
@@ -397,7 +437,11 @@ class AgentMachine:
         return [*cold, *self._send(down, now), *self._replace(place, down, now, free=free or warming, last=last)]
 
     def _end_group_mates(self, mates: Iterable[int], cause: str, now: float) -> list[AgentInstruction]:
-        """End the other workers of a replica group with the one that ended: a group is complete or absent."""
+        """End and replace the other workers of the replica group of `cause`, the worker that ended: a group is complete
+        or absent.
+
+        If `cause` was not replaced, they are killed and not replaced either.
+        """
         out: list[AgentInstruction] = []
         replaced = bool(self.workers[index_of(cause)])
         for place in (self._places[index] for index in mates):
@@ -412,8 +456,14 @@ class AgentMachine:
     def _replace(
         self, place: LocalRank, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Start another process for a local rank, if that is useful and not `last`; `free`: it does not count as a
-        retry.
+        """Dissolve the replica group of a local rank and start another process for it.
+
+        No process is started if `last`, if the failure would repeat, or if this node is unfit; if the machine is broken
+        or was restarted too often, the node leaves. Steps that only the lost worker has applied are dropped.
+
+        Args:
+            free: Whether the restart does not count against the limit.
+            last: Whether the local rank stays empty.
         """
         index = index_of(place.worker)
         self.units.dissolve_group(index)
@@ -436,6 +486,9 @@ class AgentMachine:
         return []
 
     def _on_hang_order(self, message: EndHung | Replace | CountHang | WatchWork, now: float) -> list[AgentInstruction]:
+        """Kill a worker that hangs, replace one whose script raised, count a kill against this node, or set the
+        watchdog's deadline for work.
+        """
         match message:
             case EndHung():
                 return self._end_hung(message)
@@ -448,7 +501,10 @@ class AgentMachine:
                 return []
 
     def _end_hung(self, message: EndHung) -> list[AgentInstruction]:
-        """End a worker that hangs."""
+        """Kill a worker that hangs.
+
+        If the kill is only a trial to find the cause, the restart will not count. Ignore workers that no longer exist.
+        """
         if self._place_of(message.worker) is None:
             return []
         if message.on_trial:
@@ -456,7 +512,10 @@ class AgentMachine:
         return [KillHung(message.worker, message.why)]
 
     def _replace_raised(self, message: Replace, now: float) -> list[AgentInstruction]:
-        """Replace a worker after its script has raised; its end is not reported."""
+        """Replace a worker whose script has raised, and its replica group; its own end is not reported again.
+
+        Ignore workers that have not raised.
+        """
         place = self._place_of(message.worker)
         raised = place.script_error if place is not None else None
         if place is None or raised is None:
@@ -465,7 +524,7 @@ class AgentMachine:
         return [*self._replace(place, raised, now), *self._end_group_mates(mates, message.worker, now)]
 
     def _count_hang(self, message: CountHang, now: float) -> list[AgentInstruction]:
-        """Count a kill against this node, and leave the job if there were too many."""
+        """Count a kill against this node's limit of restarts, and leave the job if there were too many."""
         why = self._restarts.count_failure(message.worker, message.why, now)
         if not why or self._unfit is not None:
             return []
@@ -473,6 +532,11 @@ class AgentMachine:
         return self._leave_unfit(now)
 
     def _on_finished_worker(self, place: LocalRank, now: float, *, clean: bool) -> list[AgentInstruction]:
+        """Record that a worker of a finished job has ended.
+
+        If it was the last of the node, say goodbye and end the agent, with exit code `TAIL_FAILED` if a script failed
+        after the job was done.
+        """
         place.refill("")
         place.ended = place.done = True
         if not clean:
@@ -486,6 +550,11 @@ class AgentMachine:
         return self._send(self._unfit, now) if self._unfit is not None and self._welcome is not None else []
 
     def _on_storage_order(self, message: SnapshotOrder | CheckpointOrder) -> list[AgentInstruction]:
+        """Return the instructions for an order about checkpoints (for the agent and the attached workers) or about
+        snapshots.
+
+        Orders of older terms are ignored.
+        """
         if isinstance(message, CheckpointOrder):  # The order is also for the workers, which know about written parts.
             here = tuple(place.worker for place in self._places if Attach in place.latest and not place.ended)
             return (
@@ -521,6 +590,9 @@ class AgentMachine:
     # ---- helpers ----
 
     def _fill(self, place: LocalRank, index: int) -> StartWorker:
+        """Assign a new worker to a local rank, dissolve its former replica group, and return the instruction to start
+        its process.
+        """
         self.units.dissolve_group(index)
         place.refill(worker_id(self.node.node, index, self._nonce()))
         return StartWorker(place.worker)
@@ -533,6 +605,7 @@ class AgentMachine:
         return [SendToCoordinator(message)] if self._connected else []
 
     def _end(self, end: EndAgent) -> list[AgentInstruction]:
+        """Record the end of the agent and return it as the instruction. Empty if it has ended before."""
         if self.over is not None:
             return []
         self.over = end

@@ -54,7 +54,8 @@ class NodeSteps:
     def on_known_steps(self, message: ReceivedSteps) -> None:
         """Keep the steps that came with a state that a worker has received.
 
-        A step in the journal may have been undone and repeated in a generation without this node.
+        A step of a generation that this node has missed was undone and repeated: it and later ones no longer count as
+        committed or reported.
         """
         again = [passed.step for passed in message.passed if passed.generation > self._generation]
         self.committed = min([self.committed, *(step - 1 for step in again)])
@@ -64,8 +65,9 @@ class NodeSteps:
                 self._kept.add_received(passed)
 
     def enter_generation(self, step: int, generation: int) -> None:
-        """Record that `generation` starts from the state of `step`, so that later steps of older generations do not
-        count.
+        """Record that `generation` starts from the state of `step`.
+
+        Drop later steps of older generations, of the node and of each local rank; they no longer count as committed.
         """
         self._generation = max(self._generation, generation)
         self.undo_after(step, generation)
@@ -87,7 +89,10 @@ class NodeSteps:
         self._kept.forget_up_to(step)
 
     def replay(self) -> Iterator[AppliedSteps | Applied]:
-        """Yield everything that a coordinator without any knowledge needs, and mark it as sent."""
+        """Return everything that a coordinator without any knowledge needs: pages of steps, then contradictory reports.
+
+        Mark it and the workers' positions as sent. No pages if no worker is ahead of the journal.
+        """
         self._reported = self._kept.last
         for place in self._places:
             place.reported_step = place.applied
@@ -101,7 +106,11 @@ class NodeSteps:
         return pages
 
     def make_heartbeat(self) -> Heartbeat | None:
-        """Return a heartbeat with the workers' positions, or None if they were sent already."""
+        """Return a heartbeat with the newest step of each worker (only one if all are equal) and the oldest of their
+        generations, and mark them as sent.
+
+        None if all were sent already.
+        """
         places = self._places
         if not any(place.applied > place.reported_step for place in places):
             return None

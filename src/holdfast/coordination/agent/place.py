@@ -78,7 +78,9 @@ class LocalRank:
     warming: bool = False
 
     def refill(self, worker: str) -> None:
-        """Assign the local rank to another worker."""
+        """Assign the local rank to another worker ("" for none), and reset everything except how the previous one
+        ended.
+        """
         self.worker = worker
         self._clear()
         self.done = self.ended = False
@@ -90,12 +92,18 @@ class LocalRank:
         self.down = None
 
     def _clear(self) -> None:
+        """Forget the kept messages, the step and the warm-up of the worker."""
         self.latest.clear()
         self.top = self.top_generation = self.reported_step = 0
         self.warming = False
 
     def keep(self, message: WorkerMessage) -> None:
-        """Keep a message of the worker for the replay."""
+        """Keep a message of the worker for the replay: the latest of each replayed kind, and of applied steps only the
+        newest position.
+
+        Also end the warm-up or the record of the previous worker's end, and drop messages of older generations, if the
+        message shows it.
+        """
         if isinstance(message, Applied):
             self.top, self.top_generation = max(self.top, message.step), message.generation
         elif isinstance(message, FIRST_REPLAYED + LAST_REPLAYED) and not self._is_complaint_of_pending(message):
@@ -125,12 +133,16 @@ class LocalRank:
         return kept.generation < message.generation and kept.generation <= in_force
 
     def _forget_before(self, generation: int, kind: type) -> None:
+        """Drop the kept message of a kind if it is of a generation before this one."""
         kept = self.latest.get(kind)
         if isinstance(kept, _GENERATION_BOUND) and kept.generation < generation:
             del self.latest[kind]
 
     def pop_previous_down(self) -> WorkerDown | None:
-        """Return how the previous worker ended if that must be reported. A worker that left its loop stays a member."""
+        """Return how the previous worker ended, and mark it as reported; forget it if the present worker has attached.
+
+        None if there is nothing to report, or if the present worker itself left its loop: it stays a member.
+        """
         gone = self.down
         if gone is None or gone.has_left_loop:
             return None
@@ -140,7 +152,11 @@ class LocalRank:
         return gone
 
     def on_order_sent(self, order: Order | UnitAnswer) -> None:
-        """Update the kept messages when an order is sent to the worker."""
+        """Update the record when an order is sent to the worker: done, warming up, reset to a standby, or begun with a
+        generation.
+
+        Other orders change nothing.
+        """
         if isinstance(order, JobDone):
             self.done = True
         elif isinstance(order, Warm):
@@ -156,9 +172,8 @@ class LocalRank:
             self._forget_before(order.plan.generation, Complaint)
 
     def warm_up_failure(self, down: WorkerDown) -> tuple[Warmed, WorkerDown]:
-        """Return the two messages that report a worker's end in a shadow step.
-
-        Its cause does not count as the script's own failure, so the job does not end because of it.
+        """Return the two messages that report a worker's end in a shadow step: the failed warm-up, and the end without
+        the script's error, so that it does not end the job.
         """
         why = "the script has left its loop in a shadow step" if down.has_left_loop else down.detail
         gone = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
@@ -177,13 +192,17 @@ class LocalRank:
         return max(self.top_generation, entered.generation if isinstance(entered, Entered) else 0)
 
     def undo_after(self, step: int, generation: int) -> None:
-        """Drop the steps after `step` that were applied in a generation before this one."""
+        """Lower the worker's newest step to `step` if it was applied in a generation before this one, and in any case
+        the reported step.
+        """
         if self.top_generation < generation:
             self.top = min(self.top, step)
         self.reported_step = min(self.reported_step, step)
 
     def update_stopped_time(self, now: float, *, stopped: bool) -> float:
-        """Record whether the process is stopped now; return for how many seconds that has been observed."""
+        """Record whether the process is stopped now (SIGSTOP); return for how many seconds it has been so without a
+        break, 0 if it is not.
+        """
         if self.ended or not stopped:
             self.stopped_since = None
         elif self.stopped_since is None:
@@ -228,7 +247,10 @@ class WrittenParts:
         self._latest: dict[str, CheckpointWritten | CheckpointUnwritten | CheckpointKept] = {}
 
     def keep(self, message: CheckpointWritten | CheckpointUnwritten | CheckpointKept) -> None:
-        """Keep a message about a part or a checkpoint."""
+        """Keep a message if none of a newer term, generation or step is kept for the same local rank.
+
+        Sealed checkpoints have one entry together.
+        """
         place = "kept" if isinstance(message, CheckpointKept) else node_and_index_of(message.worker)
         before = self._latest.get(place)
         # Messages may arrive out of order, because disks differ in speed.

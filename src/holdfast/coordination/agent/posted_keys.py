@@ -19,7 +19,9 @@ class PostedKeys:
         self._collected: dict[int, Collected] = {}
 
     def add(self, post: Post, members: frozenset[str]) -> Iterator[Posts]:
-        """Add a worker's key; return the bundles to send.
+        """Add a worker's key; return the bundles to send: none until all members on the node have posted.
+
+        Keys of all but the two newest generations are dropped.
 
         Args:
             members: The workers of the node that are members of the generation.

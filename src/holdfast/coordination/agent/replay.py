@@ -15,8 +15,10 @@ _HELLO_BYTES = (1 << 20) - (1 << 14)
 def split_to_fit(
     messages: Iterator[Kept],
 ) -> tuple[tuple[Kept, ...], Kept | None]:
-    """Return the first messages that fit into Hello, with at most one page of steps, and the message that no longer
-    fits.
+    """Return the first messages that fit into Hello, with at most one page of steps, and the first that does not fit,
+    or None.
+
+    The rest stays in the iterator.
     """
     kept: list[Kept] = []
     room, pages = _HELLO_BYTES, 1

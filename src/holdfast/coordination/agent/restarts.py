@@ -25,7 +25,10 @@ class Restarts:
         self._most, self._classes = most, FailureClasses(rules)
 
     def refuse_restart(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
-        """Return why the node must leave after a process has died, or "" if the process may be replaced.
+        """Return why the node must leave after a process has died: its machine is broken, or its workers have failed
+        too often.
+
+        "" if the process may be replaced. The failure is counted unless `free`.
 
         Args:
             free: Whether the restart does not count, because the process was only warming up.
@@ -35,7 +38,9 @@ class Restarts:
         return "" if free else self.count_failure(down.worker, down.detail, now)
 
     def count_failure(self, worker: str, why: str, now: float) -> str:
-        """Count a failure of a worker; return why the node must leave, or "" if it may start another process."""
+        """Count a failure of a worker; return why the node must leave if there were too many within the budget's
+        window, or "".
+        """
         tries = self._budget.count_try(now, index_of(worker))
         if tries > self._most:
             return f"its workers have failed {tries} times in {self._budget.window_s:.0f} s: {why}"

@@ -55,7 +55,8 @@ KEEPING = frozenset({Phase.ENTERING, Phase.COMPUTE, Phase.REDUCING})
 def next_entering_task(
     worker: str, plan: GenerationPlan, decision: Decision | None, copy: StateCopy, *, placed: bool
 ) -> Entering:
-    """Return the next task of a worker that enters the generation of `plan`.
+    """Return the next task of a worker that enters the generation of `plan`: apply the retained gradients, load, move
+    the experts, receive the state, or else enter.
 
     Args:
         decision: The decision with which the generation began, or None after a swap.

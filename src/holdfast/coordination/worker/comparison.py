@@ -52,7 +52,9 @@ class ReplicaComparison:
         self._describe = describe
 
     def reported_fingerprint(self, step: int) -> Fingerprint | None:
-        """Return the fingerprint of the attempt at a step, or None if no attempt reached the reduction."""
+        """Return the fingerprint of the attempt at a step, with this worker's settings in words, or None if no attempt
+        at this step reached the reduction.
+        """
         if self.fingerprint is None or self.fingerprint.step != step:
             return None
         return replace(self.fingerprint, shown=self._describe())

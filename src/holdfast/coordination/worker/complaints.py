@@ -28,7 +28,10 @@ class Complaints:
         self._checked_generations.clear()
 
     def start_check(self, generation: int) -> bool:
-        """Record that a wait in `generation` timed out; return whether to check which members are unreachable."""
+        """Record that a wait in `generation` timed out; return whether to check which members are unreachable.
+
+        False for a generation that is neither current nor pending.
+        """
         if not self._generations.is_current_or_pending(generation):
             return False
         self._checked_generations.add(generation)
@@ -43,9 +46,9 @@ class Complaints:
         unreachable: Sequence[str],
         transfer_peers: Sequence[str] = (),
     ) -> tuple[Complaint | None, bool]:
-        """Return the complaint about a failure, and whether a check of reachability preceded it.
+        """Return the complaint about a failure, and whether a check of reachability preceded it, which then ends.
 
-        The complaint is None if the worker has already left `generation`.
+        The complaint is None if the worker has left `generation` and no check was running.
         """
         looked = generation in self._checked_generations
         self._checked_generations.discard(generation)

@@ -69,7 +69,10 @@ class StateCopy:
         return last is not None and last.step == self._step_or_kind and last.commit.failed
 
     def set_step(self, step: int, passed: Iterable[PassedStep] = ()) -> None:
-        """Record that the complete state of `step` is here; `passed` lists the unknown steps up to it."""
+        """Record that the complete state of `step` is here; `passed` lists the unknown steps up to it.
+
+        They extend the history, of which the oldest are dropped above `MAX_PASSED`. Reduced gradients are forgotten.
+        """
         for one in passed:
             self.history.append(one)
             self._weight += step_weight(one.commit)
@@ -87,20 +90,27 @@ class StateCopy:
         self.set_step(step, [] if v is None else [PassedStep(step=step, commit=v)])
 
     def mark_void(self) -> None:
-        """Mark the state as void, because it is overwritten or will be."""
+        """Mark the state as void, because it is overwritten or will be.
+
+        The history and reduced gradients are forgotten.
+        """
         self._step_or_kind, self.passed = Stateless.VOID, None
         self.reduced, self.keeps = None, False
         self.history.clear()
         self._weight = 0
 
     def is_forward_due(self, decision: Decision | None) -> bool:
-        """Return whether the decision applies the next local step."""
+        """Return whether the decision is to apply the retained gradients of the step after the local state."""
         if decision is None or decision.kind is not DecisionKind.FORWARD or self.lacking:
             return False
         return self.applied == decision.applied - 1
 
     def apply_decision(self, decision: Decision, *, receives: bool, apart: bool) -> None:
-        """Change the local state as a decision requires.
+        """Change the record of the local state as a decision requires.
+
+        A rollback makes it void. If a member sends the state, the own one is void or kept until then. Else START makes
+        a fresh state that of the job's first step, FORWARD records the next step as passed, and REDO forgets its
+        reduced gradients.
 
         Args:
             receives: Whether the plan names a member that sends the state to this worker.

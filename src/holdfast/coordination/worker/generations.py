@@ -63,7 +63,11 @@ class KnownGenerations:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in its generation."""
+        """This worker's rank in its generation.
+
+        Raises:
+            InvalidTransitionError: It is in no generation.
+        """
         rank = self.plan.rank(self._worker) if self.plan else None
         if rank is None:
             raise InvalidTransitionError(f"{self._worker}: there is no rank in generation {self.number}")
@@ -123,7 +127,9 @@ class KnownGenerations:
         self.term, self.plan, self.decision, self.stop = order.plan.term, order.plan, order.decision, None
 
     def freeze(self, order: Stop) -> bool:
-        """Handle a Stop; return False if it is of an old generation or repeated."""
+        """Record a Stop, so that this worker crosses no further boundary; return False if it is of an old term or
+        generation, or repeated.
+        """
         repeated = self.stop is not None and (order.term, order.generation) <= (self.stop.term, self.stop.generation)
         if order.term < self.term or order.generation < max(self.number, self._left_generation) or repeated:
             return False
@@ -131,7 +137,11 @@ class KnownGenerations:
         return True
 
     def become_standby(self, order: BecomeStandby) -> bool:
-        """Leave the stopped generation and become a standby; return False if the order is stale."""
+        """Leave the stopped generation and become a standby.
+
+        Return False and change nothing if the order is of an old term or generation, or the current generation is not
+        stopped.
+        """
         if order.term < self.term or (self.plan is not None and not self.frozen) or order.generation < self._newest:
             return False
         self.term, self._left_generation = order.term, order.generation
@@ -151,7 +161,10 @@ class KnownGenerations:
                 return self.on_void(order)
 
     def on_prepare(self, order: Prepare) -> list[WorkerInstruction]:
-        """Handle Prepare: build the pending group next to the one in use."""
+        """Build the pending group of a plan next to the one in use, instead of an older pending one.
+
+        Ignored if the order is old, this worker is frozen, or it is no member.
+        """
         plan = order.plan
         known = self.pending.plan.generation if self.pending else 0
         stale = plan.generation <= max(self._newest, known)
@@ -162,7 +175,11 @@ class KnownGenerations:
         return [*out, Build(plan, pending=True)]
 
     def on_arm(self, order: Arm) -> list[WorkerInstruction]:
-        """Handle Arm: raise the swap flag from the next commit operation on."""
+        """Raise the swap flag from the next commit operation on.
+
+        Ignored if the order is of an old term or of another generation than the pending one. Always returns an empty
+        list.
+        """
         pending = self.pending_of(order.generation)
         if order.term >= self.term and pending is not None:
             pending.armed, pending.disarms = True, 0
@@ -190,7 +207,7 @@ class KnownGenerations:
         return [SendToCoordinator(disarmed)]
 
     def on_void(self, order: Void) -> list[WorkerInstruction]:
-        """Handle Void: forget the pending group."""
+        """Forget the pending group and drop it. Ignored if the order is of an old term or of another generation."""
         if order.term < self.term or self.pending_of(order.generation) is None:
             return []
         return self.leave_pending()
@@ -207,7 +224,11 @@ class KnownGenerations:
         return Flag.SWAP in commit.flags and self.pending is not None and not self.frozen
 
     def swap(self) -> None:
-        """Make the pending generation the current one."""
+        """Make the pending generation the current one. It has no decision.
+
+        Raises:
+            InvalidTransitionError: There is no pending generation.
+        """
         if self.pending is None:
             raise InvalidTransitionError(f"{self._worker}: swap in generation {self.number} without a pending one")
         self.plan, self.pending, self.decision = self.pending.plan, None, None

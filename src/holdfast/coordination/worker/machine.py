@@ -121,7 +121,11 @@ class WorkerMachine(StateAdoption):
 
     @property
     def task(self) -> Task:
-        """The next task of the training thread. Read it again after every change."""
+        """The next task of the training thread: enter a generation, compute, finish, stash the state, warm up, wait, or
+        end.
+
+        Read it again after every change.
+        """
         if self.done:
             return tasks.Done()
         if self.frozen or self.plan is None:
@@ -140,7 +144,9 @@ class WorkerMachine(StateAdoption):
 
     @property
     def share(self) -> tuple[int, ...]:
-        """This worker's micro-batches of the step in progress."""
+        """This worker's micro-batches of the step in progress: those that the coordinator assigned, or its default
+        share.
+        """
         if self._share.assigned is not None:
             return self._share.assigned
         return self.generations.default_share(self.samples.micro_batches)
@@ -156,7 +162,14 @@ class WorkerMachine(StateAdoption):
         return self._ORDERS[type(order)](self, order)
 
     def _on_begin(self, order: Begin) -> list[WorkerInstruction]:
-        """Handle Begin: enter a new generation."""
+        """Enter a new generation: apply the decision to the local state, take the assigned micro-batches, and build the
+        group of the plan.
+
+        Ignored if it is old or excludes this worker.
+
+        Raises:
+            InvalidTransitionError: A report is due first, or the decision does not match the local state.
+        """
         if not self.generations.is_next(order):
             return []
         if self.phase in UNREPORTED:
@@ -179,7 +192,10 @@ class WorkerMachine(StateAdoption):
         return [*out, Build(plan, pending=False)]
 
     def _on_stop(self, order: Stop) -> list[WorkerInstruction]:
-        """Handle Stop: freeze, and report at once, or when the commit operation or apply in progress has ended."""
+        """Freeze and interrupt the training thread.
+
+        Report at once, or when the commit operation or apply in progress has ended. A stale Stop is ignored.
+        """
         if not self.generations.freeze(order):
             return []
         return [Halt(), *self._report_if_due()]
@@ -190,7 +206,11 @@ class WorkerMachine(StateAdoption):
         return [] if self.phase is Phase.FINISHED else [Halt()]
 
     def _on_stand_by(self, order: BecomeStandby) -> list[WorkerInstruction]:
-        """Handle BecomeStandby: give up the rank. The local state is of no use to other workers."""
+        """Give up the rank and become a standby: the local state and the experts become void, the pending group is
+        dropped.
+
+        Ignored if the order is stale, a report is due first, or the script has ended.
+        """
         if self.phase in UNREPORTED or self._keeps_state_only or not self.generations.become_standby(order):
             return []
         self._copy.mark_void()
@@ -211,7 +231,10 @@ class WorkerMachine(StateAdoption):
     # ---- boundaries, called by the training thread ----
 
     def on_group_ready(self, generation: int) -> list[WorkerInstruction]:
-        """Record that the pending group is ready."""
+        """Record that the pending group is ready, and tell the coordinator.
+
+        Ignored if frozen or if another generation is pending.
+        """
         pending = self.generations.pending_of(generation)
         if pending is None or self.frozen:
             return []
@@ -223,6 +246,7 @@ class WorkerMachine(StateAdoption):
 
         Raises:
             JobFailedError: The initial experts are needed, and are no longer here.
+            InvalidTransitionError: There are no experts, the plan does not place any, or they do not match it.
         """
         if not self._cross_boundary("begin_move"):
             return None
@@ -237,7 +261,9 @@ class WorkerMachine(StateAdoption):
             raise self._transition_error(f"begin_move ({error})") from error
 
     def end_move(self, generation: int) -> bool:
-        """Record that the experts have arrived; return False if they came too late and do not count."""
+        """Record that the experts have been moved, or that transfers which overlap the step were started; return False
+        if that came too late and does not count.
+        """
         if not self._is_entering(generation) or self.holding is None:
             return False
         self._change_phase("end_move")
@@ -247,7 +273,9 @@ class WorkerMachine(StateAdoption):
         return True
 
     def finish_load(self, generation: int, step: int) -> bool:
-        """Record that the checkpoint of `step` is loaded; return False if that came too late."""
+        """Record that the checkpoint or snapshot of `step` is loaded, with its experts; return False if that came too
+        late.
+        """
         if self.plan is None or not self._is_entering(generation):
             return False
         self._change_phase("finish_load")
@@ -258,7 +286,10 @@ class WorkerMachine(StateAdoption):
         return True
 
     def finish_entering(self, *, received_bytes: int = 0, transfer_s: float = 0.0) -> list[WorkerInstruction]:
-        """Record that the group is ready and the decision is executed. It is reported once all experts are here."""
+        """Record that the group is ready and the decision is executed.
+
+        Return the messages that report it, or an empty list if frozen or while experts are still being received.
+        """
         if not self._cross_boundary("finish_entering") or (self.holding is not None and not self.holding.is_complete):
             return []
         return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
@@ -278,7 +309,10 @@ class WorkerMachine(StateAdoption):
         return True
 
     def begin_reduction(self) -> bool:
-        """Go from COMPUTE to REDUCING; return False if frozen."""
+        """Go from COMPUTE to REDUCING; return False if frozen.
+
+        Raises `InvalidTransitionError` if a proposal is open to the group.
+        """
         if self._share.proposed is not None:
             raise self._transition_error(f"begin_reduction: {self._share.proposed} is open")
         return self._cross_boundary("begin_reduction")
@@ -306,17 +340,22 @@ class WorkerMachine(StateAdoption):
         self._comparison.set_fingerprint(fingerprint, describe)
 
     def finish_background_transfer(self, *, received_bytes: int, transfer_s: float) -> list[WorkerInstruction]:
-        """Record that all transfers that overlap the step are complete. Does nothing if frozen."""
+        """Record that the experts whose transfers overlap the step have arrived, and report that the generation is
+        entered.
+
+        Empty without experts or if frozen.
+        """
         if self.holding is None or not self._cross_boundary("finish_background_transfer"):
             return []
         self.holding.on_received()
         return entered_messages(self.worker, self.generation, self._copy, received_bytes, transfer_s)
 
     def finish_reduction(self, v: Commit) -> list[WorkerInstruction]:
-        """Go from REDUCING to READY: all local reductions have returned, and with them v without its flags.
+        """Go from REDUCING to READY: all local reductions have returned, and with them the step result `v` without its
+        flags.
 
-        The phase becomes REFUSED if v does not contain every micro-batch of the step once, or if workers of one role
-        differ in settings or state. All workers have the same v, so none votes. Does nothing if frozen.
+        The phase becomes REFUSED, with a message to the coordinator, if the result does not contain every micro-batch
+        of the step once, or if workers of one role differ in settings or state. Does nothing if frozen.
         """
         if self.frozen:
             return []
@@ -347,7 +386,10 @@ class WorkerMachine(StateAdoption):
         return self._cross_boundary("begin_vote")
 
     def pass_vote(self, commit: Commit) -> list[WorkerInstruction]:
-        """Go from VOTED to PASSED: the commit operation returned v with its flags."""
+        """Go from VOTED to PASSED: the commit operation has returned the step result with its flags.
+
+        Return the report if a Stop waits for it.
+        """
         self._change_phase("pass_vote")
         self._copy.passed = PassedStep(step=self.step, commit=commit)
         return self._report_if_due()
@@ -364,11 +406,14 @@ class WorkerMachine(StateAdoption):
     def finish_apply(
         self, state_hash: str = "", paused_s: float = 0.0, *, last_step: int = 0
     ) -> list[WorkerInstruction]:
-        """Record that the local state is that of the step.
+        """Record that the local state is that of the step, and return the messages that report it.
 
-        A swap that has passed takes effect, unless a Stop came first.
+        A swap that has passed takes effect, unless a Stop came first. Granted wishes are dropped, and the share ends
+        with the step.
 
         Args:
+            state_hash: The hash of the state, or "" if it was not computed.
+            paused_s: How long training paused for this step, in seconds.
             last_step: The step at which the script's loop ends, or 0 if unknown.
         """
         world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
@@ -416,9 +461,10 @@ class WorkerMachine(StateAdoption):
         unreachable: Sequence[str] = (),
         transfer_peers: Sequence[str] = (),
     ) -> list[WorkerInstruction]:
-        """Report that a collective or a build of `generation` failed.
+        """Report that a collective or a build of `generation` failed; the worker then waits for the coordinator's
+        decision.
 
-        The worker then waits for the coordinator's decision.
+        Empty if it has left that generation. A report that waited for the check of reachability follows.
 
         Args:
             timed_out: Whether a wait for it timed out.
@@ -432,7 +478,10 @@ class WorkerMachine(StateAdoption):
         return [*instructions, *(self._report_if_due() if looked else ())]
 
     def finish(self) -> list[WorkerInstruction]:
-        """Report the end: the training loop asks for no further step, or the generation is the last."""
+        """Report the end: the training loop asks for no further step, or the generation is the last.
+
+        Return an empty list if frozen.
+        """
         stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
         finished = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
         return [SendToCoordinator(finished)] if self._cross_boundary("finish") else []
@@ -460,27 +509,36 @@ class WorkerMachine(StateAdoption):
         return not self.frozen and self.generation == generation and self.phase is Phase.ENTERING
 
     def _enter_pending(self) -> None:
-        """Make the pending generation the current one."""
+        """Make the pending generation the current one and start to enter it."""
         self.generations.swap()
         self._comparison.enter_generation(self.step)
         self.phase = Phase.ENTERING
 
     def _cross_boundary(self, boundary: str) -> bool:
-        """Cross a boundary; return False if frozen."""
+        """Change to the phase to which this boundary leads; return False and change nothing if frozen.
+
+        Raises `InvalidTransitionError` if the boundary is not allowed in this phase.
+        """
         if self.frozen:
             return False
         self._change_phase(boundary)
         return True
 
     def _change_phase(self, boundary: str) -> None:
-        """Change to the phase to which this boundary leads, frozen or not."""
+        """Change to the phase to which this boundary leads, frozen or not.
+
+        Raises `InvalidTransitionError` if the boundary is not allowed in this phase.
+        """
         following = NEXT_PHASE.get((self._position, boundary))
         if following is None:
             raise self._transition_error(boundary)
         self.phase = following
 
     def _report_if_due(self) -> list[WorkerInstruction]:
-        """Return the report that a Stop requires, if there is a Stop and nothing is in progress."""
+        """Return the report that a Stop requires, after the steps that came with the state.
+
+        Empty without a Stop, or while a commit operation, an apply or a check of reachability is in progress.
+        """
         stop = self.generations.stop
         if stop is None or self._complaints.is_checking or self.phase in UNREPORTED:
             return []
@@ -497,6 +555,7 @@ class WorkerMachine(StateAdoption):
         return [*known_steps_messages(self.worker, self._copy), SendToCoordinator(report)]
 
     def _transition_error(self, name: str) -> InvalidTransitionError:
+        """Return the exception for a boundary that is not allowed, with the worker's present state in its text."""
         place = f"generation {self.generation}, phase {self.phase}"
         story = f"{place}, applied {self.applied}, passed {self.passed}, stop {self.generations.stop}"
         return InvalidTransitionError(f"{self.worker}: the boundary {name} is not allowed in {story}")

@@ -8,11 +8,10 @@ from holdfast.protocol.commit import Commit, Wish
 
 
 def is_save_due(wishes: Collection[Wish], *, due: bool) -> bool:
-    """Return whether all workers save after a step with these wishes in its result.
+    """Return whether all workers save after a step with these wishes in its result: always if a script requests it;
+    else if a checkpoint is due or one asks to save if free, and none is still saving.
 
-    The answer is the same on every worker, so a checkpoint either has the parts of all workers or is not written. A
-    worker with slow storage makes saves less frequent, but never leaves a checkpoint without its part. An explicit
-    request to save does not wait.
+    The answer is the same on every worker, so a checkpoint either has the parts of all workers or is not written.
 
     Args:
         due: Whether a checkpoint is due by the number of the step.

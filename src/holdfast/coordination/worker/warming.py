@@ -44,7 +44,8 @@ class Warming:
         return []
 
     def start(self) -> bool:
-        """Mark this worker's state as void before the first shadow step; return False if warm-up is no longer due.
+        """Mark this worker's state and experts as void before the first shadow step; return False if warm-up is no
+        longer due.
 
         No job starts from a void state, and no report counts it.
         """

@@ -71,7 +71,11 @@ class ReplicaGroups:
         self._since: dict[int, float | None] = {}
 
     def on_group_message(self, word: UnitWord, now: float) -> list[AgentInstruction]:
-        """Handle a message of a worker to its replica group."""
+        """Handle a worker's request to join a replica group, or keys that it posts to its group.
+
+        A request with several layouts waits until a coordinator has told which is current; it is refused if one of them
+        does not divide the node's workers.
+        """
         if isinstance(word, UnitPost):
             return self._on_post(word)
         if not word.layouts:
@@ -105,7 +109,8 @@ class ReplicaGroups:
     def on_attach(self, worker: str) -> list[AgentInstruction]:
         """Record that a worker attaches.
 
-        If it has not joined before, it uses no layout, and then no other worker may use one.
+        If it has not joined before, it uses no layout; workers that wait for a group are then refused, because all must
+        use the same.
         """
         index = index_of(worker)
         if index in self._requests:
@@ -116,14 +121,17 @@ class ReplicaGroups:
         )
 
     def group_mates(self, worker: str) -> tuple[int, ...]:
-        """Return the indices of the other workers in a worker's replica group."""
+        """Return the indices on the node of the other workers in a worker's replica group. Empty if it is in none."""
         unit = self._formed.get(index := index_of(worker))
         if unit is None or worker not in unit.workers:
             return ()
         return tuple(index_of(other) for other in unit.workers if index_of(other) != index)
 
     def dissolve_group(self, index: int) -> None:
-        """Dissolve the replica group of an index, because another process fills it."""
+        """Forget the request of an index and the group to which it belongs, because another process fills it.
+
+        The waits of other groups start again.
+        """
         self._requests.pop(index, None)
         self._early.pop(index, None)
         unit = self._formed.get(index)
@@ -132,7 +140,14 @@ class ReplicaGroups:
         self._restart_waits()
 
     def end_late_workers(self, now: float, workers: Sequence[str]) -> list[AgentInstruction]:
-        """End workers that have not joined their replica group in time, while others wait for them."""
+        """Return instructions to kill workers that have not joined their replica group within `join_timeout_s` after
+        the first of it.
+
+        Then the wait starts again.
+
+        Args:
+            workers: The present workers by index; "" if there is none.
+        """
         out: list[AgentInstruction] = []
         for first, since in list(self._since.items()):
             if since is not None and now - since <= self.join_timeout_s:
@@ -154,6 +169,12 @@ class ReplicaGroups:
     # ---- inside ----
 
     def _on_join(self, word: _JoinRequest, now: float) -> list[AgentInstruction]:
+        """Add a worker to its replica group.
+
+        Answer all that wait for it which local ranks are missing, or that the group is formed. Refuse a second request,
+        a layout that does not divide the node's workers, and one that differs from the others' (then all waiting
+        workers are refused).
+        """
         index = index_of(word.worker)
         if index in self._requests:
             return [SendToWorkers((word.worker,), UnitRefused(why=CALLED_TWICE))]
@@ -182,6 +203,10 @@ class ReplicaGroups:
         return [SendToWorkers(here, UnitFormed(unit=unit.name, workers=here, layout=layout))]
 
     def _on_post(self, post: UnitPost) -> list[AgentInstruction]:
+        """Pass the keys that a worker posts on to the others of its group.
+
+        Kill a worker that posts invalid or too many keys. Ignore posts to a group that is not its own.
+        """
         unit = self._formed.get(index_of(post.worker))
         if unit is None or unit.name != post.unit or post.worker not in unit.workers:
             return []
@@ -197,7 +222,10 @@ class ReplicaGroups:
         return [SendToWorkers(others, UnitPosted(unit=unit.name, keys=post.keys))]
 
     def _refuse_waiting(self, why: str) -> list[AgentInstruction]:
-        """Refuse all waiting workers: if they disagree, nothing shows which one is right."""
+        """Refuse all waiting workers and forget their requests: if they disagree, nothing shows which one is right.
+
+        Empty if `why` is empty or none waits.
+        """
         waiting = tuple(self._requests[index].worker for index in sorted(self._requests) if self._is_waiting(index))
         if not why or not waiting:
             return []

@@ -11,7 +11,9 @@ CALLED_TWICE = "holdfast.init() was called twice: a process belongs to one repli
 
 
 def describe_misfit(layout: Layout, workers: int) -> str:
-    """Return why a node with this many workers cannot be divided into replica groups, or "" if it can."""
+    """Return why a node with this many workers cannot be divided into replica groups of this layout, and what to do, or
+    "" if it can.
+    """
     places = layout.places
     if workers % places == 0:
         return ""
@@ -24,7 +26,11 @@ def describe_misfit(layout: Layout, workers: int) -> str:
 
 
 def describe_difference(index: int, layout: Layout, others: Mapping[int, Layout]) -> str:
-    """Return which worker of the node requests another layout than this one, or "" if all are equal."""
+    """Return the message that another worker of the node requests another layout than this one, or "" if all are equal.
+
+    Args:
+        others: The layouts of the other workers by index on the node. The lowest that differs is named.
+    """
     other = next((known for known in sorted(others) if others[known] != layout), None)
     if other is None:
         return ""

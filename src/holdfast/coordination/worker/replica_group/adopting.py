@@ -35,9 +35,12 @@ class StateAdoption(GroupAgreement):
         self._comparison = ReplicaComparison()
 
     def accept_push(self, generation: int) -> bool:
-        """Return whether to accept the state that a peer offers for `generation`. A pending generation is then entered.
+        """Return whether to accept the state that a peer offers for `generation`. False if frozen, if no state is
+        lacking, or for a generation that is not being entered. A worker without a current generation enters the pending
+        one.
 
-        If this worker `keeps` its own state, the shell must store the received one next to it.
+        If this worker `keeps` its own state, the shell must store the received one next to it; else its state becomes
+        void.
         """
         if self.generations.frozen or not self._copy.lacking:
             return False
@@ -72,9 +75,10 @@ class StateAdoption(GroupAgreement):
         return self._report_if_due()
 
     def finish_receive(self, passed: Sequence[PassedStep], step: int) -> list[WorkerInstruction]:
-        """Record that the state of `step` is here, together with the results of the newest steps up to it.
+        """Record that the state of `step` is here, together with the results of the newest steps up to it; gradients of
+        its own are forgotten.
 
-        The coordinator is told of those results, so it can learn them from any worker that has received the state.
+        Return the report if a Stop waits for it: it passes those results on to the coordinator.
         """
         self._change_phase("finish_receive")
         self._share.summed = []
@@ -85,7 +89,10 @@ class StateAdoption(GroupAgreement):
         return self._report_if_due()
 
     def void_received_state(self) -> list[WorkerInstruction]:
-        """Mark the state as void, because the received state could not replace it."""
+        """Mark the state as void, because the received state could not replace it.
+
+        Return the report if a Stop waits for it.
+        """
         self._change_phase("void_received_state")
         self._copy.mark_void()
         return self._report_if_due()

@@ -36,14 +36,18 @@ class GroupAgreement(ABC):
     def is_proposal_wanted(self, micro_batch: int) -> bool:
         """Return whether to keep waiting for the group.
 
-        Once False, it stays False: withdraw unless the group has agreed.
+        False if this micro-batch is not proposed, a new share excludes it, or the job is done; it then stays False:
+        withdraw unless the group has agreed.
         """
         proposed = self._share.proposed
         there = proposed is not None and proposed.number == micro_batch
         return there and not (self._share.unwanted or self.done)
 
     def withdraw_proposal(self, micro_batch: int) -> None:
-        """Record that the proposal was withdrawn before all had proposed it, so that no local rank computes it."""
+        """Record that the proposal was withdrawn before all had proposed it, so that no local rank computes it.
+
+        Raises `InvalidTransitionError` while it is still wanted.
+        """
         if self.is_proposal_wanted(micro_batch):
             raise self._transition_error(f"withdraw_proposal (micro-batch {micro_batch} is promised to the unit)")
         self._close_proposal(micro_batch, agreed=False)
@@ -51,19 +55,26 @@ class GroupAgreement(ABC):
     # ---- inside ----
 
     def _close_proposal(self, micro_batch: int, *, agreed: bool) -> None:
+        """Close the proposal of a micro-batch. Raises `InvalidTransitionError` if it is not the open one."""
         try:
             self._share.close_proposal(micro_batch, agreed=agreed)
         except ValueError as error:
             raise self._transition_error(f"{'accept_proposal' if agreed else 'withdraw_proposal'} ({error})") from error
 
     def _propose(self, proposal: Proposal) -> None:
+        """Open a proposal to the replica group. Raises `InvalidTransitionError` if another one is open."""
         try:
             self._share.propose(proposal)
         except ValueError as error:
             raise self._transition_error(f"begin_micro_batch ({error})") from error
 
     def _assign_share(self, order: Begin, unit: int, *, same_step: bool, keeps: bool) -> None:
-        """Assign the share of a Begin; for the arguments see `Share.change`."""
+        """Assign the micro-batches that a Begin gives to replica group `unit`, and drop gradients that do not belong to
+        them.
+
+        `same_step`, `keeps`: see `Share.assign`; a group of several local ranks keeps what the order names. Raises
+        `InvalidTransitionError` if a kept micro-batch is not summed here.
+        """
         share = order.assignment[unit] if order.assignment else None
         if order.plan.places == 1:
             self._share.assign(share, same_step=same_step, keeps=keeps)

@@ -54,7 +54,10 @@ class Share:
         self.assigned = assigned
 
     def assign_in_group(self, assigned: tuple[int, ...] | None, kept: tuple[int, ...]) -> None:
-        """Assign micro-batches to a local rank; `kept` lists the sums that all local ranks of its group keep.
+        """Assign micro-batches to a local rank; `kept` lists the sums that all local ranks of its group keep, others
+        are dropped.
+
+        An open proposal that is not kept becomes unwanted.
 
         Raises:
             ValueError: A kept micro-batch is not summed here.
@@ -82,6 +85,8 @@ class Share:
 
     def close_proposal(self, micro_batch: int, *, agreed: bool) -> None:
         """Close a proposal that the replica group has accepted, or that was withdrawn.
+
+        A withdrawn one no longer counts as summed, unless a new share has already dropped it.
 
         Raises:
             ValueError: This micro-batch was not proposed.
