@@ -35,7 +35,13 @@ class SessionExperts:
         self._clock = clock
 
     def move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
-        """Move the experts that this worker will host to it. Return False if the generation is over, or has to end.
+        """Bind the experts to a generation's groups, and move those that this worker will host to it.
+
+        If the plan moves them during a step, only the placement is prepared here. The bytes and seconds are added to
+        `resources`. An interrupted or corrupt transfer is reported as a failure.
+
+        Returns:
+            False if the generation is over, or has to end because the move failed.
 
         Raises:
             JobFailedError: the initial experts are needed, and no longer exist.
@@ -63,7 +69,14 @@ class SessionExperts:
             return machine.end_move(resources.generation)
 
     def await_arrivals(self, generation: int) -> bool:
-        """Wait for experts that arrive in the background of the step. Return False if the generation is over."""
+        """Wait for experts that arrive in the background of the step, take them over, and tell the machine.
+
+        Experts that are refused are reported as a failure.
+
+        Returns:
+            True, at once, if this worker receives none. False if the generation is over, or ends because of the
+            failure.
+        """
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
             parcels = resources.parcels if resources is not None else None
@@ -89,7 +102,10 @@ class SessionExperts:
         return True
 
     def verify_copies(self, groups: Groups, generation: int) -> bool:
-        """Compare all copies of experts, on all ranks. Return False if the comparison was interrupted.
+        """Compare all copies of experts, on all ranks. An interruption is reported, and the groups are retired.
+
+        Returns:
+            False if the comparison was interrupted.
 
         Raises:
             ReplicasDifferError: copies differ; raised on all ranks.
@@ -103,16 +119,17 @@ class SessionExperts:
         return True
 
     def rows_to_save(self) -> ExpertRows:
-        """Return the experts that this worker saves.
+        """Return the experts that this worker saves: descriptions of all layers, and the live rows by name.
 
         Each expert is saved by one of its hosts; all ranks choose the same host.
         """
         return ExpertRows(specs=self._experts.describe_layers(), rows=self._experts.rows_to_save())
 
     def send_loads(self, *, step: int, generation: int) -> None:
-        """Send the coordinator, every few steps, how many tokens each expert got. Only rank 0 calls it.
+        """Send the coordinator, every few steps, how many tokens each expert got, its size and its time per token.
 
-        All ranks know the same loads, and each report is complete, so the next rank 0 can continue.
+        Only rank 0 calls it. All ranks know the same loads, and each report is complete, so the next rank 0 can
+        continue. Nothing is sent for models with more than `MAX_LOADS` experts in total.
         """
         loads = self._experts.loads
         if step % self._experts.report_every or loads.size > MAX_LOADS:
@@ -128,7 +145,10 @@ class SessionExperts:
         self._shared.send(report)
 
     def _on_exchange_failed(self, resources: Resources, error: Exception) -> None:
-        """Handle an exchange of tokens that was interrupted in the script's forward or backward pass."""
+        """Handle an exchange of tokens that was interrupted in the script's forward or backward pass.
+
+        Retires the groups. A lost peer is reported; a Stop needs no report.
+        """
         if resources.groups is not None:
             resources.groups.retire()
         if isinstance(error, PeerLostError):

@@ -46,7 +46,11 @@ class Groups:
     domain: Communicator
 
     def retire(self, *, sever: bool = True) -> None:
-        """Retire all of them, see `Communicator.retire`."""
+        """Retire all of them, see `Communicator.retire`; one group with both uses is retired once.
+
+        Args:
+            sever: whether to break the connections to the peers.
+        """
         for group in dict.fromkeys((self.world, self.domain)):
             group.retire(sever=sever)
 
@@ -86,7 +90,11 @@ class Resources:
             self.parcels.abort()
 
     def retire(self) -> None:
-        """Retire the groups. Called by the thread that used them, or if no thread did."""
+        """Retire the groups, interrupt all waits, and release received tensors. The generation is over for this worker.
+
+        Connections to peers are broken only if the generation was halted before. Called by the thread that used the
+        groups, or if no thread did.
+        """
         self.dropped = True
         halted = self.halt.is_set()
         if self.groups is not None:
@@ -112,7 +120,10 @@ class Generations:
         self._closed_up_to = 0
 
     def of(self, generation: int) -> Resources | None:
-        """Return the resources of a generation, created on demand; None if the generation is over."""
+        """Return the resources of a generation, created on demand; None if the generation is over.
+
+        If there are too many, the oldest one without a plan is dropped.
+        """
         if generation <= self._closed_up_to:
             return None
         resources = self._generations.get(generation)
@@ -128,20 +139,20 @@ class Generations:
         return [self._generations[generation] for generation in sorted(self._generations)]
 
     def interrupt(self, generation: int) -> None:
-        """Interrupt all waits in the generations up to this one."""
+        """Interrupt all waits in the generations up to this one. They stay known, and nothing is released."""
         for resources in self.all():
             if resources.generation <= generation:
                 resources.interrupt()
 
     def drop(self, generation: int) -> None:
-        """Close a generation that no thread uses."""
+        """Interrupt and retire a generation that no thread uses. Ignored if it is not known."""
         resources = self._generations.pop(generation, None)
         if resources is not None:
             resources.interrupt()
             resources.retire()
 
     def retire_before(self, generation: int) -> None:
-        """Close all older generations. Called by the training thread."""
+        """Retire all older generations, and refuse them from now on. Called by the training thread."""
         self._closed_up_to = max(self._closed_up_to, generation - 1)
         for resources in self.all():
             if resources.generation < generation:
@@ -153,6 +164,7 @@ class Generations:
         self.retire_before(1 << 62)
 
     def _drop_oldest_planless(self) -> None:
+        """Drop the oldest generation without a plan, if more than `MAX_GENERATIONS` are known."""
         planless = [resources for resources in self.all() if resources.plan is None]
         if len(self._generations) > MAX_GENERATIONS and planless:
             self.drop(planless[0].generation)
@@ -183,13 +195,14 @@ class SharedContext:
     )
 
     def is_over(self, generation: int) -> bool:
-        """Return whether a generation is over for this worker. The caller holds the lock."""
+        """Return whether a Stop froze this worker, or it is in another generation. The caller holds the lock."""
         return self.machine.frozen or self.machine.generation != generation
 
     def report_failure(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
-        """Report a failure in a generation. After a time-out, also report which members are unreachable.
+        """Report a failure in a generation. After a time-out, also probe and report which members are unreachable.
 
         Args:
+            error: why; its text is also logged.
             transfer_peers: members at the other end of a state transfer that failed.
         """
         logger.info("generation %d: %s", generation, error)
@@ -204,12 +217,18 @@ class SharedContext:
             self.report_failure(generation, error)
 
     def report_unreachable_members(self, generation: int) -> None:
-        """Report unreachable members, because all members of a generation wait for each other."""
+        """Try to connect to all members of a generation in which all wait, and report the unreachable ones."""
         self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
 
     def _send_complaint(
         self, generation: int, detail: str, *, timed_out: bool, look: bool, transfer_peers: Sequence[str] = ()
     ) -> None:
+        """Report a failure to the coordinator, unless it is of a generation that is over.
+
+        Args:
+            look: whether to probe which members are unreachable. Then the report waits
+                up to `CONNECT_S` for a Stop, because a member that is cut off notices it later than the others.
+        """
         with self.changed:
             looking = look and self.machine.on_wait_timeout(generation)
             plan = self.machine.generations.plan_of(generation) if looking else None
@@ -235,7 +254,10 @@ class SharedContext:
     def agree(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
         """Wait until all ranks of the replica group are ready to compute something. Return False if none of them will.
 
+        True, at once, if this worker has no replica group.
+
         Args:
+            proposal: the work.
             wanted: whether this rank still is; called repeatedly, under the lock.
         """
         if self.proposals is None:
@@ -254,12 +276,18 @@ class SharedContext:
             self.changed.notify_all()
 
     def wait_for(self, generation: int, ready: Callable[[], T | None]) -> T | None:
-        """Wait for a result of `ready` and return it, or None if the generation is over."""
+        """Wait until `ready` returns something true, and return it; None if the generation is over.
+
+        `ready` is called under the lock, after each notification. If it always returns None, this waits for the Stop.
+        """
         with self.changed:
             self.changed.wait_for(lambda: self.is_over(generation) or ready())
             return None if self.is_over(generation) else ready()
 
     def cross(self, generation: int, boundary: Callable[[WorkerMachine], bool]) -> bool:
-        """Cross a boundary of the machine. Return False if the generation is over or the machine is frozen."""
+        """Call a method of the machine that crosses a boundary, under the lock, and return its result.
+
+        False, without a call, if the generation is over. The method itself returns False if the machine is frozen.
+        """
         with self.changed:
             return not self.is_over(generation) and boundary(self.machine)

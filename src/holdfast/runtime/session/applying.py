@@ -65,7 +65,13 @@ class StepApplier:
         self._evaluator = evaluator
 
     def apply_step(self, generation: int, step: int, commit: Commit) -> bool:
-        """Apply a passed step. Return False if a Stop came first: then the coordinator decides about the step.
+        """Apply a passed step: change the state, call `after_apply`, report the step, and save if that is due.
+
+        Waits first until nothing reads the state any longer. Before a step that will be skipped, the last good state is
+        saved. In FORWARD, in which only some workers apply a step that others already have, nothing is saved.
+
+        Returns:
+            False, with an unchanged state, if a Stop came first: then the coordinator decides about the step.
 
         Raises:
             Exception: an exception of the optimizer: the state is void, and the process must end. Or an exception of
@@ -109,15 +115,20 @@ class StepApplier:
         return True
 
     def on_state_replaced(self) -> None:
-        """Forget results that belong to the previous state."""
+        """Forget the last applied step and evaluation results, which belong to the previous state."""
         self.last_applied = None
         self._evaluator.on_state_replaced()
 
     def _is_verified_step(self, step: int) -> bool:
+        """Whether a hash of the state is reported after the step, and copies of experts are compared."""
         return self._verify_state > 0 and step % self._verify_state == 0
 
     def _run_after_apply(self, step: int, commit: Commit) -> BaseException | None:
-        """Run the script's part of a step; return its exception. Model and optimizer are complete even then."""
+        """Run the script's `after_apply`, if there is one, and check that it left the schedulers alone.
+
+        Returns:
+            The exception that was raised, for the caller to handle once the step is reported, or None.
+        """
         if self._after_apply is None:
             return None
         self._shared.progress.start_activity(Activity.SCRIPT)
@@ -131,7 +142,9 @@ class StepApplier:
     def _report_and_save(
         self, step: int, plan: GenerationPlan, rank: int, groups: Groups | None, commit: Commit
     ) -> None:
-        """Report expert loads and save, if that is due. All ranks save after the same step, each its part.
+        """Send the expert loads (rank 0), compare copies of experts if that is due, and save if a checkpoint is due.
+
+        All ranks save after the same step, each its part. If the comparison was interrupted, nothing is saved.
 
         Args:
             groups: None in FORWARD: not all ranks take part, each applies the step alone and saves nothing.
@@ -151,7 +164,10 @@ class StepApplier:
             )
 
     def _save_good_state(self, step: int, plan: GenerationPlan) -> None:
-        """Save the state of `step` if it is not saved: the next step will be skipped, and perhaps many more."""
+        """Save the state of `step` before a step that will be skipped, because more skipped steps may follow.
+
+        Does nothing without a checkpoint directory, for step 0, or if that step is saved.
+        """
         share = PartShare.of_member(plan, self._shared.machine.worker)
         if self._saver is None or not step or self._saver.has_saved(step, share):
             return
@@ -159,7 +175,10 @@ class StepApplier:
         self._saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def finish_loop(self) -> None:
-        """Save the last state if it is not saved, and report the end of the loop or job to the machine."""
+        """Save the last state if it is not saved, and report the end of the loop to the machine once it is written.
+
+        If the generation ended meanwhile, nothing is reported: the loop gets its next task.
+        """
         shared, machine = self._shared, self._shared.machine
         generation = self.save_final_state()
         with shared.changed:
@@ -168,6 +187,9 @@ class StepApplier:
 
     def save_after_left_loop(self, unchanged: bool) -> None:
         """Save the state of a script that left its loop early and ended well, if it is not saved.
+
+        Settings that the loop had changed are restored first. A changed state is not saved: the coordinator is told,
+        and rank 0 logs a warning. Does nothing if the state is incomplete, or if there is no checkpoint directory.
 
         Args:
             unchanged: whether the state is as it was when the script left the loop.
@@ -193,7 +215,13 @@ class StepApplier:
             )
 
     def save_final_state(self) -> int:
-        """Save the last state if it is not saved; return its generation."""
+        """Save the last state if it is not saved, and wait until all writes have ended or the generation is over.
+
+        A save of a best state goes first, unless the job was asked to end.
+
+        Returns:
+            The generation in which the state was saved.
+        """
         shared, saver = self._shared, self._saver
         with shared.changed:
             generation = shared.machine.generation
@@ -221,6 +249,13 @@ class StepApplier:
             return plan is not None and plan.last
 
     def _save_last_state(self, saver: CheckpointSaver, generation: int) -> None:
+        """Save the applied step, unless it is saved, the generation is over, or this worker lacks a complete state.
+
+        If the job ends after skipped steps, the checkpoint before them stays the newest.
+
+        Raises:
+            BadInputError: the script changed an `extra` outside of `apply()`.
+        """
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.is_over(generation) or machine.plan is None or not machine.applied or machine.keeps:
@@ -233,7 +268,10 @@ class StepApplier:
             saver.save(self._workload.state, step, share, self._experts.rows_to_save if self._experts else None)
 
     def _await_sent_state(self, generation: int) -> None:
-        """Wait until the state for other members is sent: it must not change before."""
+        """Wait until the other members have all state that this worker sends, or the generation is over.
+
+        The state must not change while it is sent.
+        """
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
         if resources is not None and not resources.has_sent:

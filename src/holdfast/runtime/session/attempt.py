@@ -43,9 +43,10 @@ class Attempt:
         await_experts: AwaitExperts = lambda _: True,
         saver: CheckpointSaver | None = None,
     ) -> None:
-        """Start the step, or continue from the micro-batches that are already summed.
+        """Start the step, or continue from the micro-batches that are already summed, and start to prefetch the others.
 
         Args:
+            compute: the step, this worker's micro-batches of it, and those already summed.
             saver: knows whether this worker's part of an earlier checkpoint is still being written.
         """
         self.step = compute.step
@@ -69,12 +70,16 @@ class Attempt:
 
     @property
     def undone(self) -> bool:
-        """Whether the results of this attempt are obsolete."""
+        """Whether the results of this attempt are obsolete: the generation is over, or a token exchange failed."""
         with self._shared.changed:
             return self._exchange_failed or self._shared.is_over(self._generation)
 
     def micro_batches(self) -> Iterator[int]:
-        """Yield the micro-batches to compute, each as it starts; then take part in the surplus rounds."""
+        """Yield the micro-batches to compute, each as it starts; then serve the experts for ranks that have more.
+
+        Those already summed are left out. Ends early, with `complete` False, if the generation ends or is frozen, or if
+        an exchange of tokens fails.
+        """
         progress = self._shared.progress
         for micro_batch in self._compute.micro_batches:
             if micro_batch in self._compute.summed:
@@ -99,7 +104,11 @@ class Attempt:
         self.complete = self._serve_surplus_rounds()
 
     def _agree_on_micro_batch(self, micro_batch: int) -> bool:
-        """Wait until all ranks of the replica group are ready to compute a micro-batch; False if none of them will."""
+        """Wait until all ranks of the replica group are ready for a micro-batch, and tell the machine the result.
+
+        Returns:
+            True if all will compute it, or if this worker holds the whole model; False if none of them will.
+        """
         shared, machine = self._shared, self._shared.machine
         with shared.changed:
             proposal = machine.proposal
@@ -122,7 +131,11 @@ class Attempt:
             return plan is not None and plan.is_counting(machine.worker)
 
     def _send_flop(self, samples: int) -> None:
-        """Send the count of the round that just ended, if it was counted."""
+        """Stop counting floating-point operations, and send the count, unless none was taken or an exchange failed.
+
+        Args:
+            samples: samples of this worker in the round; 0 if it only served its experts.
+        """
         flop = self._workload.flop.stop_round()
         if flop is None or self._exchange_failed:
             return
@@ -131,7 +144,10 @@ class Attempt:
         self._shared.send(tally)
 
     def _iter_upcoming(self) -> Iterator[tuple[int, int]]:
-        """Yield the steps and micro-batches that this worker will load, as long as the plan stays the same."""
+        """Yield the (step, micro-batch) pairs that this worker will load: the rest of this step, then all later ones.
+
+        Later steps assume that the plan stays the same. They are left out if this worker is not in the plan any longer.
+        """
         compute = self._compute
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
         with self._shared.changed:
@@ -143,17 +159,17 @@ class Attempt:
             yield from ((step, one) for one in usual)
 
     def load(self, micro_batch: int) -> Any:
-        """Fetch a micro-batch, and seed its random generators."""
+        """Fetch a micro-batch, seed the random generators for it, and start to count its operations if asked."""
         batch = self._workload.load_micro_batch(micro_batch)
         self._workload.flop.start_round()
         return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
-        """Add a micro-batch's gradients."""
+        """See `Workload.backward`: add the gradients of a micro-batch to the sums of the step."""
         self._workload.backward(loss, micro_batch)
 
     def skip(self, reason: str, micro_batch: int) -> None:
-        """Leave a micro-batch out."""
+        """Leave a micro-batch out, see `Workload.skip`; its floating-point operations are not counted."""
         self._workload.flop.stop_round()
         self._workload.skip(reason, micro_batch)
 
@@ -162,7 +178,7 @@ class Attempt:
         return self._workload.skipping.find_decision(self.step, micro_batch)
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
-        """Log values of the current micro-batch, or of this rank outside of the loop."""
+        """Log values of the current micro-batch, or of this rank outside of the loop; `reduce`: see `Step.log`."""
         self._workload.logged.log(values, reduce)
 
     def check_extra(self) -> None:
@@ -174,7 +190,10 @@ class Attempt:
         self._workload.state.watch.check_unchanged()
 
     def commit(self) -> bool:
-        """Reduce, agree, and apply. Return False if the coordinator decides about the step.
+        """Reduce the gradients, vote with all workers, and apply the step if it passed.
+
+        Returns:
+            False if the coordinator decides about the step: a Stop came, a peer was lost, or the result was refused.
 
         Raises:
             Exception: an exception of the optimizer or of `after_apply`.
@@ -202,7 +221,11 @@ class Attempt:
         return experts is not None and experts.void is not None
 
     def _serve_surplus_rounds(self) -> bool:
-        """Take part in the rounds of ranks that have more micro-batches. Return False if one was interrupted."""
+        """Compute this worker's experts for ranks that have more micro-batches than this one.
+
+        Returns:
+            True if the model has no experts or all rounds are done; False if the attempt became obsolete meanwhile.
+        """
         experts, share = self._workload.experts, self._compute.micro_batches
         if experts is None:
             return True
@@ -221,7 +244,12 @@ class Attempt:
         return True
 
     def _reduce_and_vote(self, groups: Groups) -> Commit | None:
-        """Return the step result; None if a Stop froze this worker before its vote, or the result was refused.
+        """Compare fingerprints and reduce gradients over the group, wait for arriving experts, and vote.
+
+        Faults that are due, such as a slow link, are injected on the way.
+
+        Returns:
+            The step result; None if a Stop froze this worker before its vote, or the result was refused.
 
         Raises:
             HaltedError, PeerLostError: the reduction or the vote was interrupted.
@@ -246,7 +274,12 @@ class Attempt:
         return self._vote(groups, v)
 
     def _cross_ready(self, v: Commit) -> bool:
-        """Cross READY after all local reductions. Return False if a Stop came first, or the result is refused."""
+        """Pass the reduced result to the machine after all local reductions.
+
+        Returns:
+            False if a Stop came first. Or if the machine refused the result, because a micro-batch is missing or
+            counted twice, or because workers differ in settings or state.
+        """
         machine = self._shared.machine
         with self._shared.changed:
             if self._shared.is_over(self._generation):
@@ -255,7 +288,10 @@ class Attempt:
             return machine.phase is Phase.READY
 
     def _vote(self, groups: Groups, v: Commit) -> Commit | None:
-        """Issue the commit operation. Return the step result with its flags, or None if a Stop came first.
+        """Issue the commit operation with this worker's flags and wishes, and tell the machine how it ended.
+
+        Returns:
+            The step result with the flags of all workers, or None if a Stop came before the vote.
 
         Raises:
             HaltedError, PeerLostError: the operation was interrupted; the machine knows.

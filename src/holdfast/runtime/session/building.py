@@ -34,7 +34,10 @@ class GroupBuilder:
         self._reaper = GroupReaper()
 
     def build(self, plan: GenerationPlan, rank: int, resources: Resources) -> Groups:
-        """Build the groups of a plan, as one of its ranks. Blocks.
+        """Build the groups of a plan, as one of its ranks: one group if all members have one role, else two. Blocks.
+
+        Args:
+            resources: of the plan's generation: the board for the rendezvous, and the event that halts it.
 
         Raises:
             HaltedError, PeerLostError: the generation was halted, or a member did not join.
@@ -63,7 +66,12 @@ class GroupBuilder:
         any_to_any: bool,
         name: str = "",
     ) -> Communicator:
-        """Build the group of some ranks of a plan, in their order."""
+        """Build the group of some ranks of a plan, in their order.
+
+        Args:
+            any_to_any: whether members exchange tokens or experts with every other one.
+            name: prefix of the group's rendezvous keys.
+        """
         return build_communicator(
             self._device,
             resources.board,
@@ -94,7 +102,10 @@ class BackgroundBuilds:
         self._builder = builder
 
     def start(self, plan: GenerationPlan) -> None:
-        """Start to build the groups of a plan. The caller holds the lock."""
+        """Start a thread that builds the groups of a plan. The caller holds the lock.
+
+        Ignored if the generation is over, or this worker is not a member.
+        """
         resources = self._shared.resources.of(plan.generation)
         rank = plan.rank(self._shared.machine.worker)
         if resources is None or rank is None:
@@ -104,6 +115,11 @@ class BackgroundBuilds:
         threading.Thread(target=self._run, args=(plan, rank, resources), name=name, daemon=True).start()
 
     def _run(self, plan: GenerationPlan, rank: int, resources: Resources) -> None:
+        """Build the groups of a plan, wait for shadow steps to end, store the groups, and tell the machine.
+
+        A lost peer is reported as a failure of the generation, and a halt is ignored. Any other error ends the process.
+        Groups of a generation that was dropped meanwhile are retired.
+        """
         try:
             groups = self._builder.build(plan, rank, resources)
         except HaltedError:

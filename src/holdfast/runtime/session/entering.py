@@ -56,7 +56,11 @@ class GenerationEntry:
         self._snapshots = snapshots
 
     def execute(self, task: Leading) -> None:
-        """Execute the next task that is possible. The machine is asked again afterwards."""
+        """Execute one task: apply a step, stash, load or receive the state, move experts, or report the entry.
+
+        Older generations are closed first. All tasks except FORWARD and stashing wait for the generation's groups. If
+        the generation ends meanwhile, the task is left undone; the machine is asked for the next one.
+        """
         generation = task.plan.generation
         with self._shared.changed:
             self._shared.resources.retire_before(generation)
@@ -94,7 +98,11 @@ class GenerationEntry:
                 self._enter(resources)
 
     def _stash_state(self, plan: GenerationPlan) -> None:
-        """Copy the state into this node's memory, before another layout comes into force. The result was reported."""
+        """Copy the state into this node's memory, before another layout comes into force, and tell the machine.
+
+        Without a state, or if the generation is over, nothing is copied, but the machine is told too. The result of the
+        copy is reported to the coordinator by `Snapshots.stash`.
+        """
         if self._snapshots is None:
             raise RuntimeError("the state must be stashed, but this worker has no folder for it")
         self._shared.progress.start_activity(Activity.SAVING)
@@ -110,6 +118,11 @@ class GenerationEntry:
     def _load_state(
         self, resources: Resources, plan: GenerationPlan, source: CheckpointSource | SnapshotSource
     ) -> None:
+        """Replace the state by a checkpoint or a snapshot, and tell the machine the step.
+
+        Waits first until no transfer or snapshot uses the tensors. A damaged checkpoint is reported. If the source
+        cannot be read, waits for the Stop of the generation.
+        """
         generation = plan.generation
         with self._shared.changed:
             over = self._shared.is_over(generation)
@@ -136,7 +149,12 @@ class GenerationEntry:
             self._shared.machine.finish_load(generation, step)
 
     def _read_state(self, plan: GenerationPlan, source: CheckpointSource | SnapshotSource) -> int:
-        """Read the state from a checkpoint or a snapshot; return its step."""
+        """Read the state from a checkpoint or a snapshot, with the experts of this worker in the plan; return its step.
+
+        Raises:
+            DamagedCheckpointError, SnapshotLostError: the source cannot be read.
+            RuntimeError: this worker has no folder for such a source.
+        """
         rank = plan.rank(self._shared.machine.worker) or 0
         if isinstance(source, SnapshotSource):
             if self._snapshots is None:
@@ -155,6 +173,12 @@ class GenerationEntry:
         )
 
     def _report_damaged_checkpoint(self, generation: int, name: str, why: str) -> None:
+        """Log and report a checkpoint that cannot be read, and wait for the Stop of the generation.
+
+        Args:
+            name: of the checkpoint.
+            why: the error; the first 1024 characters are sent.
+        """
         logger.warning("checkpoint %s cannot be read: %s", name, why)
         worker = self._shared.machine.worker
         damaged = CheckpointDamaged(worker=worker, generation=generation, name=name, why=why[:1024])
@@ -164,6 +188,10 @@ class GenerationEntry:
         self._await_generation_end(generation)
 
     def _move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> None:
+        """Move the experts of the plan to this worker now, or start to move them in the background of the first step.
+
+        If the move failed, waits for the Stop of the generation.
+        """
         if self._experts is None:
             raise RuntimeError("experts must move, but this model has none")
         beside = plan.expert_plan is not None and plan.expert_plan.beside
@@ -177,6 +205,14 @@ class GenerationEntry:
             self._transfers.start_parcels(resources, plan, experts.migration)
 
     def _receive_state(self, resources: Resources, *, together: bool) -> None:
+        """Wait until the state has arrived, and adopt it, unless the generation ends before.
+
+        A state that was refused or does not fit is reported as a failure.
+
+        Args:
+            together: whether all ranks of the replica group receive. A rank that keeps its old state adopts the new one
+                only after all have received theirs, and else drops it; other ranks adopt it first, and wait afterwards.
+        """
         generation = resources.generation
         receipt = self._shared.wait_for(
             generation, lambda: resources.receipt if resources.receipt and resources.receipt.has_ended else None
@@ -223,6 +259,7 @@ class GenerationEntry:
         return self._shared.agree(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
     def _report_refused_state(self, receipt: StateReceiver, error: Exception) -> None:
+        """Report a received state that was refused, with its senders, and wait for the Stop of the generation."""
         generation = receipt.ticket.plan.generation
         self._shared.report_failure(
             generation, f"the state from {receipt.sender} was refused: {error}", receipt.failed_senders
@@ -230,6 +267,10 @@ class GenerationEntry:
         self._await_generation_end(generation)
 
     def _enter(self, resources: Resources) -> None:
+        """Tell the machine that this worker has entered, and how many bytes it received in how many seconds.
+
+        Does nothing if the generation is over.
+        """
         receipt = resources.receipt
         bytes_, seconds = resources.moved_bytes, resources.moving_s
         if receipt is not None:

@@ -17,12 +17,12 @@ def register_fault_handlers(faults: Faults, shared: SharedContext, state: Traini
     """Register the session's handlers of the faults hold, drop and corrupt."""
 
     def hold() -> None:
-        """Wait until the generation is over."""
+        """Block the training thread until the generation is over."""
         with shared.changed:
             shared.wait_for(shared.machine.generation, lambda: None)
 
     def drop() -> None:
-        """Break the connections to all peers."""
+        """Break the connections to all peers, if there are groups."""
         with shared.changed:
             resources = shared.resources.of(shared.machine.generation)
             groups = resources.groups if resources is not None else None
@@ -31,7 +31,7 @@ def register_fault_handlers(faults: Faults, shared: SharedContext, state: Traini
             groups.world.sever()
 
     def corrupt() -> None:
-        """Flip a bit of a parameter."""
+        """Flip a bit of the first tensor of the state, in place."""
         flip_bit(next(tensor for tensor in state.capture().tensors if tensor.numel()))
 
     faults.register_actions(hold=hold, drop=drop, corrupt=corrupt)
@@ -42,7 +42,7 @@ _BIT = 0x08
 
 
 def flip_bit(tensor: torch.Tensor) -> None:
-    """Flip a bit of the first element, in place."""
+    """Flip a high bit of the mantissa of the first element, in place; the tensor must not be empty."""
     first = (0,) * tensor.dim()
     value = tensor[first].reshape(1).clone()
     value.view(torch.uint8)[max(0, tensor.element_size() - 2)] ^= _BIT

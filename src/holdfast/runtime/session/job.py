@@ -74,7 +74,7 @@ class Job:
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: Every = AUTO,
     ) -> None:
-        """Use the settings of an agent, or train alone.
+        """Use the settings of an agent, or train alone. With several ranks per replica, wait until they have met.
 
         Args:
             settings: from the agent; None if this worker trains alone.
@@ -85,7 +85,8 @@ class Job:
             checkpoint_every: for a worker that trains alone; an agent's settings take precedence.
 
         Raises:
-            BadInputError: a checkpoint directory is given here, and the job has none.
+            BadInputError: a checkpoint directory is given here, and the job has none; or the layout is not possible.
+            HoldfastError: the agent is gone, or another rank hangs.
         """
         if settings and checkpoint_dir and not settings.spec.checkpoint.dir:
             # The coordinator must search the directory before it starts any script.
@@ -154,6 +155,11 @@ class Job:
 
     @property
     def _replica(self) -> SpreadModel:
+        """The replica as torch sees it.
+
+        Raises:
+            BadInputError: the script gave no layout.
+        """
         if self._spread is None:
             raise BadInputError(
                 "job.mesh: every worker holds the whole model; for a mesh give "
@@ -355,7 +361,7 @@ class Job:
             self._session.await_saved()
 
     def _log_warnings(self, session: Session) -> None:
-        """Log, on rank 0, differences from plain PyTorch that a user may not expect."""
+        """Log, once and on rank 0, differences from plain PyTorch that `protect` found and a user may not expect."""
         warnings, self._warnings = self._warnings, []
         for warning in warnings if session.rank == 0 else ():
             logger.warning("%s", warning)
@@ -392,7 +398,10 @@ class Job:
         self._session.raise_wish(Wish.SAVE)
 
     def _on_loop_left(self, session: Session) -> None:
-        """Note that the script left the loop early, by `break` or by an exception; the script's end will show which."""
+        """Record that the script left the loop early, by `break` or by an exception; the script's end will show which.
+
+        A script that trains alone also saves its state now. Does nothing if the interpreter is already shutting down.
+        """
         if sys.is_finalizing():
             return
         session.left_loop.record()
@@ -400,7 +409,11 @@ class Job:
             session.left_loop.save()
 
     def _call_after_apply(self, number: int, commit: Commit) -> None:
-        """Call the script's `after_apply` with the step of its loop."""
+        """Set the results of the loop's step, and call the script's `after_apply` with it.
+
+        Raises:
+            RuntimeError: the loop is at another step.
+        """
         step = self._step
         if self._after_apply is None or step is None or step.number != number:
             raise RuntimeError(f"broken invariant: step {number} is applied, the loop is at {step and step.number}")
@@ -408,6 +421,11 @@ class Job:
         self._after_apply(step)
 
     def _open_session(self, workload: Workload) -> Session:
+        """Create the session, announce this worker, and handle the script's later errors.
+
+        Without an agent, a `SoloLink` answers instead of the coordinator. With a layout, the replicated state is
+        compared between the ranks first.
+        """
         settings = self._settings
         if self._spread is not None:
             self._spread.prepare(workload.state)
@@ -450,6 +468,9 @@ def init(
     *, layout: GivenLayout | None = None, checkpoint_dir: str | Path | None = None, checkpoint_every: Every = AUTO
 ) -> Job:
     """Connect to the agent that started this process. Without an agent, the script trains alone.
+
+    With a layout, waits until all processes that share a replica have called it. In a loader process, which only needs
+    the definitions above this call, the script ends here.
 
     Args:
         layout: how processes of a node share one replica of the model; None: each process has a whole replica. Several

@@ -191,7 +191,7 @@ class Session:
             return self._machine.phase is Phase.FINISHED
 
     def attach(self, config: dict[str, str], data: BatchSummary = ()) -> None:
-        """Announce this worker, and listen for orders from now on.
+        """Listen for orders and state from now on, announce this worker to the coordinator, and start to load data.
 
         Args:
             config: software, model and settings as text; the same for all workers of a job.
@@ -222,7 +222,8 @@ class Session:
     def next_compute(self) -> tuple[Compute, int] | ShadowAttempt | None:
         """Execute tasks until gradients are due, and return them with their generation; None if the job is done.
 
-        A worker that must warm up before its first generation gets shadow steps.
+        A worker that must warm up before its first generation gets shadow steps, which are ended early if it is needed.
+        Blocks while the coordinator decides.
         """
         progress = self._shared.progress
         while True:
@@ -257,7 +258,10 @@ class Session:
         self._evaluator.add(evaluation)
 
     def run_due_evaluations(self, step: int, generation: int) -> bool:
-        """Evaluate the state of `step` if that is due. Return False if the generation ended meanwhile.
+        """Evaluate the state of `step` if that is due. The time counts as a pause of the script.
+
+        Returns:
+            True, also if no evaluation is due; False if the generation ended meanwhile.
 
         Raises:
             Exception: an exception of the script's function.
@@ -279,7 +283,7 @@ class Session:
         All tasks that come before the next gradients are executed too, because the decision may be FORWARD.
 
         Returns:
-            The step result, if the step is applied on this worker by now.
+            The step result, if the step is applied on this worker by now; else None: the attempt is undone.
         """
         with self._suspend_pause():
             if not (attempt.complete and attempt.commit()):
@@ -288,14 +292,23 @@ class Session:
         return last.commit if last is not None and last.step == attempt.step else None
 
     def raise_wish(self, wish: Wish, why: str = "") -> None:
-        """Send a wish to all workers with the next step that passes. Wishes of shadow steps are ignored."""
+        """Send a wish, such as to save or stop, to all workers with the next step that passes.
+
+        Wishes of shadow steps are ignored.
+
+        Args:
+            why: the script's reason to stop.
+        """
         with self._changed:
             if not self._shadow_steps.is_under_way:
                 self._machine.wishes.raise_wish(wish, why)
 
     @contextlib.contextmanager
     def pause(self, reason: str) -> Generator[None, None, None]:
-        """Announce that the script runs other code than training, so that it is not removed as hung."""
+        """Report a pause while the block runs, so that this worker is not removed as hung; count its time as paused.
+
+        The activity before the block is reported again afterwards. A pause within a pause changes nothing.
+        """
         if self._paused is not None:
             yield  # A pause within a pause belongs to the outer one.
             return
@@ -312,7 +325,10 @@ class Session:
 
     @contextlib.contextmanager
     def _suspend_pause(self) -> Generator[None, None, None]:
-        """Suspend the script's pause while all workers act together, such as in a commit."""
+        """Suspend the script's pause during the block, in which all workers act together, such as in a commit.
+
+        Afterwards the pause continues, or the activity is that of the script if there is no pause.
+        """
         self._count_pause()
         try:
             yield
@@ -330,7 +346,7 @@ class Session:
             self._applier.paused_s += self._clock.monotonic() - self._paused[1]
 
     def on_script_end(self) -> None:
-        """Report that the script ended, normally or by an exception."""
+        """Report the activity ENDING; later reports of this worker say that its script has ended, well or not."""
         self._ending = True
         self.workload.flop.stop_round()
         self._shared.progress.start_activity(Activity.ENDING)
@@ -344,11 +360,13 @@ class Session:
         return msgspec.structs.replace(error, step=step, micro_batch=micro_batch, phase=phase)
 
     def hold_state(self, crashed: Crashed) -> bool:
-        """Keep the state after an exception of the script, until this process is replaced or the job ends.
+        """Report an exception of the script, and keep the state for other workers until the job ends.
+
+        Meanwhile it executes tasks, such as sending its state. The coordinator may replace the process earlier.
 
         Returns:
-            False, at once, if there is nothing to keep: this worker has no state, or the exception came while it
-            changed.
+            True once the job is done. False, at once, if nothing can be kept: the crash has no error of the script, the
+            device is unusable, or the state is missing or was being changed.
         """
         machine, worker = self._machine, self._identity.worker
         with self._changed:
@@ -373,7 +391,11 @@ class Session:
             self._execute_task(task)
 
     def close(self) -> None:
-        """Release threads, sockets and groups. The link stays open: its end would look like the worker's death."""
+        """Release threads, sockets, groups, files and the data loader.
+
+        Waits up to `CLOSE_S` for each transfer that still sends. The link stays open: its end would look like the
+        worker's death.
+        """
         self._transfers.close()
         with self._changed:
             left = self._shared.resources.all()
@@ -388,19 +410,30 @@ class Session:
         self.workload.loader.close()
 
     def _execute_task(self, task: Task) -> None:
-        """Execute a task between two steps, or at the end; then the machine is asked again."""
+        """Execute a task between two steps, or at the end. Other tasks are ignored: the machine is asked again."""
         if isinstance(task, Finish):
             self._finish_early(task)
         if isinstance(task, Leading):
             self._entry.execute(task)
 
     def _finish_early(self, task: Finish) -> None:
-        """End the job before its loop ends. If a script asked for the end, the last state is evaluated too."""
+        """Save and report the end of the loop before its last step.
+
+        If a script asked for the end, the last state is evaluated first. If the generation ends meanwhile, nothing is
+        reported.
+        """
         if not task.asked or self.run_due_evaluations(self._machine.applied or 0, self._machine.generation):
             self.finish()
 
     def _on_after_apply_error(self, step: int, generation: int, rank: int, failure: BaseException) -> NoReturn:
-        """End the job after an exception of `after_apply`; raise it again once all workers saved the applied step."""
+        """Report an exception of `after_apply`, which ends the job, and raise it again once all workers saved the step.
+
+        Until then, execute all tasks except computing.
+
+        Args:
+            step: the step that is applied.
+            rank: this worker's, for the message.
+        """
         worker = self._identity.worker
         place = traceback.extract_tb(failure.__traceback__)[-1]
         cause = f"{type(failure).__name__}: {failure} ({place.filename}:{place.lineno})"
@@ -419,11 +452,17 @@ class Session:
     # ---- orders, in the listener thread ----
 
     def _on_order(self, order: msg.Order) -> None:
+        """Handle an order of the coordinator, execute the machine's instructions, and wake the waiting threads."""
         with self._changed:
             self._execute_instructions(self._handle_order(order))
             self._changed.notify_all()
 
     def _handle_order(self, order: msg.Order) -> list[WorkerInstruction]:
+        """Handle an order, and return the machine's instructions.
+
+        Orders that do not concern the machine are executed here: rendezvous keys, checks for unreachable members (in
+        another thread), checkpoints, and faults to inject. They give no instructions.
+        """
         match order:
             case msg.Posted():
                 resources = self._shared.resources.of(order.generation)
@@ -448,6 +487,7 @@ class Session:
         return []
 
     def _on_lost(self) -> None:
+        """End the process with code 1, because the agent is gone; do nothing if the job is done."""
         with self._changed:
             if self._machine.done:
                 return
@@ -455,7 +495,10 @@ class Session:
         os._exit(1)
 
     def _execute_instructions(self, instructions: list[WorkerInstruction]) -> None:
-        """Execute the machine's instructions, in order. The caller holds the lock."""
+        """Execute the machine's instructions, in order: send messages, and interrupt, drop or build groups.
+
+        Reports after the script's end are marked. The caller holds the lock.
+        """
         for instruction in instructions:
             match instruction:
                 case SendToCoordinator(msg.Report() as report) if self._ending:

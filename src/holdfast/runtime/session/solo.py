@@ -64,9 +64,14 @@ class SoloLink:
         self._orders: queue.SimpleQueue[msg.Order] = queue.SimpleQueue()
 
     def start(self, on_order: Callable[[msg.Order], None], on_lost: Callable[[], None]) -> None:
-        """Pass orders to the session, from another thread, until the job is done."""
+        """Start a thread that passes orders to the session until the job is done.
+
+        Args:
+            on_lost: called if handling an order failed; the exception is printed.
+        """
 
         def listen() -> None:
+            """Pass orders to the session until JobDone. If that raises, print the exception and call `on_lost`."""
             order: msg.Order | None = None
             try:
                 while not isinstance(order, msg.JobDone):
@@ -80,15 +85,21 @@ class SoloLink:
         threading.Thread(target=listen, name="holdfast-solo", daemon=True).start()
 
     def send(self, message: FromWorkerProcess) -> None:
-        """Handle a message of the worker, from any of its threads.
+        """Handle a message of the worker, from any of its threads, and queue the orders that a coordinator would send.
 
         Raises:
-            JobFailedError: there are checkpoints and none can be read, or a step was refused twice.
+            JobFailedError: there are checkpoints and none can be read, a step was refused twice, or too many steps in a
+                row were skipped. The last two are raised once the state is saved.
+            BadInputError: the checkpoint directory cannot be read.
         """
         with self._lock:
             self._handle(message)
 
     def _handle(self, message: FromWorkerProcess) -> None:
+        """Answer a message with orders, as a coordinator of one worker: begin and stop generations, accept checkpoints.
+
+        Messages that need no answer are ignored. Raises as `send`.
+        """
         match message:
             case msg.Attach():
                 self._find_checkpoints()
@@ -136,7 +147,10 @@ class SoloLink:
                 pass
 
     def _count_skipped(self, applied: msg.Applied) -> None:
-        """Report a skipped step, and end the job after too many in a row."""
+        """Count skipped steps in a row, log the first one of a row, and stop the job after `MAX_SKIPPED_STEPS`.
+
+        Steps that the loss scale skips neither count nor end the row.
+        """
         commit = applied.commit
         if not commit.skipped:
             self._skipped = 0
@@ -149,6 +163,7 @@ class SoloLink:
             self._stop(last=True)
 
     def _request_due_checkpoint(self) -> None:
+        """Request a checkpoint if they are saved by time, and the best period has passed since the last one."""
         now = self._now()
         since, lived_s = max(self._saving.saved_at, self._asked_at), now - self._started_at
         if self._in_time and now - since >= saving_period_s(self._saving, lived_s, PeriodBounds()):
@@ -167,7 +182,10 @@ class SoloLink:
         self._orders.put(msg.Stop(term=plan.term, generation=plan.generation))
 
     def _begin_next_generation(self, report: msg.Report) -> None:
-        """Begin the next generation from a report: the worker may have applied further steps before the Stop."""
+        """Begin the next generation from the worker's report: it may have applied further steps before the Stop.
+
+        It continues from the worker's own state, unless `_next_decision` names another source.
+        """
         plan, decision = self._plan, self._next_decision
         assert plan is not None
         if decision is None:
@@ -182,7 +200,11 @@ class SoloLink:
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _find_checkpoints(self) -> None:
-        """Find the checkpoints of an earlier run."""
+        """Find the usable checkpoints of an earlier run, and the errors of the damaged ones.
+
+        Raises:
+            BadInputError: the directory cannot be read.
+        """
         if self._storage is None:
             return
         damaged: list[str] = []
@@ -195,12 +217,15 @@ class SoloLink:
         self._damaged = damaged
 
     def _discard_newest_checkpoint(self, why: str) -> None:
-        """Discard the newest checkpoint: it cannot be read, although its files are complete."""
+        """Use the checkpoint before the newest one from now on: it cannot be read, although its files are complete."""
         self._checkpoints.pop()
         self._damaged.append(why)
 
     def _on_checkpoint_kept(self, kept: msg.CheckpointKept) -> None:
-        """Accept a checkpoint, and remove superseded ones. An older one may be sealed after a newer one."""
+        """Accept a checkpoint, and order the removal of all except the newest `KEPT`.
+
+        An older one may be sealed after a newer one.
+        """
         self._orders.put(
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
         )
@@ -212,7 +237,13 @@ class SoloLink:
             self._orders.put(msg.PruneCheckpoints(term=kept.term, names=names))
 
     def _decide(self) -> msg.Decision:
-        """Resume from the newest readable checkpoint, or start if no checkpoint exists."""
+        """Return the decision to resume from the newest readable checkpoint, or to start if no checkpoint exists.
+
+        Damaged checkpoints are logged.
+
+        Raises:
+            JobFailedError: there are checkpoints, and none can be read.
+        """
         if self._checkpoints:
             for why in self._damaged:
                 logger.warning("%s; the checkpoint before it is used", why)
@@ -227,6 +258,7 @@ class SoloLink:
 
 
 def _make_plan(attach: msg.Attach, term: int, secret: bytes) -> msg.GenerationPlan:
+    """Return the plan of generation 1 with this worker as its only member, which hosts all experts."""
     member = msg.Member(worker=attach.worker, host=attach.host, state_port=0)
     return msg.GenerationPlan(
         term=term, generation=1, members=(member,), expert_plan=_place_all_experts(attach.expert_shape), secret=secret
@@ -234,6 +266,7 @@ def _make_plan(attach: msg.Attach, term: int, secret: bytes) -> msg.GenerationPl
 
 
 def _place_all_experts(shape: msg.ExpertShape | None) -> msg.ExpertPlan | None:
+    """Return the plan in which one worker hosts all experts and receives none; None without experts."""
     if shape is None:
         return None
     return msg.ExpertPlan(

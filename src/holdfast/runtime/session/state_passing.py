@@ -61,11 +61,20 @@ class StateExchange:
         return Wire(connection, self._shared.progress.add_moved_bytes)
 
     def await_quiet(self) -> bool:
-        """Wait until no earlier transfer writes to the tensors; return whether that is so."""
+        """Wait until no earlier transfer writes to the tensors; return False if one still does after a time-out."""
         return self._latest is None or self._latest.wait_inactive()
 
     def start_sending(self, resources: Resources, task: Move | Enter) -> None:
-        """Send this worker's state to members that lack it, in the background. Compute may continue, apply waits."""
+        """Send this worker's state to members that lack it, in the background. Compute may continue, apply waits.
+
+        Does nothing if no member needs it, if it is already being sent, or if the generation is over.
+
+        Args:
+            task: names the members.
+
+        Raises:
+            BadInputError: the script changed an `extra` outside of `apply()`.
+        """
         if not task.send_to or resources.push is not None:
             return
         self._state.watch.check_unchanged()
@@ -89,7 +98,13 @@ class StateExchange:
             resources.push.start()
 
     def start_parcels(self, resources: Resources, plan: GenerationPlan, cargo: ParcelContents) -> None:
-        """Send and receive experts in the background of a generation's first step. Apply waits for it."""
+        """Start to send and receive experts in the background of a generation's first step. Apply waits for it.
+
+        Does nothing if the generation is over.
+
+        Args:
+            cargo: the experts to send to and receive from each rank.
+        """
         machine, step = self._shared.machine, self._shared.machine.step
         with self._shared.changed:
             if self._shared.is_over(resources.generation) or machine.applied is None:
@@ -110,6 +125,11 @@ class StateExchange:
             self._faults.strike_at("moving", step)
 
     def _on_send_ended(self, generation: int, error: str, receiver: str) -> None:
+        """Report a failure of a transfer to `receiver`, if there was one, and wake the waiting threads.
+
+        Args:
+            error: "" if all was sent.
+        """
         if error:
             self._shared.report_failure(generation, error, (receiver,))
         self._shared.notify()
@@ -117,6 +137,13 @@ class StateExchange:
     # ---- in the inbox's threads ----
 
     def _prepare_buffers(self, manifest: Manifest, *, aside: bool) -> list[torch.Tensor]:
+        """Return the tensors to receive a state into: the live ones, or others if the old state must stay.
+
+        Waits until shadow steps and snapshots no longer use the live ones.
+
+        Args:
+            aside: whether the old state must stay until the new one is complete.
+        """
         warming = self._shared.machine.warming
         with self._shared.changed:
             # A shadow step still computes with the tensors that will be overwritten, until its micro-batch ends.
@@ -126,7 +153,11 @@ class StateExchange:
         return self._state.prepare(manifest, separate=aside)
 
     def _admit(self, offer: Offer, wait_s: float) -> Ticket | None:
-        """Return who may send the offered state to this worker, once that is known; None if no sender may."""
+        """Return the ticket that tells who may send the offered state or experts to this worker; None to refuse.
+
+        Waits up to `wait_s` seconds for the plan that names the senders. It is refused if the plan does not come, or
+        names no sender for this worker.
+        """
         machine, generation = self._shared.machine, offer.generation
         if offer.kind == PARCEL:
             with self._shared.changed:
@@ -165,7 +196,10 @@ class StateExchange:
             return resources.receipt
 
     def _find_parcels(self, generation: int) -> Parcels | None:
-        """Return the parcels of a generation that this worker is in, once they are known. The caller holds the lock."""
+        """Return the experts that travel in a generation, or None if the generation is over or they are not known yet.
+
+        The caller holds the lock.
+        """
         if self._shared.is_over(generation):
             return None
         resources = self._shared.resources.of(generation)

@@ -51,7 +51,7 @@ class Step:
         """Begin before the first micro-batch.
 
         Args:
-            settle: commits the attempt, or waits for the decision about it. Returns the step result if the step is
+            conclude: commits the attempt, or waits for the decision about it. Returns the step result if the step is
                 applied on this worker by then, else None.
             shadow: whether the step does not count, and is never applied.
         """
@@ -75,8 +75,11 @@ class Step:
     def micro_batches(self) -> Iterator[Any]:
         """Yield this worker's micro-batches of the step, each seeded by (seed, step, micro-batch).
 
+        Micro-batches that were skipped in an earlier attempt are skipped again without being yielded. Ends early if a
+        failure undid the attempt.
+
         Raises:
-            StepUseError: the loop continued without `backward`, or is the second loop.
+            StepUseError: the loop continued without `backward` or `skip`, or is the second loop.
         """
         if self._started:
             raise StepUseError(f"step {self.number}: micro_batches() can be iterated once: each sample counts once")
@@ -102,7 +105,7 @@ class Step:
             loss: mean over the samples of the micro-batch.
 
         Raises:
-            StepUseError: called outside of the loop over micro-batches.
+            StepUseError: called outside of the loop over micro-batches, or twice for one micro-batch.
         """
         if self._open is None and self._looping:
             raise StepUseError(
@@ -206,7 +209,7 @@ class Step:
             raise StepUseError(f"step {self.number}: the loop continued without step.apply()")
 
     def on_applied(self, commit: Commit) -> None:
-        """Set the results of the applied step."""
+        """Set `applied`, `loss`, `grad_norm`, `skipped` and `metrics` from the step result."""
         self.applied = True
         self.loss = commit.mean_loss
         self.grad_norm = math.sqrt(commit.grad_square)

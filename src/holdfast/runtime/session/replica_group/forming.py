@@ -64,7 +64,10 @@ class JoinResult(NamedTuple):
 def join_replica_group(
     link: WorkerLink, worker: str, layouts: Layouts, device: torch.device, *, backend: Backend = AUTO
 ) -> JoinResult:
-    """Join this worker's replica group, under the one of these layouts that is in force. Blocks.
+    """Ask the agent which of these layouts is in force, and join this worker's replica group under it. Blocks.
+
+    If a replica has one rank in that layout, there is no group to build. The result also has the agent's folder for the
+    state, if another layout may follow.
 
     Raises:
         BadInputError, HoldfastError: see `form_replica_group`.
@@ -119,7 +122,11 @@ def _build_replica_group(
     backend: Backend,
     build_timeout_s: float,
 ) -> ReplicaGroup:
-    """Build the groups of a replica group that the agent has formed."""
+    """Open the shared memory of a replica group that the agent has formed, and build its groups with the other ranks.
+
+    Raises:
+        HoldfastError: the shared memory cannot be opened, or a rank does not join.
+    """
     place = formed.workers.index(worker)
     try:
         proposals = MappedProposals(formed.page, place=place, places=layout.places)
@@ -144,7 +151,10 @@ class _Meeting:
         self._board: Board | None = None
 
     def on_answer(self, answer: UnitAnswer) -> None:
-        """Handle an answer of the agent."""
+        """Record an answer of the agent: who is missing, a refusal, the formed replica group, or keys of another rank.
+
+        Wakes the waiting thread. Keys go to the board, or are kept until it is opened.
+        """
         with self._changed:
             match answer:
                 case UnitAwaits(missing=missing):
@@ -159,7 +169,7 @@ class _Meeting:
             self._changed.notify_all()
 
     def on_agent_lost(self) -> None:
-        """Wake the waiting thread: the agent is gone."""
+        """Close the board and wake the waiting thread, because the agent is gone."""
         with self._changed:
             self._lost = True
             if self._board is not None:
@@ -167,7 +177,7 @@ class _Meeting:
             self._changed.notify_all()
 
     def await_formed(self) -> UnitFormed:
-        """Wait until the replica group is formed.
+        """Wait until the replica group is formed, and return its description. After 10 s, log the missing workers.
 
         Raises:
             BadInputError: the agent refused it.
@@ -185,7 +195,11 @@ class _Meeting:
             return self._formed
 
     def open_board(self, post: Callable[[dict[str, bytes]], None]) -> Board:
-        """Return the board of the rendezvous, with the keys that have arrived."""
+        """Create the board of the rendezvous, with the keys that have arrived; it is closed if the agent is gone.
+
+        Args:
+            post: sends this rank's keys to the other ranks.
+        """
         with self._changed:
             self._board = Board(0, post)
             if self._lost:
@@ -194,6 +208,7 @@ class _Meeting:
             return self._board
 
     def _deliver_posted(self) -> None:
+        """Put the keys that have arrived on the board, if it is open; drop those of other replica groups."""
         if self._board is not None and self._formed is not None:
             for posted in self._early:
                 if posted.unit == self._formed.unit:

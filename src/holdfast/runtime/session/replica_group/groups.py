@@ -31,7 +31,12 @@ def build_groups(
     backend: Backend = AUTO,
     timeout_s: float = BUILD_S,
 ) -> Mapping[str, Communicator]:
-    """Build the groups of a local rank, together with the other ranks of its replica group.
+    """Build the groups of a local rank, together with the other ranks of its replica group. Waits for them first.
+
+    Args:
+        board: the rendezvous of the replica group.
+        place: the local rank.
+        timeout_s: for waiting and building in total, in seconds.
 
     Returns:
         The groups, by the name of the dimension. Groups of one rank are left out.
@@ -70,7 +75,14 @@ def build_groups(
 
 
 def _await_all_ranks(board: Board, places: int, timeout_s: float) -> None:
-    """Wait until all ranks are ready to build groups."""
+    """Wait until all ranks have posted that they are ready to build groups.
+
+    Args:
+        places: number of ranks.
+
+    Raises:
+        HoldfastError: ranks did not post in time, and are named; or the agent is gone.
+    """
     keys = [key_of(place, _HELLO) for place in range(places)]
     try:
         board.wait(keys, timeout_s)

@@ -16,10 +16,13 @@ GivenLayout = Layout | Sequence[Layout] | Mapping[int, Layout]
 
 
 def parse_layouts(given: GivenLayout | None) -> tuple[Layout | None, Layouts]:
-    """Return the layout if there is only one, and all layouts if there are several.
+    """Check the layouts of a script. Return (the layout, ()) if all are equal, else (None, all layouts).
+
+    Without a layout, the result is (None, ()).
 
     Raises:
-        BadInputError: a value is not a layout, or a job cannot have these layouts together.
+        BadInputError: a value is not a layout, a layout is given twice, there are none or too many, a dict has no
+            layout for 1 node, or a layout has pipeline stages.
     """
     if given is None:
         return None, ()
@@ -59,6 +62,11 @@ def check_micro_batch(layouts: Layouts, micro_batch: int) -> None:
 
 
 def _parse_by_nodes(given: Mapping[object, object]) -> Layouts:
+    """Return the layouts of a dict from the least number of nodes to the layout, by ascending number.
+
+    Raises:
+        BadInputError: a key is not a number of nodes, a value is not a layout, or the key 1 is missing.
+    """
     for nodes in given:
         if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise BadInputError(
@@ -76,6 +84,11 @@ def _parse_by_nodes(given: Mapping[object, object]) -> Layouts:
 
 
 def _check_layout(one: object, given: object) -> Layout:
+    """Return `one` if it is a layout without pipeline stages; `given` is the whole argument, for error messages.
+
+    Raises:
+        BadInputError: it is not.
+    """
     if not isinstance(one, Layout):
         raise BadInputError(
             f"holdfast.init(layout={given!r}) contains a {type(one).__name__}: give holdfast.Layout(shard=N)"

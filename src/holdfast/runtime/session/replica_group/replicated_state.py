@@ -23,13 +23,15 @@ _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 def check_replicated(state: TrainingState, groups: Iterable[Communicator]) -> None:
-    """Compare this rank's tensors without shards with the other ranks of its replica group. All of them must call it.
+    """Compare this rank's tensors without shards with the other ranks of its replica group, by hashes.
+
+    All of its ranks must call it. With no groups, nothing is hashed or compared.
 
     Args:
         groups: the groups of the replica group, one for each dimension.
 
     Raises:
-        BadInputError: a tensor differs.
+        BadInputError: a tensor differs; the message names one. All ranks of that group raise it.
         HaltedError, PeerLostError: another rank is lost.
     """
     hashes: dict[str, bytes] = {}
@@ -51,6 +53,14 @@ def _hash_replicated(state: TrainingState) -> dict[str, bytes]:
 
 
 def _raise_difference(all_hashes: list[dict[str, bytes]]) -> None:
+    """Raise an error that names the first tensor with different hashes.
+
+    Args:
+        all_hashes: per rank, the hashes of its tensors by name.
+
+    Raises:
+        BadInputError: always.
+    """
     names = dict.fromkeys(name for one in all_hashes for name in one)
     name = next((name for name in names if len({one.get(name) for one in all_hashes}) > 1), "")
     raise BadInputError(

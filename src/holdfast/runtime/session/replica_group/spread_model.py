@@ -78,7 +78,9 @@ class SpreadModel:
         return self.place
 
     def prepare(self, state: TrainingState) -> None:
-        """Check that replicated state is equal on all ranks, and run the first optimizer step without memory.
+        """Check that replicated state is equal on all ranks, and let torch plan the first optimizer step in advance.
+
+        The optimizers' steps run on tensors without memory, so nothing changes.
 
         Raises:
             BadInputError: a tensor that is not sharded differs between ranks.
