@@ -21,7 +21,7 @@ _END = 0xFFFF
 
 
 def encode_experts(counts: IntArray) -> bytes:
-    """Return the blob of one worker's replicas per expert `(L, E)`."""
+    """Return the blob of one worker from its number of replicas of each expert `(L, E)`."""
     layers, experts = counts.shape
     cells = np.repeat(indices(counts.size), counts.ravel())
     mine = Replicas(layer=cells // experts, expert=cells % experts, worker=np.zeros_like(cells))
@@ -56,7 +56,11 @@ def decode_replicas(blobs: Sequence[bytes], shape: ExpertShape) -> Replicas:
 
 
 def encode_replicas(replicas: Replicas, layers: int, workers: int) -> list[bytes]:
-    """Return one blob for each worker."""
+    """Return the blobs of workers 0 to `workers` - 1, in which these replicas are listed by layer and expert.
+
+    Args:
+        layers: the number of layers, also of those without replicas.
+    """
     rows = workers * layers
     keys = (replicas.worker * layers + replicas.layer) * (_END + 1)
     keys = np.sort(np.concatenate((keys + replicas.expert, indices(rows) * (_END + 1) + _END)))
@@ -83,7 +87,7 @@ def encode_all_experts(shape: ExpertShape) -> bytes:
 
 
 def experts_by_layer(blob: bytes, shape: ExpertShape) -> tuple[tuple[int, ...], ...]:
-    """Return a worker's experts layer by layer, one entry per slot, ascending."""
+    """Return a worker's experts layer by layer, ascending; an expert with several replicas is repeated."""
     counts = decode_experts(blob, shape)
     return tuple(tuple(int(e) for e in np.repeat(indices(shape.experts), row)) for row in counts)
 
@@ -96,7 +100,11 @@ def find_lost_experts(shape: ExpertShape, held: Sequence[bytes]) -> list[tuple[i
 
 
 def count_fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) -> int:
-    """Return the smallest number of nodes on which an expert lives, given the blobs of their workers."""
+    """Return on how many nodes the expert with the fewest lives; 0 without workers.
+
+    Args:
+        held: for each worker its node and its blob.
+    """
     by_node: dict[str, IntArray] = {}
     for node, blob in held:
         by_node[node] = by_node.get(node, 0) + decode_experts(blob, shape)

@@ -98,7 +98,11 @@ def count_by_node(workers: Sequence[str], blobs: Sequence[bytes], shape: ExpertS
 
 
 def _count_replicas_by_node(replicas: Replicas, home: IntArray, shape: ExpertShape) -> IntArray:
-    """Return replicas per layer, expert and node `(L, E, N)`."""
+    """Return the number of replicas per layer, expert and node `(L, E, N)`.
+
+    Args:
+        home: the number of each worker's node `(W,)`.
+    """
     nodes = int(home.max()) + 1
     cells = (replicas.layer * shape.experts + replicas.expert) * nodes + home[replicas.worker]
     size = shape.layers, shape.experts, nodes
@@ -108,7 +112,7 @@ def _count_replicas_by_node(replicas: Replicas, home: IntArray, shape: ExpertSha
 def inherit_placement(
     question: PlacementQuestion, plan: GenerationPlan | None, takes: Mapping[str, str]
 ) -> ExpertPlan | None:
-    """Return a placement in which each node that replaces another one gets exactly its experts.
+    """Return a placement in which each node that replaces another one gets exactly its experts, and all others stay.
 
     It may replace the other node now, or once that has left.
 
@@ -118,9 +122,8 @@ def inherit_placement(
         takes: replacing nodes, with the nodes that they replace
 
     Returns:
-        None if no node replaces another, if other workers do not hold the experts of their plan, or if an expert would
-            live
-        on fewer nodes than possible.
+        The plan, or None if no node replaces another, if a rank stays empty or a worker is new, if other workers do not
+            hold the experts of their plan, or if an expert would live on fewer nodes than possible.
     """
     before, shape = plan.expert_plan if plan is not None else None, question.shape
     if before is None or plan is None or not takes:
@@ -155,8 +158,10 @@ def inherit_placement(
 def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     """Place experts without a search: held replicas stay, and replicas that the guarantee of f lacks are added.
 
+    Every slot is used. Workers with more replicas than slots keep only those that they are assigned again.
+
     Returns:
-        The plan; a `Shortage` if there are fewer slots than experts; or None if there is nothing to keep.
+        The plan; a `Shortage` if there are fewer slots than experts; or None if no held replica can be kept.
     """
     shape = question.shape
     allocation = allocate(question.tokens, question.node_slots, fault_threshold=question.fault_threshold)

@@ -52,7 +52,8 @@ class PlacementSearch(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float
 
     def solve(self) -> PlacementAnswer | None:
-        """Return the best placement found, or None if not all experts have room.
+        """Return the best placement found, and whether its savings are worth the switch; None if not all experts have
+        room.
 
         It takes milliseconds to minutes, by the size of the job.
         """

@@ -19,14 +19,15 @@ from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 
 def choose_ep_size(shape: ExpertShape | None, asked: int) -> int | Shortage:
-    """Return P: as requested, else the smallest that fits a node's slots; 1 for a dense model by default.
+    """Return P: as requested, else the smallest divisor with chunks that fit a node's slots; 1 for a dense model by
+    default.
 
     Args:
         shape: the experts, or None for a dense model
         asked: the requested P, or 0
 
     Returns:
-        P, or a `Shortage` if the experts cannot be divided so.
+        P, or a `Shortage` if a requested P does not divide the experts, or its chunks do not fit.
     """
     if shape is None:
         return asked or 1
@@ -60,7 +61,7 @@ def assign_chunks(
         ep_size: P
 
     Returns:
-        Worker -> chunk.
+        Worker -> chunk, for as many workers as the largest multiple of P.
     """
     quota = len(workers) // ep_size
     taken: dict[str, int] = {}

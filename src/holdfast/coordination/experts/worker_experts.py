@@ -77,10 +77,12 @@ class HeldExperts:
         self.initial = False
 
     def apply_placement(self, plan: ExpertPlan, rank: int, decision: DecisionKind | None) -> Rearrangement:
-        """Start a generation's placement, and note the loss of experts that do not count in it.
+        """Start a generation's placement: forget held experts that the plan does not count, and return how to get the
+        missing ones.
 
-        Such experts belong to a state that another worker's has replaced, or arrived when a Stop was obeyed, too late
-        for the report.
+        Experts that do not count belong to a state that another worker's has replaced, or arrived when a Stop was
+        obeyed, too late for the report. After a start or a rollback, every worker makes or loads its own experts, and
+        nothing is fetched.
 
         Args:
             plan: the placement
@@ -89,7 +91,8 @@ class HeldExperts:
 
         Raises:
             JobFailedError: The plan needs the initial experts, and this worker no longer has them.
-            ValueError: The plan counts on experts that this worker does not hold.
+            ValueError: The plan counts on experts that this worker does not hold, or moves nothing although some are
+                missing.
         """
         placed = decode_experts(plan.placement[rank], self.shape)
         moves = decision not in (DecisionKind.START, DecisionKind.ROLLBACK)

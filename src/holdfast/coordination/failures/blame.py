@@ -22,11 +22,12 @@ def find_agreeing_nodes(
     """Return the nodes on which the work itself caused the exception, in their order; [] if the node may be the cause.
 
     The work is the cause if another node has met the same exception at the same micro-batch of the same step. If no
-    machine can cause such an exception, it is also enough that several nodes have met it anywhere. Examples are a line
-    that only one rank reaches, or one before the first step. A job of one node cannot compare: there, twice is enough.
+    machine can cause such an exception, it is also enough that up to 3 nodes (all, in a smaller job) have met it
+    anywhere. Examples are a line that only one rank reaches, or one before the first step. A job of one node cannot
+    compare: there, twice is enough.
 
     Args:
-        before: earlier exceptions
+        before: earlier exceptions; those older than the window count only with `ever`
         last: the newest exception
         nodes: number of nodes of the job
         machine: whether a machine can cause an exception of this class

@@ -22,7 +22,13 @@ class Budget:
         self._together: set[int] = set()
 
     def count_try(self, now: float, place: int = 0) -> int:
-        """Count a try for a local rank of the node; return the number of tries within the window."""
+        """Count a try, and return the number of tries within the window.
+
+        Ends of processes with different local ranks within a second are one try.
+
+        Args:
+            place: the local rank of the process, or 0 for the whole node.
+        """
         while self._tries and self._tries[0] <= now - self.window_s:
             self._tries.popleft()
         if not self._tries or place in self._together or now - self._tries[-1] >= TOGETHER_S:
@@ -32,7 +38,7 @@ class Budget:
         return len(self._tries)
 
     def undo_try(self, at: float) -> None:
-        """Remove the last try if it was made at this time."""
+        """Remove the last try if it was made at this time, because the node was not its cause."""
         if self._tries and self._tries[-1] == at:
             self._tries.pop()
 

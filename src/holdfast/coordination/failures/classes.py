@@ -52,7 +52,13 @@ class FailureClasses:
         )
 
     def classify(self, kind: FailureKind, detector: Detector, detail: str) -> FailureClass:
-        """Return the class of a failure."""
+        """Return the class and severity of the first rule that matches; the site's rules come before our own.
+
+        A rule may be for one detector only. Without a match it is `unknown`, for which a process is restarted.
+
+        Args:
+            detail: the error text; at most 8192 characters are searched.
+        """
         text = f"{kind}: {detail[:_MAX_LENGTH]}"
         for pattern, length, rule in chain(self._site, _compile_table()):
             if rule.detector is not None and rule.detector is not detector:
@@ -65,7 +71,10 @@ class FailureClasses:
 
 
 def find_rule_errors(rules: Sequence[FailureRule]) -> Iterator[tuple[int, str]]:
-    """Yield the errors in a site's rules: the index of the rule, and the reason."""
+    """Yield the errors in a site's rules: the index of the rule, and the reason.
+
+    A rule is wrong if it is invalid, may take forever, never matches, or if an earlier rule always matches first.
+    """
     earlier: list[tuple[int, re.Pattern[str], FailureRule]] = []
     for number, rule in enumerate(rules):
         try:
@@ -124,7 +133,7 @@ def _compile_rule(rule: FailureRule) -> re.Pattern[str]:
 def _shadows(earlier: re.Pattern[str], pattern: str) -> bool:
     """Return whether every text that matches a pattern certainly matches the earlier one, too.
 
-    Only obvious cases are found.
+    Only equal patterns, and patterns with literal texts in which the earlier one is always found, are recognized.
     """
     if earlier.pattern == pattern:
         return True
@@ -134,7 +143,7 @@ def _shadows(earlier: re.Pattern[str], pattern: str) -> bool:
 
 
 def _is_always_found(earlier: re.Pattern[str], text: str) -> bool:
-    """Return whether a pattern is found in a text, in any surroundings."""
+    """Return whether a pattern is found in a text within any of a few typical surroundings."""
     return all(earlier.search(f"{before}{text}{after}") is not None for before in _AROUND for after in _AROUND)
 
 

@@ -18,7 +18,11 @@ def node_lost(node: str, kind: FailureKind, since: float) -> Failure:
 
 
 def no_report(node: str, since: float) -> Failure:
-    """Return the failure of a node with a worker that does not answer to Stop, although its agent lives."""
+    """Return the failure of a node with a worker that does not answer to Stop, although its agent lives.
+
+    Args:
+        since: the last sign of life, in Unix seconds.
+    """
     return _node_failure(
         node, FailureKind.HANG, since, Evidence(detector=Detector.TIMEOUT, detail="no report after Stop")
     )
@@ -42,7 +46,9 @@ def replica_differs(node: str, why: str, now: float) -> Failure:
 
 
 def process_ended(node: str, down: WorkerDown, now: float) -> Failure:
-    """Return the failure of a worker with a process that has ended."""
+    """Return the failure of a worker with a process that has ended, with the evidence of its script's exception, if
+    any.
+    """
     evidence = _script_evidence(down.error) if down.error is not None else Evidence(detector=down.detector)
     return _process_failure(node, down.worker, down.kind, now, replace(evidence, detail=down.detail))
 
@@ -54,7 +60,12 @@ def script_raised(node: str, raised: Raised, now: float) -> Failure:
 
 
 def worker_hung(node: str, stand: ThreadActivity, why: str, now: float) -> Failure:
-    """Return the failure of a worker that was ended because its activity took too long."""
+    """Return the failure of a worker that was ended because its activity took too long.
+
+    Args:
+        stand: the activity of its training thread, which dates the failure.
+        why: the reason, in words.
+    """
     evidence = Evidence(
         detector=Detector.STATISTICS,
         detail=why,

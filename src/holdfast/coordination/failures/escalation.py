@@ -47,7 +47,11 @@ class EscalationPolicy:
         self._last_excluded = "", ""
 
     def count_failure(self, failure: Failure) -> int:
-        """Count a failure on the escalation step of its severity; return the number of tries within the window."""
+        """Count a failure on the escalation step of its severity; return the number of tries within the window.
+
+        Processes of one node that end together count once. Nodes that are lost within a second of each other count as
+        no try.
+        """
         place = index_of(failure.worker) if failure.worker else 0
         key = failure.node, self._budget_owner(failure), failure.severity
         budget = self._budgets.pop(key, None) or Budget()
@@ -59,10 +63,11 @@ class EscalationPolicy:
         return budget.count_try(self._transaction.now, place)
 
     def _budget_owner(self, failure: Failure) -> int:
-        """Return the agent process that owns the budget of a failure, or 0 for the name of the node.
+        """Return the PID of the agent that owns the budget of a failure, or 0 if the node's name owns it.
 
-        A node that sends invalid messages, or is lost while others build a group with it, costs the others a swap each
-        time. A new agent process must not reset that budget: the node would keep all other new nodes out forever.
+        The name owns failures of unconnected nodes, invalid messages, and losses of a node that only joins. These cost
+        the others a swap each time, and a new agent process must not reset that budget: the node would keep all other
+        new nodes out forever.
         """
         record, node = self._transaction.record, self._transaction.members.nodes.get(failure.node)
         if node is None:
@@ -74,9 +79,9 @@ class EscalationPolicy:
         return 0 if not failure.worker and (nonsense or (coming and not member)) else node.agent_pid
 
     def _is_lost_with_others(self, node: str, budget: Budget) -> bool:
-        """Return whether a node is lost within a second of another: then both lost something shared, and are blameless.
+        """Record that a node is lost; return whether another one was lost less than a second before.
 
-        The try of the other node is undone.
+        Then both lost something shared, and are blameless: the try of the other node is undone.
         """
         now = self._transaction.now
         since, other, counted = self._last_loss
@@ -91,14 +96,14 @@ class EscalationPolicy:
         return tries > (MAX_RETRIES if severity is Severity.RETRY else self._max_restarts)
 
     def on_node_lost(self, node: str) -> None:
-        """Handle that a node was lost."""
+        """Record that a node is lost now. Its return will be reported as an automatic repair."""
         self._lost_nodes.pop(node, None)
         self._lost_nodes[node] = self._transaction.now, AUTOMATIC
         while len(self._lost_nodes) > _KEPT:
             del self._lost_nodes[next(iter(self._lost_nodes))]
 
     def on_node_complete(self, node: Node) -> None:
-        """Handle that all workers of a node run: report a repair if it was lost before."""
+        """Emit `node_repaired`, with the seconds since its loss, if a lost node has all its workers again."""
         since, repair = self._lost_nodes.pop(node.name, (0.0, ""))
         if repair:
             self._transaction.emit(NodeRepaired, node=node.name, repair=repair, repair_s=self._transaction.now - since)
@@ -106,12 +111,18 @@ class EscalationPolicy:
     # ---- after the last escalation step ----
 
     def find_quarantine(self, node: str, host: str) -> Quarantined | None:
-        """Return the quarantine that refuses a node, or None if it may join."""
+        """Return the quarantine that refuses a node, by its name or its host, or None if it may join."""
         known = self._transaction.record.quarantined
         return next((one for one in known if one.node == node or (one.host and one.host == host)), None)
 
     def quarantine(self, node: str, host: str, why: str) -> None:
-        """Quarantine a node, and its host if no other node is there and the job has started."""
+        """Record a node as quarantined, with its host if no other node is there and the job has started.
+
+        It no longer counts as given up or as lost.
+
+        Args:
+            host: the name of its host, or "" if unknown.
+        """
         transaction = self._transaction
         begun = transaction.record.generation > 0
         shared = not begun or any(
@@ -125,7 +136,11 @@ class EscalationPolicy:
             self._last_excluded = node, f"is quarantined: {why}"
 
     def on_leave(self, node: Node, leave: Leave) -> None:
-        """Handle that an agent leaves: its machine is broken, its tries are used up, or all is well."""
+        """Handle that an agent leaves: quarantine a broken machine, give up a node that used up its tries, else do
+        nothing.
+
+        If the agent waits for an answer, it is told to end.
+        """
         if leave.reason == "quarantined":
             self.quarantine(node.name, node.host, leave.detail)
         elif leave.reason == "exhausted":
@@ -162,10 +177,10 @@ class EscalationPolicy:
         return tuple(one for one in self._transaction.record.given_up if one.node != node)
 
     def explain_deserted(self, *, awaited: bool) -> str:
-        """Return why the job cannot continue because its last node was excluded; "" if it can.
+        """Return why the job cannot continue because its last node was excluded in this transaction; "" if it can.
 
         A node that was only lost may return, and so may the nodes that are `awaited`. A job that has not started waits
-        until enough nodes have failed: their exceptions give more evidence.
+        until as many nodes as it needs were excluded: their exceptions give more evidence.
         """
         (node, why), self._last_excluded = self._last_excluded, ("", "")
         record = self._transaction.record
@@ -177,14 +192,14 @@ class EscalationPolicy:
 
     @property
     def excluded_nodes(self) -> tuple[Quarantined | GivenUp, ...]:
-        """The quarantined and the given-up nodes, each once."""
+        """The quarantined nodes, then the given-up ones."""
         return *self._transaction.record.quarantined, *self._transaction.record.given_up
 
     def readmit_node(self, node: str) -> None:
-        """Readmit a node, with full budgets.
+        """Remove a node from the quarantined and given-up ones, with full budgets. Its return is reported as a repair.
 
         Raises:
-            UnreachableError: The node is neither drained nor quarantined.
+            UnreachableError: The node is neither quarantined nor given up.
         """
         transaction = self._transaction
         record = transaction.record

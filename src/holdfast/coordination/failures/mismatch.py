@@ -77,7 +77,11 @@ def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places:
 
 
 def _merge_roles(found: Sequence[Mismatch]) -> Mismatch | None:
-    """Return one mismatch for all roles, without a majority if one of the roles has none."""
+    """Return one mismatch for all roles, or None if there is none. It has no minority if one of the roles has no
+    majority.
+
+    The cause is the script only if it is in all roles.
+    """
     if not found:
         return None
     first = next((one for one in found if not one.minority), found[0])
@@ -87,7 +91,11 @@ def _merge_roles(found: Sequence[Mismatch]) -> Mismatch | None:
 
 
 def _compare_role(step: int, reports: Sequence[Report]) -> Mismatch | None:
-    """Return how workers of one role differ at a step, or None if their fingerprints are equal."""
+    """Return how workers of one role differ at a step, or None if their fingerprints are equal.
+
+    The cause is a transfer if a worker of the minority has received its state, else the script. Fingerprints of
+    different versions have no minority and no cause.
+    """
     groups: dict[tuple[int, int, int], list[Report]] = {}
     for report in reports:
         if report.compared is not None:
@@ -134,7 +142,11 @@ def _has_received(report: Report) -> bool:
 
 
 def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Report]) -> str:
-    """Return in words how a minority differs."""
+    """Return in words which nodes differ from the majority, with some differing settings and advice after a transfer.
+
+    Args:
+        what: "settings" or "state".
+    """
     nodes = _format_nodes(dict.fromkeys(node_of(report.worker) for report in wrong))
     others = len({node_of(report.worker) for report in right})
     rest = f"those of the {others} other nodes" if others > 1 else f"those of {node_of(right[0].worker)}"
@@ -148,7 +160,11 @@ def _describe_minority(what: str, right: Sequence[Report], wrong: Sequence[Repor
 
 
 def _describe_no_majority(what: str, groups: Sequence[Sequence[Report]]) -> str:
-    """Return in words how workers differ if no majority agrees."""
+    """Return in words which nodes differ if no majority agrees, with differing settings of the two largest groups.
+
+    Args:
+        what: "settings" or "state".
+    """
     first, second = (_settings_of(group[0]) for group in groups[:2])
     here, others = _find_differing_settings(first, second)
     nodes = [node_of(group[0].worker) for group in groups[:2]]
@@ -177,14 +193,17 @@ def _settings_of(report: Report) -> tuple[str, ...]:
 
 
 def _find_differing_settings(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Return the first settings that only the one has, and that only the other has; "" if unknown."""
+    """Return up to 4 settings that only the one has, and up to 4 that only the other has, joined by commas.
+
+    Both are "" unless each has some.
+    """
     here = [setting for setting in one if setting not in other][:_NAMED]
     there = [setting for setting in other if setting not in one][:_NAMED]
     return (", ".join(here), ", ".join(there)) if here and there else ("", "")
 
 
 def _format_nodes(nodes: Iterable[str]) -> str:
-    """Return node names as text."""
+    """Return up to 4 node names as text, sorted, and the number of further ones."""
     names = sorted(nodes)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

@@ -67,7 +67,11 @@ NO_TRANSFERS = StateTransfers()
 
 
 def find_lacking_members(plan: GenerationPlan, reports: Mapping[str, Report], applied: int) -> frozenset[str]:
-    """Return the receivers of a generation that did not get the state of step `applied`."""
+    """Return the receivers of a generation that did not report step `applied` or a later one: the state did not reach
+    them.
+
+    Receivers without a report also count.
+    """
     receivers = [worker for worker in plan.sources if plan.senders(worker)]
     reached = {worker: reports[worker].applied if worker in reports else None for worker in receivers}
     return frozenset(worker for worker, step in reached.items() if step is None or step < applied)
@@ -110,6 +114,10 @@ class Suspects:
     ) -> dict[str, str]:
         """Return the nodes that cannot stay, with the reason; {} if the same members may try again.
 
+        After failed transfers these are bad senders, or receivers without further tries. Otherwise, after a time-out or
+        a second try without a new step, they are in this order: laggards, members without a known address, unreachable
+        ones, or the fallback. At least one node always stays.
+
         Args:
             workers: the members by rank, all of which have reported
             reports: their reports
@@ -140,7 +148,8 @@ class Suspects:
     def _find_unreachable(
         self, workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
     ) -> dict[str, str]:
-        """Return few nodes (greedily) without which all others reach each other.
+        """Return few nodes (chosen greedily) without which all others reach each other, with the reason; {} if none
+        would stay.
 
         Pairs of nodes that both have the state come first. If one of two nodes lacks the state, that one goes, unless
         several such nodes reach other nodes with the state, but not this one. Of two equals, the one with more failed
@@ -161,6 +170,7 @@ class Suspects:
         named: dict[str, str] = {}
 
         def leave_out(node: str) -> None:
+            """Add a node to the named ones, with the peers that it cannot reach, and remove its pairs."""
             nonlocal cut
             peers = sorted(peer for pair in cut if node in pair for peer in pair - {node})
             named[node] = f"no connection between it and {', '.join(peers)}"
@@ -199,7 +209,10 @@ def _find_cut_off_holders(
 
 
 def _find_transfer_suspects(workers: Sequence[str], transfers: StateTransfers) -> dict[str, str]:
-    """Return the nodes that cannot stay after failed transfers: a bad sender, else receivers without further tries."""
+    """Return the nodes that cannot stay after failed transfers, with the reason; {} if none would stay.
+
+    These are suspect senders that the others can spare, else receivers for which another try makes no sense.
+    """
     senders = {node_of(sender) for senders in transfers.failed.values() for sender in senders}
     if bad := [node for node in transfers.suspects if node in senders and transfers.can_spare(node)]:
         why = "several nodes could not receive the state from it, and received it from others"
@@ -220,9 +233,12 @@ def _find_laggards(
     complaints: Mapping[str, Complaint],
     lacking: AbstractSet[str],
 ) -> dict[str, str]:
-    """Return the nodes with workers that have not issued the operation for which others waited.
+    """Return the nodes with workers that have not issued the operation for which others waited until a time-out.
 
-    A member with the state may be late because it still sends it: members that lack it go first.
+    {} without a time-out. A member with the state may be late because it still sends it: members that lack it go first.
+
+    Args:
+        lacking: the members that lack the state.
     """
     places = {worker: _progress_key(report) for worker, report in reports.items()}
     timed_out = [places[worker] for worker, complaint in complaints.items() if complaint.timed_out and worker in places]
@@ -250,7 +266,9 @@ def select_fallback(workers: Sequence[str], complaints: Mapping[str, Complaint],
 def _suspect_fallback(
     workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
 ) -> dict[str, str]:
-    """Return one node: without other evidence another set of members must do."""
+    """Return the node of `select_fallback`, with the first complaint: without other evidence another set of members
+    must do.
+    """
     first = next(iter(complaints.values()))
     blamed = select_fallback(workers, complaints, transfers)
     return unless_all(workers, {blamed: f"the same members have failed before: {first.detail}"})

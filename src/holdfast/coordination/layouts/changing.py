@@ -86,7 +86,11 @@ class LayoutChanges:
     # ---- layouts of connected workers ----
 
     def replace_if_outdated(self, node: Node, attach: Attach) -> bool:
-        """Replace workers of a node that started with another layout than the current one; return whether they did."""
+        """Replace the workers of a node if an attaching one has another of the job's layouts than the current one.
+
+        Returns:
+            Whether they are replaced; not if the job's list of layouts differs.
+        """
         record = self._transaction.record
         if not attach.layouts or attach.layouts != record.layouts or attach.layout == record.layout:
             return False
@@ -102,7 +106,12 @@ class LayoutChanges:
     # ---- whether to change ----
 
     def start_if_due(self, plan: GenerationPlan) -> None:
-        """Stop the members after a committed step if it is time for another layout, and nothing else is changing."""
+        """Interrupt the generation for another layout, if it has been worth its cost for long enough; call it after a
+        committed step.
+
+        Nothing happens while anything else changes. If the current layout stays, emit why, once; if a node cannot stash
+        the state, give up for now.
+        """
         transaction, record = self._transaction, self._transaction.record
         if not self._can_change(plan):
             self._wanted = None
@@ -129,7 +138,10 @@ class LayoutChanges:
         self._stopping.start(transaction.now, reason=LAYOUT)
 
     def _can_change(self, plan: GenerationPlan) -> bool:
-        """Return whether the job can change its layout now: all members train, and nothing else is changing."""
+        """Return whether the job can change its layout now: all members train, and nothing else is changing.
+
+        Never if it has no other layout, or restarts all workers after failures.
+        """
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or self._config.spec.recovery.restarts_all or self._stopping.stop is not None:
             return False
@@ -157,7 +169,9 @@ class LayoutChanges:
         )
 
     def _measured_times(self, plan: GenerationPlan) -> dict[str, float]:
-        """Return the measured seconds of a micro-batch by layout, the newest last."""
+        """Return the measured seconds of a micro-batch by the names of layouts, that of the current one last if it is
+        known.
+        """
         record, step_s = self._transaction.record, self._progress.costs.step_of(len(plan.members))
         name = str(record.layout)
         known = {other: seconds for other, seconds in record.layout_s.items() if other != name}
@@ -186,7 +200,11 @@ class LayoutChanges:
         self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
 
     def _give_up(self, layout: Layout, nodes: int, why: str) -> None:
-        """Give up a change for now, and try again later."""
+        """Give up a change: emit why the layout stays, and try again after a minute at the earliest.
+
+        Args:
+            layout: the current layout.
+        """
         self._wanted = None
         self._not_before = self._transaction.now + RETRY_S
         self._transaction.emit(LayoutKept, layout=describe_layout(layout), nodes=nodes, why=why)
@@ -194,7 +212,10 @@ class LayoutChanges:
     # ---- the change ----
 
     def on_decision(self, decision: Decision, *, ends: bool) -> bool:
-        """Return whether the members of the decided generation should stash their state.
+        """Return whether the members of the decided generation should stash their state for a requested change.
+
+        If they cannot, because something else came first or the stash failed, the change is undone. If the decision
+        uses another state than the change's stash, the change is finished as it is.
 
         Args:
             decision: the decision of the next generation
@@ -216,7 +237,9 @@ class LayoutChanges:
         return False
 
     def _undo(self, change: LayoutChange) -> None:
-        """Undo a change before it took effect, and report why."""
+        """Undo a change that has not taken effect, and emit why. A permanent failure is not tried again with this
+        number of nodes.
+        """
         why, self._failure_reason = self._failure_reason or "another change came first", ""
         when, lasting, self._is_permanent = "tried later", self._is_permanent, False
         if lasting:
@@ -226,7 +249,10 @@ class LayoutChanges:
         self._give_up(change.before, change.nodes, f"{describe_layout(change.after)} is {when}: {why}")
 
     def check_stash(self, plan: GenerationPlan) -> None:
-        """Activate the new layout once every node has stashed the whole state; give up after the time limit."""
+        """Activate the new layout once every node has stashed the whole state; cancel the change after the time limit.
+
+        Ignored unless the plan is one in which members stash their state.
+        """
         transaction, change, decision = (
             self._transaction,
             self._transaction.record.change,
@@ -249,7 +275,10 @@ class LayoutChanges:
             self._finish_stash(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
     def cancel_stash(self, why: str, *, lasting: bool = False) -> None:
-        """Give up the change because the state cannot be stashed; training continues.
+        """Interrupt the generation that stashes the state, because that cannot succeed; training then continues without
+        the change.
+
+        Ignored if no such generation is in force, or if it is interrupted already.
 
         Args:
             why: the reason
@@ -263,7 +292,7 @@ class LayoutChanges:
         self._stopping.start(self._transaction.now, reason=LAYOUT)
 
     def _finish_stash(self, plan: GenerationPlan, change: LayoutChange) -> None:
-        """Record the stash, and activate the new layout with it."""
+        """Record the stash and the layout's step times, and activate the new layout, which starts from the stash."""
         transaction = self._transaction
         assert change.kept is not None
         transaction.change(change=change, layout_s=self._measured_times(plan))
@@ -275,7 +304,12 @@ class LayoutChanges:
         self.activate_layout(change.after, decision)
 
     def activate_layout(self, layout: Layout, decision: Decision | None) -> None:
-        """Activate another layout: replace all workers, which start with the decision, if any."""
+        """Record another layout, drop the plan, and replace all workers. Draining nodes are released, and standbys warm
+        up again.
+
+        Args:
+            decision: how the new workers start: from the stash, or None for what is saved.
+        """
         transaction = self._transaction
         self._impossible.clear()
         self._departures.release_all()
@@ -307,7 +341,7 @@ class LayoutChanges:
         return self._transaction.record.stash_nodes if self._snapshots.find_newest(change.kept[2]) is None else ()
 
     def finish_if_committed(self) -> None:
-        """Finish a change once steps are committed under the new layout."""
+        """Finish a change once a step after the stash is committed. The layout no longer counts as failed."""
         change = self._transaction.record.change
         if change is not None and change.kept is not None and self._progress.ledger.committed > change.kept[2]:
             worked = (one for one in self._transaction.record.failed_layouts if one.layout != change.after)
@@ -315,7 +349,11 @@ class LayoutChanges:
             self.finish_change(change, change.why)
 
     def finish_change(self, change: LayoutChange, why: str) -> None:
-        """Emit the cost of a change, unless the job went back to the layout before."""
+        """Remove a change from the record, and emit its cost, unless the job went back to the layout before.
+
+        Args:
+            why: the reason for the event.
+        """
         down_s, moved_bytes = self._progress.layout_cost(change.since)
         if change.after != change.before:
             self._transaction.emit(

@@ -106,10 +106,14 @@ def choose_layout(
 
 
 def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
-    """Return the job's layouts with the number of nodes from which each applies, up to `nodes`.
+    """Return the layouts that the job would choose for 1 to `nodes` nodes, each with the number of nodes from which it
+    applies.
 
     Returns () if every worker always has the whole model. If the layout changes too often, only the first changes are
     returned.
+
+    Args:
+        workers: workers of a node
     """
     if not record.layouts:
         return () if record.layout == WHOLE else (ListedLayout(layout=record.layout, nodes=1),)
@@ -131,13 +135,22 @@ def layouts_by_nodes(record: Record, *, nodes: int, workers: int) -> Layouts:
 
 
 def _estimate_step_s(layout: Layout, workers: int, micro_batches: int, measured_s: Mapping[str, float]) -> float:
-    """Return the estimated seconds of a step; without any measurement, in an arbitrary unit."""
+    """Return the estimated seconds of a step: a micro-batch's, times the micro-batches of the busiest replica group.
+
+    Without any measurement, in an arbitrary unit.
+
+    Args:
+        workers: all workers of the job
+    """
     units = max(1, workers // layout.places)
     return -(-max(1, micro_batches) // units) * _estimate_micro_batch_s(layout, measured_s)
 
 
 def _estimate_micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
-    """Return the measured or estimated seconds of a micro-batch."""
+    """Return the measured seconds of a micro-batch, or an estimate from the newest measurement of another layout.
+
+    Without any measurement, the estimate is in an arbitrary unit.
+    """
     if (known := measured_s.get(str(layout))) is not None:
         return known
     # The newest measurement of another layout gives the speed of the machines.
@@ -148,7 +161,7 @@ def _estimate_micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> 
 
 
 def _count_places(name: str) -> int:
-    """Return the number of local ranks of a layout, from its name."""
+    """Return the number of workers in a replica group, from the sizes in a layout's name."""
     sizes = [int(word) for word in name.split() if word.isdecimal()]
     return math.prod(sizes)
 

@@ -74,12 +74,16 @@ class FailingLayouts:
     # ---- layouts under which workers do not start ----
 
     def on_node_complete(self, node: Node) -> None:
-        """Handle that all workers of a node run: learn how long that takes."""
+        """Learn from a node with all workers how long they take to start, while no generation is in force."""
         if self._transaction.record.plan is None:  # Otherwise one of them may be a replacement.
             self._longest_s = max(self._longest_s, self._transaction.now - node.came)
 
     def tick(self) -> None:
-        """Revert a change if the workers of a connected node do not start in time."""
+        """Revert a change if the workers of a connected node do not start in time: in 10 minutes, or 3 times the
+        longest start.
+
+        Only while a stash waits for its workers.
+        """
         transaction, limit_s = self._transaction, max(_START_LIMIT_S, _START_FACTOR * self._longest_s)
         if transaction.record.plan is not None or not transaction.record.stashed_step:
             return
@@ -93,9 +97,10 @@ class FailingLayouts:
     # ---- layouts that fail ----
 
     def revert_change(self, why: str) -> bool:
-        """Revert the change of layout that has led to a failure, if there is one.
+        """Revert the change of layout that has led to a failure, if there is one and no step is committed since.
 
-        This is immediate: no step is committed under the new layout, and the stash is in node memory.
+        Emits why. The job continues from the stash in node memory, and the failed layout is not chosen for some
+        minutes, longer each time.
 
         Returns:
             Whether all workers are replaced, to continue under the layout before.
@@ -120,9 +125,10 @@ class FailingLayouts:
         return True
 
     def on_worker_down(self, down: WorkerDown) -> bool:
-        """Handle the end of a process that has not left its loop.
+        """Handle the end of a process during a change of layout.
 
-        A permanent end, or too many of them, reverts the change.
+        Workers that still have a reverted layout are replaced. Otherwise, unless the script left its loop, a permanent
+        end, or too many ends, reverts the change.
 
         Returns:
             Whether nothing else must be done.
@@ -152,7 +158,13 @@ class FailingLayouts:
         return True
 
     def on_replacement(self, worker: str, why: str) -> bool:
-        """Handle that a process is replaced: revert the change if that happens too often; return whether it was."""
+        """Count the loss of a process since the last stash; revert the change if its replica group has lost too many.
+
+        Processes that end together count once, and a process once.
+
+        Returns:
+            Whether the change is reverted.
+        """
         change = self._transaction.record.change
         kept = change.kept if change is not None else None
         if kept is None:
@@ -181,7 +193,9 @@ class FailingLayouts:
         return decision if self._changes.is_from_stash(decision) else None
 
     def _record_failure(self, layout: Layout) -> tuple[Layout, float]:
-        """Record that a layout has failed; return it, and the seconds until it may be tried again."""
+        """Record that a layout has failed; return it, and the seconds until it may be chosen again: 600, doubled for
+        each failure.
+        """
         before = self._transaction.record.failed_layouts
         tries = 1 + next((one.tries for one in before if one.layout == layout), 0)
         wait_s = RECENT_S * 2 ** min(tries - 1, _MOST_DOUBLED)
@@ -191,7 +205,7 @@ class FailingLayouts:
         return layout, wait_s
 
     def _restart(self, layout: Layout, source: Decision | None) -> None:
-        """Replace all workers, to start under another layout."""
+        """Replace all workers, to start under another layout from `source`, or from saved state if that is None."""
         self._stopping.end()
         self._progress.restarts()
         self._changes.activate_layout(layout, source)
@@ -201,8 +215,9 @@ class FailingLayouts:
     def on_script_error(self, error: ScriptError) -> bool:
         """Handle an exception of the script: if memory was too small, do not choose the current layout again.
 
-        If no step is committed under it, or no worker has a state, all workers are replaced at once. Otherwise the
-        change follows like any other, once all members train again.
+        If no step is committed under it, or no worker has a state, and another layout is left, all workers are replaced
+        at once. Otherwise the change follows like any other, once all members train again. Ignored if the script
+        assigns layouts to numbers of nodes.
 
         Returns:
             Whether all workers are replaced.
@@ -233,16 +248,22 @@ class FailingLayouts:
         return True
 
     def can_fit_elsewhere(self, error: ScriptError) -> bool:
-        """Return whether the job can be saved to restart under another layout.
+        """Return whether the job can be saved to restart under another layout, because memory was too small for the
+        script.
 
-        That is for exceptions that all workers raise after some steps because memory was too small.
+        The job must save, and have a layout that is not too large; the script must not assign layouts to numbers of
+        nodes.
         """
         record = self._transaction.record
         listed = record.saves and not have_node_counts(record.layouts) and error.place.startswith(_NO_MEMORY)
         return listed and any(one.layout not in record.too_large for one in record.layouts)
 
     def leave_too_large(self) -> bool:
-        """Switch to another layout at a restart if the current one is too large; return whether it was."""
+        """Switch all workers to another layout if the current one is too large and another can be chosen; return
+        whether they switch.
+
+        Called when all workers restart from a checkpoint.
+        """
         transaction, record = self._transaction, self._transaction.record
         if not record.layouts or record.layout not in record.too_large:
             return False

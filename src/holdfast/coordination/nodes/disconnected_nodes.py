@@ -44,7 +44,9 @@ class DisconnectedNodes:
         return bool(self._starting or self._replacing)
 
     def count_unreached(self, lease_s: float) -> int:
-        """Return how many nodes are expected if none at all has connected for a lease, else 0."""
+        """Return how many nodes are expected for more than a lease, if none at all has connected since the start, else
+        0.
+        """
         if self._any_connected:
             return 0
         return sum(since < self._transaction.now - lease_s for since in self._returning.values())
@@ -54,7 +56,10 @@ class DisconnectedNodes:
         self._returning.update(dict.fromkeys(names, self._transaction.now))
 
     def replace_workers(self, names: Iterable[str], why: str) -> None:
-        """Send the connected ones of these nodes away to replace their workers, and expect them back."""
+        """Send the connected ones of these nodes away to replace their workers, and expect them back with new ones.
+
+        They are removed from the members until they reconnect. Nodes that are not connected are skipped.
+        """
         transaction = self._transaction
         for name in dict.fromkeys(names):
             node = transaction.members.nodes.get(name)
@@ -80,11 +85,14 @@ class DisconnectedNodes:
         return name in self._returning or name in self._replacing
 
     def is_known(self, name: str) -> bool:
-        """Return whether a node is expected back, and users know that it has joined before."""
+        """Return whether a node is expected back, and its joining was reported to users before."""
         return self.is_expected(name) and name not in self._unannounced
 
     def on_node_returned(self, node: Node) -> None:
-        """Record that a node is connected, and its whole Hello was handled."""
+        """Record that a node is connected again, after its whole Hello was handled. It is no longer expected.
+
+        If its workers were replaced, it is starting until all of them have attached; a standby or retained node is not.
+        """
         if self._returning.pop(node.name, None) is not None:
             self._last_return = self._transaction.now
         self._unannounced.discard(node.name)
@@ -111,7 +119,7 @@ class DisconnectedNodes:
         self._replacing.pop(name, None)
 
     def pause_over(self) -> None:
-        """Give every node its full time again, because this process was paused."""
+        """Restart the time of all expected nodes, because this process was paused or the first node has connected."""
         for away in (self._returning, self._replacing):
             away.update(dict.fromkeys(away, self._transaction.now))
 
@@ -120,11 +128,10 @@ class DisconnectedNodes:
     ) -> list[tuple[str, float]]:
         """Return the nodes that have not come back within a lease, each with the time since when it is away.
 
-        After an outage, a thousand nodes may connect at once, and one coordinator handles them one by one. While nodes
-        still come back, the others may be waiting in that queue, so none of them is overdue.
-
-        If no node at all has connected, this coordinator may listen at an address that the agents do not know. Then no
-        node is overdue either: giving them up would end a job that still trains. If the job `ends`, they are overdue.
+        Nodes with the same workers are never overdue while others still come back: after an outage, a thousand nodes
+        may connect at once, and one coordinator handles them one by one. They are not overdue either if no node at all
+        has connected: this coordinator may listen at an address that the agents do not know, and the job may still
+        train. If the job `ends`, they are overdue.
 
         Args:
             lease_s: the seconds that a node may be away.

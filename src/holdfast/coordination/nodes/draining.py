@@ -75,7 +75,8 @@ class Draining:
     # ---- requests of users ----
 
     def request(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> None:
-        """Drain these nodes; nodes that already leave or have left are skipped.
+        """Record that these nodes must leave, which happens at a step boundary; nodes that already leave or have left
+        are skipped.
 
         Args:
             stays: each node waits for a warm standby that takes over its ranks, and becomes a standby itself.
@@ -94,12 +95,16 @@ class Draining:
         self._not_before = 0
 
     def check(self, names: Sequence[str], to: Sequence[str] = (), *, stays: bool = False) -> list[str]:
-        """Check a request, with the arguments of `request`; return the nodes that are not leaving yet.
+        """Check a request, with the arguments of `request`, without changing anything; return the nodes that are not
+        leaving yet.
+
+        A node that moves may still be asked to leave.
 
         Raises:
             BadInputError: no node is named, or one is named twice, or a target is not a standby.
             UnreachableError: a node does not exist.
-            RefusedError: the job is over, or could not continue without the nodes; the message has the remedy.
+            RefusedError: the job is over, or could not continue without the nodes, or its workers are being replaced,
+                or there are not enough standbys; the message has the remedy.
         """
         transaction, record = self._transaction, self._transaction.record
         if not names:
@@ -128,7 +133,10 @@ class Draining:
         return new
 
     def on_end_notice(self, name: str, grace_s: float) -> str:
-        """Drain a node that will end in `grace_s` seconds in any case.
+        """Drain a node that will end in `grace_s` seconds in any case; interrupt the step at once if its end would be
+        too late.
+
+        Ignored if the job is over, or if the node leaves already and is retained or has a deadline.
 
         Returns:
             Why it cannot leave before, or "". Then it stays until its end, and is lost.
@@ -151,7 +159,8 @@ class Draining:
         return ""
 
     def on_recall(self, name: str) -> str:
-        """Drain a node that the pool recalls, even if fewer copies of the state remain.
+        """Drain a node that the pool recalls, without a standby for its ranks, and even if fewer copies of the state
+        remain.
 
         Returns:
             Why it cannot leave now, or "".
@@ -169,7 +178,7 @@ class Draining:
         return ""
 
     def readmit(self, name: str) -> bool:
-        """Allow a node to join again; return whether it had been drained."""
+        """Remove a node from the drained ones, so that it may join again; return whether it had been drained."""
         drained = self._transaction.record.drained
         rest = tuple(one for one in drained if one.node != name)
         if len(rest) < len(drained):
@@ -193,9 +202,10 @@ class Draining:
     # ---- leaving ----
 
     def going(self, workers: Iterable[str], plan: GenerationPlan | None = None) -> list[str]:
-        """Return the workers of nodes that leave as soon as possible, or are retained.
+        """Return which of these workers are on nodes that can leave as soon as possible, or are retained.
 
-        A node that is moved waits until a warm standby has joined.
+        A node that is moved, or has a deadline late enough, waits for a warm standby. If that can join next to it
+        first, it waits until then.
 
         Args:
             plan: the plan in force, if it will be interrupted only for these nodes. None: it is interrupted anyway, so
@@ -212,10 +222,10 @@ class Draining:
         return [worker for worker in workers if node_of(worker) in here]
 
     def enter_beside(self, *, whoever: bool = False) -> None:
-        """Promote warm standbys to join next to the nodes that they replace.
+        """Promote warm standbys to join next to the draining nodes that they will replace.
 
         Args:
-            whoever: also if there is little time for that.
+            whoever: also if there is too little time for that, or if nodes otherwise join only by a restart.
         """
         waiting = [
             one for one in self._transaction.record.leaving if not one.owed and not self._replacements.is_beside(one)
@@ -228,17 +238,22 @@ class Draining:
             self._not_before = 0
 
     def followed(self) -> None:
-        """Give a lost draining node's ranks to the standby that joined to replace it."""
+        """Give lost draining nodes' ranks to the standbys that had joined to replace them."""
         for one in self._transaction.record.leaving:
             if one.node not in self._transaction.members.nodes and self._replacements.is_beside(one):
                 self._replacements.has_come(one)
 
     def in_time(self, one: Departure) -> bool:
-        """Return whether a node with a deadline can wait until a standby has warmed up to replace it."""
+        """Return whether a node with a deadline can wait until a standby has warmed up to replace it.
+
+        False without a deadline, and for a node that the pool recalls.
+        """
         return bool(one.until) and not one.closes and self._replaced_in_s() <= one.until - self._transaction.now
 
     def _replaced_in_s(self) -> float:
-        """Return the estimated seconds until a cold standby can have replaced a node."""
+        """Return the estimated seconds until the first cold standby is warm and can replace a node; infinite without
+        one.
+        """
         if not self._config.spec.recovery.uses_standbys:
             return math.inf
         warm_s = (self._standbys.warm_in_s(name) for name in self._transaction.members.standbys)
@@ -246,7 +261,7 @@ class Draining:
         return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
 
     def _note(self, one: Departure, *, replaced: bool) -> None:
-        """Keep the details for the event when a node with a deadline has left."""
+        """Keep the time that was left and the missing standby, for the event when a node with a deadline has left."""
         grace_s, left_s = one.until - one.since, one.until - self._transaction.now
         how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
         cold_s = self._replaced_in_s()
@@ -266,7 +281,8 @@ class Draining:
 
         A retained worker that has not applied the newest step keeps that step from being committed. If it is the last
         step, no later one proves that all members have it, and members that save wait for the commit before they
-        finish. So a fully written checkpoint of the step releases the node, too.
+        finish. So a fully written checkpoint of the step releases the node, too. Moves for which no standby can ever
+        come are cancelled, with an event.
 
         Args:
             written: the newest step of which all parts of a checkpoint are written.
@@ -281,7 +297,9 @@ class Draining:
                 transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
 
     def start_at_boundary(self, plan: GenerationPlan) -> None:
-        """Stop the members at a step boundary if some nodes can leave, so that little work is repeated.
+        """Interrupt the generation at a step boundary if some nodes can leave, so that little work is repeated.
+
+        Not before a step of this plan is committed.
 
         Args:
             plan: the plan in force, which nothing is about to change.
@@ -295,7 +313,10 @@ class Draining:
             self._interruption.start(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
     def go_next(self, plan: GenerationPlan) -> list[str]:
-        """Return the members of the plan in force that can leave at the end of the step."""
+        """Return the members of the plan in force that can leave at the end of the step.
+
+        [] if they have the only copy of some experts, if the others lack slots, or within 10 steps of a failed try.
+        """
         if self._ledger.committed < self._not_before:
             return []
         leavers = self.going(plan.workers, plan)
@@ -305,16 +326,25 @@ class Draining:
         return leavers if self.can_go(leavers, here) else []
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
-        """Return whether the remaining workers and the replacing standbys have slots for all experts."""
+        """Return whether the remaining workers and the replacing standbys have slots for all experts; False if none
+        remain.
+
+        Args:
+            leavers: the workers that leave.
+            workers: all workers that may take part.
+        """
         rest = [worker for worker in (*workers, *self._replacements.heirs(leavers)) if worker not in leavers]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def postpone(self) -> None:
-        """Postpone the draining: the nodes have the only copy of some state."""
+        """Postpone the next try to release nodes by 10 steps, because they have the only copy of some state."""
         self._not_before = self._ledger.committed + RETRY_STEPS
 
     def retain(self, leavers: Collection[str], step: int) -> list[str]:
         """Retain these workers, because the next plan begins without them from the state of `step`.
+
+        Their ranks go to standbys that have joined next to them, or else to warm ones, which are promoted. If no
+        standby replaces a node, the job wants one node less, unless the node has a deadline or only moves.
 
         Returns:
             The workers of standbys that take over their ranks.
@@ -359,7 +389,11 @@ class Draining:
         return any(one.owed and one.node == name for one in self._transaction.record.leaving)
 
     def on_failure(self, failure: Failure) -> bool:
-        """Handle the failure of a retained node, which is probably not needed; return False for any other node."""
+        """Complete the leaving of a retained node that fails: it is removed, and is probably not needed.
+
+        Returns:
+            False for any other node, which is not handled.
+        """
         transaction = self._transaction
         found = [one for one in transaction.record.leaving if one.node == failure.node and one.owed]
         if not found:
@@ -376,11 +410,19 @@ class Draining:
         return True
 
     def _write(self, entry: Departure) -> None:
+        """Replace the entry of a leaving node in the record."""
         leaving = self._transaction.record.leaving
         self._transaction.change(leaving=tuple(entry if one.node == entry.node else one for one in leaving))
 
     def _complete(self, one: Departure, why: str = "") -> None:
-        """Complete a departure: the node leaves permanently, or becomes a standby."""
+        """Complete a departure: the node is told to end, or becomes a standby if it stays; emit that it has left.
+
+        A node without a deadline is recorded as drained, so that it cannot join again, and may reduce the wanted number
+        of nodes.
+
+        Args:
+            why: details for the event.
+        """
         transaction, record = self._transaction, self._transaction.record
         node = transaction.members.nodes.get(one.node)
         was_standby = node is not None and node.standby
@@ -411,7 +453,10 @@ class Draining:
             transaction.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
     def depart(self, node: Node, reason: str, detail: str = "") -> tuple[str, ...]:
-        """Remove a node that leaves, and emit that; return its workers."""
+        """Remove a node that leaves on its own, and emit that unless it is a standby; return its workers.
+
+        The draining of a retained node is completed.
+        """
         workers = self.forget(node)
         retained = next((one for one in self._transaction.record.leaving if one.owed and one.node == node.name), None)
         if retained is not None:
@@ -422,7 +467,7 @@ class Draining:
         return workers
 
     def forget(self, node: Node) -> tuple[str, ...]:
-        """Remove a node; return its workers."""
+        """Remove a node and the reports of its workers, without an event; return its workers."""
         self._disconnected.lost(node.name)
         for worker in (workers := self._transaction.members.remove(node.name)):
             self._ledger.forget(worker)
@@ -451,7 +496,10 @@ class Draining:
         return [worker for worker in workers if node_of(worker) not in names] + taking
 
     def _cannot(self, rest: list[str]) -> str:
-        """Return why the job could not continue with only these workers, or ""."""
+        """Return why the job could not continue with only these workers, with the remedy, or "".
+
+        It needs at least one worker, and slots for all experts.
+        """
         transaction, record, config = self._transaction, self._transaction.record, self._config
         if not rest:
             return "no node would be left; add some first (holdfast scale +1), or end the job (holdfast stop)"
@@ -461,7 +509,11 @@ class Draining:
         return ""
 
     def _why_not(self, names: Collection[str]) -> str:
-        """Return why the job could not continue with its guarantees without these nodes, or ""."""
+        """Return why the job could not continue with its guarantees if these nodes left, or "".
+
+        Besides `_cannot`, each expert must stay on as many nodes as the fault threshold asks for, unless it already is
+        not.
+        """
         transaction, record, config, rest = self._transaction, self._transaction.record, self._config, self._rest(names)
         if why := self._cannot(rest):
             return why

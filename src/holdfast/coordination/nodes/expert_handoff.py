@@ -30,9 +30,9 @@ class ExpertHandoff:
         self._draining = departures
 
     def plan_handoff(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return a placement that copies experts held only by draining nodes, or None if nothing must be copied.
+        """Return a placement that copies experts held only by draining nodes, or None if nothing must or can be copied.
 
-        If the others have no slots for them, the standby that replaces the node joins first.
+        If the others have no slots for them, standbys that replace the nodes are promoted to join first.
         """
         leavers = self._draining.going(plan.workers, plan)
         if not leavers or not only_with(self._transaction.record, plan, leavers):
@@ -53,7 +53,7 @@ class ExpertHandoff:
 
 
 def _with_all(question: PlacementQuestion) -> ExpertPlan | None:
-    """Return a placement with every expert, or None if the slots do not suffice."""
+    """Return a placement with every expert, by few changes or else by a search; None if the slots do not suffice."""
     for solve in (keep_placement, compute_placement):
         found = solve(question)
         if found is None or isinstance(found, Shortage):
@@ -69,6 +69,11 @@ def _beside_the_leavers(
     """Return the placement of all members. Draining nodes keep their experts, as the source of the copies.
 
     If a pool recalls more nodes than the fault threshold allows, some experts are on fewer nodes from then on.
+
+    Args:
+        before: the placement in force.
+        stayers: the members that do not leave.
+        experts: their new placement.
     """
     placed = dict(zip(stayers, experts.placement, strict=True))
     rows = zip(plan.workers, before.placement, strict=True)

@@ -43,7 +43,7 @@ class PairProbes:
         self._number = 0
 
     def start(self, one: Endpoint, other: Endpoint) -> PairProbe:
-        """Ask two nodes to connect to each other."""
+        """Ask two nodes to connect to each other's probe listeners; return the probe, which has just begun."""
         self._number += 1
         awaited = {one.connection, other.connection}
         probe = PairProbe(self._number, one, other, self._transaction.now, awaited)
@@ -58,7 +58,10 @@ class PairProbes:
         self._under_way.pop(probe.number, None)
 
     def on_probed(self, connection: int, answer: AddressProbed) -> PairProbe | None:
-        """Handle an answer; return its probe if it has ended: by an error, or because both have connected."""
+        """Handle an answer. Return its probe if it has ended, by an error or because both have connected, else None.
+
+        Answers to unknown or ended probes are ignored.
+        """
         probe = self._under_way.get(answer.number)
         if probe is None or connection not in probe.awaited:
             return None
@@ -72,7 +75,7 @@ class PairProbes:
         return probe
 
     def tick(self) -> list[PairProbe]:
-        """Return the probes that took too long, as failed."""
+        """Remove the probes that took longer than the time-out, and return them with an error."""
         late: list[PairProbe] = []
         for probe in self._under_way.values():
             if self._transaction.now - probe.since <= self.timeout_s:

@@ -71,7 +71,11 @@ class NewcomerProbes:
         self._proven: dict[tuple[str, str], None] = {}
 
     def start(self, connection: int, hello: Hello) -> bool:
-        """Begin to probe a newcomer; return False if no probe is needed or possible."""
+        """Begin to probe a newcomer; return False if no probe is needed or possible.
+
+        None is needed for a planned or already probed node, or for an agent that will be refused; none is possible
+        without a listener or a member. An older connection of the same agent is closed.
+        """
         self._forget_lost(hello)
         newcomer = Newcomer(connection, hello)
         foreign = hello.protocol != PROTOCOL or hello.job != self._transaction.record.job
@@ -82,14 +86,17 @@ class NewcomerProbes:
         return True
 
     def _forget_lost(self, hello: Hello) -> None:
-        """Forget older connections of an agent that reconnects before their end is noticed."""
+        """Forget and close older connections of an agent that reconnects before their end is noticed."""
         for connection, other in list(self._newcomers.items()):
             if (other.hello.node, other.hello.session) == (hello.node, hello.session):
                 self.forget(connection)
                 self._transaction.close(connection)
 
     def keep(self, connection: int, message: AgentMessage) -> bool:
-        """Store a message of a newcomer until its admission; return False for any other connection."""
+        """Store a message of a newcomer until its admission; return False for any other connection.
+
+        After too many messages, the connection is closed, and the newcomer must reconnect.
+        """
         newcomer = self._newcomers.get(connection)
         if newcomer is None:
             return False
@@ -100,13 +107,17 @@ class NewcomerProbes:
         return True
 
     def forget(self, connection: int) -> None:
-        """Forget a connection that has ended."""
+        """Forget a newcomer's connection that has ended, and cancel its probe."""
         newcomer = self._newcomers.pop(connection, None)
         if newcomer is not None and newcomer.probe is not None:
             self._probes.cancel(newcomer.probe)
 
     def on_probed(self, probe: PairProbe) -> tuple[Newcomer, ProbeVerdict] | None:
-        """Handle the end of a probe; return the newcomer and its result, or None if it is still open."""
+        """Handle the end of a probe; return the newcomer and its result, or None if it is still open.
+
+        The first failed probe is repeated by another member. After the second one the newcomer is refused; if no member
+        is left, it is admitted.
+        """
         newcomer = self._newcomers.get(probe.one.connection)
         if newcomer is None or newcomer.probe is not probe:
             return None
@@ -138,6 +149,9 @@ class NewcomerProbes:
         return [self._conclude(newcomer, ProbeVerdict.ADMITTED) for newcomer in list(self._newcomers.values())]
 
     def _conclude(self, newcomer: Newcomer, outcome: ProbeVerdict) -> tuple[Newcomer, ProbeVerdict]:
+        """End a newcomer's probe and return both arguments. An admitted newcomer is not probed again when it
+        reconnects.
+        """
         self.forget(newcomer.connection)
         if outcome is ProbeVerdict.ADMITTED:
             self._proven[newcomer.hello.node, newcomer.hello.session] = None
@@ -146,7 +160,7 @@ class NewcomerProbes:
         return newcomer, outcome
 
     def _probe(self, newcomer: Newcomer) -> bool:
-        """Probe a newcomer with a member; return False if no member can."""
+        """Start a probe of a newcomer with the next member; return False if no member can."""
         member = self._select_member(newcomer)
         if member is None:
             return False
@@ -155,7 +169,10 @@ class NewcomerProbes:
         return True
 
     def _select_member(self, newcomer: Newcomer) -> Node | None:
-        """Return the next member that has not failed with a newcomer; if all have, one of them."""
+        """Return the next member, in turn, that has a probe listener and has not failed with a newcomer.
+
+        If all have failed, one of them; None if there is none.
+        """
         plan, nodes = self._transaction.record.plan, self._transaction.members.nodes
         names = dict.fromkeys(member.node for member in plan.members) if plan is not None else {}
         members = [nodes[name] for name in names if name in nodes and name != newcomer.hello.node]

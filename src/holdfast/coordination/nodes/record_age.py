@@ -45,7 +45,9 @@ class RecordAge:
             self._confirmed = self._transaction.members.entered(self._plan)
 
     def newer_than_record(self, hello: Hello) -> str:
-        """Return what an agent knows and the record lacks, in words; "" if the record is complete."""
+        """Return which newer generation an agent knows, in words; "" if the record is complete, or confirmed as
+        current.
+        """
         record, heard = self._transaction.record, hello.heard
         if heard.identity != record.identity:
             # A backup has the job's identity. A lost store knows no generation.
@@ -59,7 +61,7 @@ class RecordAge:
         return f"node {hello.node} is in generation {heard.generation}, and the store ends with generation {known}"
 
     def raise_term(self, hello: Hello) -> bool:
-        """Continue with a higher term if an agent of this job knows one; return whether it was raised.
+        """Open a term above the agent's, if the agent has this job's identity; return whether it was.
 
         Either another coordinator leads, and the write ends this one, or a coordinator of that term had an older store.
         """

@@ -54,7 +54,11 @@ class Replacements:
         return [worker for name in self._stand_ins if self._stands_in(name) for worker in nodes[name].workers]
 
     def over(self) -> dict[str, tuple[str, str]]:
-        """Return the replacements of the next generation, which is decided now, and clear them."""
+        """Return the replacements of the next generation, which is decided now, and clear them.
+
+        Returns:
+            Standby -> the node that it replaces and why it was chosen; without standbys that were lost meanwhile.
+        """
         stand_ins, self._stand_ins = self._stand_ins, {}
         return {name: whose for name, whose in stand_ins.items() if self._stands_in(name)}
 
@@ -72,8 +76,8 @@ class Replacements:
     def replace_lost_nodes(self, plan: GenerationPlan) -> None:
         """Decide whether standbys replace the lost nodes of a plan now, and keep the reason.
 
-        If they do, assign a standby to each lost node while there are any. Otherwise the job first continues with
-        fewer nodes. Call this when all other members have reported.
+        If they do, promote and assign a standby for each lost node while there are any. Otherwise the job first
+        continues with fewer nodes. Call this when all other members have reported.
         """
         members, self.why = self._transaction.members, ""
         choice = self._weigh(plan)
@@ -89,7 +93,10 @@ class Replacements:
             self.pass_on({name: standby})
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
-        """Decide whether standbys replace the lost nodes now, and keep the reason."""
+        """Decide whether standbys replace the lost nodes now, and keep the reason.
+
+        Only with `auto` and a warm standby it is weighed by costs; otherwise the answer is yes.
+        """
         empty, recovery = self._empty(plan), self._config.spec.recovery
         if not empty or recovery.on_node_failure != "auto":
             return Replacement(at_once=True, why="")
@@ -107,7 +114,7 @@ class Replacements:
         return choice
 
     def unfollowed(self, names: Collection[str]) -> list[Departure]:
-        """Return the nodes about to leave that no standby has joined to replace."""
+        """Return the entries of these leaving nodes, without retained ones and ones next to which a standby joins."""
         leaving = self._transaction.record.leaving
         return [one for one in leaving if one.node in names and not one.owed and not self.is_beside(one)]
 
@@ -117,7 +124,11 @@ class Replacements:
         return [worker for name, _ in taken for worker in self._transaction.members.nodes[name].workers]
 
     def goes_beside(self, one: Departure) -> bool:
-        """Return whether a node's replacement can join next to it first, and there is time for that."""
+        """Return whether a node's replacement can join next to it first, and there is time for that before its
+        deadline.
+
+        Never if nodes join only in a restart of all workers.
+        """
         spec, costs = self._config.spec, self._costs
         if spec.experiments.static_experts or spec.recovery.restarts_all:
             # Then nodes join only in a restart of all workers.
@@ -126,7 +137,10 @@ class Replacements:
         return not one.until or takes_s <= one.until - self._transaction.now
 
     def is_beside(self, one: Departure, plan: GenerationPlan | None = None) -> bool:
-        """Return whether a node's replacement is ready to join next to it; with a plan: whether it has joined."""
+        """Return whether a node's replacement is promoted to join next to it; with a plan: whether it has joined.
+
+        False if the replacement is lost or leaves itself.
+        """
         node = self._transaction.members.nodes.get(one.beside)
         if node is None or node.aside or any(other.node == one.beside for other in self._transaction.record.leaving):
             return False
@@ -142,7 +156,11 @@ class Replacements:
         self._stand_ins[one.beside] = one.node, self._why_it(one, one.beside)
 
     def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
-        """Return the warm standby that would replace each leaving node, with the reason of the choice."""
+        """Return the warm standby that would replace each leaving node, with the reason of the choice.
+
+        It is the requested one, for which the node waits while it may become warm, else the nearest. Nodes without one
+        are left out, and so are nodes that the pool recalls.
+        """
         named = {one.to for one in self._transaction.record.leaving if one.to}
         free = dict.fromkeys(name for name in self._transaction.members.standbys if self._standbys.ready(name))
         found: dict[str, tuple[str, str]] = {}
@@ -160,7 +178,7 @@ class Replacements:
         return found
 
     def _why_it(self, one: Departure, name: str) -> str:
-        """Return why this standby replaces a leaving node."""
+        """Return why this standby replaces a leaving node: by request, or for its rack or zone; "" without a reason."""
         if one.to == name:
             return "it was asked for"
         gone = f"standby {one.to}, which was asked for, cannot replace it; " if one.to else ""
@@ -173,7 +191,7 @@ class Replacements:
         )
 
     def waits_for(self, one: Departure) -> str:
-        """Return the reason for which a moved node waits, while no suitable standby is warm."""
+        """Return the thing that a moved node waits for while no suitable standby is warm: a standby, or a move."""
         if one.to and self._may_come(one.to):
             return f"standby {one.to} to be warm"
         before = [other.node for other in self._transaction.record.leaving if other.stays and other.node != one.node]
@@ -182,7 +200,7 @@ class Replacements:
         return f"a standby to be warm ({one.to}, which was asked for, cannot be)" if one.to else "a standby to be warm"
 
     def in_vain(self, one: Departure) -> str:
-        """Return why no standby will ever replace a node, with the remedy; "" if one may."""
+        """Return why no standby will ever replace a node, with the remedy; "" if one may, or if none exists."""
         here = self._transaction.members.standbys
         whys = [self._standbys.in_vain(name) for name in here]
         if not whys or not all(whys) or self._standbys.awaited or self._becoming():
@@ -207,7 +225,10 @@ class Replacements:
         return {one.node for one in self._transaction.record.slow if one.until > self._transaction.now}
 
     def waits(self, plan: GenerationPlan) -> int:
-        """Return the number of nodes to wait for before continuing; nodes with starting workers count as missing."""
+        """Return how many lost nodes the job must wait for before it continues: 0 unless its policy is to wait.
+
+        Nodes with starting workers count as missing.
+        """
         if not self._config.spec.recovery.waits_for_nodes:
             return 0
         coming = {node.name for node in self._transaction.members.regular if node.coming}
@@ -215,14 +236,22 @@ class Replacements:
 
     @property
     def needed(self) -> int:
-        """The number of nodes at the start. A job that waits for lost nodes restarts with its previous number."""
+        """The number of nodes with which the job can start or restart.
+
+        For a start it is the configured number. For a restart it is 1, or the previous number in a job that waits for
+        lost nodes.
+        """
         record, spec = self._transaction.record, self._config.spec
         if not record.generation or self._transaction.begins_again:
             return spec.nodes_to_begin
         return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1
 
     def take_over(self) -> None:
-        """Promote standbys to continue the job if too few nodes are left."""
+        """Promote standbys if too few nodes are left to restart the job, or too few slots for all experts.
+
+        Without a checkpoint and other nodes, one with an intact initial state is preferred. Nothing before the first
+        generation.
+        """
         members, record = self._transaction.members, self._transaction.record
         if not record.generation or not self._config.spec.recovery.uses_standbys:
             return
@@ -239,7 +268,7 @@ class Replacements:
             self.promote(here[0].name)
 
     def grow(self, plan: GenerationPlan) -> None:
-        """Promote warm standbys if the job has fewer nodes than before."""
+        """Promote warm standbys to join while the job has too few nodes, near the lost ones if possible."""
         members = self._transaction.members
         if not members.standbys or not self._config.spec.recovery.uses_standbys:
             return
@@ -267,7 +296,8 @@ class Replacements:
     def _empty(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
         """Return the lost nodes of a plan without a replacement, in rank order.
 
-        Nodes that have connected since also count as replacements. Drained nodes need none.
+        Nodes that have connected since also count as replacements. Drained nodes, and nodes that the pool recalls, need
+        none.
 
         Args:
             without: connected nodes that count as lost.
@@ -293,7 +323,10 @@ class Replacements:
         return node is not None and not node.aside and not node.coming
 
     def _candidates(self) -> list[str]:
-        """Return the standbys that may replace a node now, in the order in which they connected."""
+        """Return the standbys that may replace a node now, in the order in which they connected: the warm ones.
+
+        If none is warm and the job cannot continue otherwise, all with complete workers.
+        """
         standbys = self._transaction.members.standbys
         warm = [name for name in standbys if self._standbys.ready(name)]
         if warm or not (self._config.spec.recovery.waits_for_nodes or lacks_slots(self._transaction, self._config)):
@@ -301,10 +334,12 @@ class Replacements:
         return [name for name, node in standbys.items() if node.complete]
 
     def _choose(self, lost: str, candidates: Collection[str]) -> str | None:
-        """Return the standby that replaces a node, or None.
+        """Return the standby that replaces a node, or None without candidates.
 
-        A standby of the same rack is preferred, then one of the same zone. Of one rack, a standby of the same zone is
-        preferred.
+        One of the same rack is preferred, then one of the same zone. Slow nodes are a last resort.
+
+        Args:
+            lost: the node's name, or "" if it is unknown.
         """
         if not candidates:
             return None
@@ -329,10 +364,12 @@ class Replacements:
     # ---- checks ----
 
     def check_targets(self, names: Sequence[str], to: Sequence[str]) -> None:
-        """Check the nodes of a move, and the standbys that were named.
+        """Check that these nodes can move, and that the named standbys can replace them.
 
         Raises:
-            BadInputError, UnreachableError, RefusedError: as in `Draining.request`.
+            BadInputError: too many targets, a node that is a standby or takes part itself, or a target that is in use.
+            UnreachableError: a target does not exist.
+            RefusedError: a node is just joining to replace another one, or a target will never be warm.
         """
         nodes, standbys = self._transaction.members.nodes, self._transaction.members.standbys
         if len(to) > len(names):
@@ -360,10 +397,11 @@ class Replacements:
                 raise RefusedError(f"{why}: name another, or start one (holdfast agent --standby)")
 
     def check_room(self, names: Sequence[str]) -> None:
-        """Check that there can be a standby for each moved node: now, or after earlier moves.
+        """Check that there can be a standby for each moved node: now, after earlier moves, or by starting the
+        configured ones.
 
         Raises:
-            RefusedError: there cannot be enough.
+            RefusedError: there cannot be enough; the message has the remedy.
         """
         standbys = self._transaction.members.standbys
         whys = [why for name in standbys if (why := self._standbys.in_vain(name))]
@@ -386,7 +424,11 @@ def _remedy(names: Sequence[str], which: str) -> str:
 
 
 def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
-    """Return whether a standby is in the named rack and zone of the other node; "" if none was named."""
+    """Return that a standby is in the named rack or zone of the other node, or that none is; "" if none was named.
+
+    Args:
+        in_rack, in_zone: whether the standby is there, too.
+    """
     if rack and in_rack:
         return f"it is in rack {rack}, too"
     if zone and in_zone:

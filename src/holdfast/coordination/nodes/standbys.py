@@ -71,14 +71,17 @@ class StandbyNodes:
     # ---- arrivals ----
 
     def waits(self, hello: Hello) -> bool:
-        """Return whether a connecting agent is a standby: it was started as one and has not replaced a node yet."""
+        """Return whether a connecting agent is a standby: it was started as one and has not replaced a node yet.
+
+        The record decides for a known agent process, the agent's own setting for a new one; a planned node is none.
+        """
         known = self._entry(hello.node)
         is_known = known is not None and known.agent_pid == hello.agent_pid
         waits = not known.promoted if known is not None and is_known else hello.standby
         return waits and not self._transaction.planned_on(hello.node)
 
     def on_admitted(self, node: Node) -> None:
-        """Add a standby that was admitted. One that reconnects keeps its number of tries."""
+        """Record a standby that was admitted, as not warm. One that reconnects keeps its number of tries."""
         self._warm_ups[node.name] = _WarmUp()
         self._awaited.discard(node.name)
         known = self._entry(node.name)
@@ -91,7 +94,9 @@ class StandbyNodes:
         return node is not None and node.complete and self._warm_ups[name].warm.keys() >= node.workers.keys()
 
     def warm_in_s(self, name: str) -> float:
-        """Return the estimated seconds until a standby is warm; infinite if it never will be."""
+        """Return the estimated seconds until a standby is warm; 0 if it is, infinite if it never will be or is not
+        connected.
+        """
         node, entry = self._transaction.members.standbys.get(name), self._entry(name)
         if node is None or self.ready(name):
             return 0.0 if node is not None else math.inf
@@ -102,7 +107,7 @@ class StandbyNodes:
         return max(start_s + warm_s - (self._transaction.now - warm_up.since if warm_up.asked else 0.0), 0.0)
 
     def in_vain(self, name: str) -> str:
-        """Return why a connected standby will never be warm, or ""."""
+        """Return why a connected standby will never be warm, or "": it does not fit, or has failed 3 times."""
         node, entry = self._transaction.members.standbys[name], self._entry(name)
         warm_up = self._warm_ups[name]
         if warm_up.refused:
@@ -125,7 +130,7 @@ class StandbyNodes:
         return [worker for worker in workers if worker not in self._void]
 
     def promote(self, name: str) -> Node:
-        """Make a standby a regular node, in the record, too."""
+        """Make a standby a regular node, in the record, too, and return it. Its warm-up is forgotten."""
         entry = self._entry(name)
         if entry is not None:
             self._write(msgspec.structs.replace(entry, promoted=True, ready=False))
@@ -133,7 +138,9 @@ class StandbyNodes:
         return self._transaction.members.promote(name)
 
     def returned(self, node: Node, *, warm: bool = True) -> None:
-        """Make a node that has left the world a standby. The state of its workers is void.
+        """Make a node that has left the world a standby, and its workers with it. Their initial state is void.
+
+        Workers with script errors are replaced. If all others have trained, the node is warm, which is emitted.
 
         Args:
             warm: whether they have trained; otherwise they are new processes.
@@ -157,7 +164,13 @@ class StandbyNodes:
     # ---- warming up ----
 
     def order_warm_ups(self, plan: GenerationPlan) -> None:
-        """Order cold standbys to warm up while the others train."""
+        """Order the cold workers of complete standbys to warm up while the others train, at most 3 times for each node.
+
+        A standby that does not fit the job is reported instead.
+
+        Args:
+            plan: the plan in force (unused).
+        """
         transaction = self._transaction
         for node in list(transaction.members.standbys.values()):
             warm_up, entry = self._warm_ups[node.name], self._entry(node.name)
@@ -174,14 +187,19 @@ class StandbyNodes:
                 transaction.order(worker, Warm(term=transaction.record.term))
 
     def fits(self, node: Node) -> bool:
-        """Return whether a standby matches the job. Earlier, the job may have had no configuration."""
+        """Return whether a standby matches the job; report it as unfit if not. When it came, the job may have had no
+        settings.
+        """
         found = (misfit(self._transaction, node, info.attach) for info in node.workers.values())
         if why := next(filter(None, found), ""):
             self.unfit(node, why)
         return not why
 
     def tick(self) -> None:
-        """Expel standbys with overdue warm-ups, and allow the next tries."""
+        """Make standbys with overdue warm-ups reconnect with fresh workers, and allow the next tries of others.
+
+        A lease after the first tick, standbys of an earlier coordinator are no longer awaited.
+        """
         now, limit_s = self._transaction.now, self._config.warm_timeout_s
         if self._awaited_since is None:
             self._awaited_since = now
@@ -195,7 +213,11 @@ class StandbyNodes:
                 self._expel(node, f"its warm-up has taken longer than {limit_s:g} s")
 
     def on_warmed(self, node: Node, message: Warmed) -> None:
-        """Handle the end of a worker's warm-up, if its node is still a standby."""
+        """Handle the end of a worker's warm-up, if its node is still a standby.
+
+        When all workers of the node are warm, record and emit that it is ready. An error is reported, and tried again
+        later.
+        """
         self._spoilt([message.worker])
         if not node.standby:
             return
@@ -216,7 +238,15 @@ class StandbyNodes:
     # ---- failures ----
 
     def on_ended(self, node: Node, message: AgentMessage) -> bool:
-        """Handle the end of a standby or of its worker; return False for any other message."""
+        """Handle the end of a standby or of its worker, as reported by its agent.
+
+        A worker with bad input or a final error makes the standby unfit; after any other end its warm-up is tried again
+        later.
+
+        Returns:
+            False for any other message, for a node that is not a standby, and once the job has an outcome: nothing was
+                done.
+        """
         if not node.standby or self._transaction.record.outcome:
             return False
         if isinstance(message, WorkerDown):
@@ -237,7 +267,7 @@ class StandbyNodes:
         return False
 
     def on_raised(self, node: Node, worker: str, why: str) -> None:
-        """Replace a process if its script raised an error before it became a standby."""
+        """Replace a standby's process that has a script error from before; the node is no longer warm."""
         self._replace(node, worker)
         self._lost(node, worker)
         self._cold(node, worker, why)
@@ -249,11 +279,16 @@ class StandbyNodes:
             self._warm_ups[node.name].warm.pop(one, None)
 
     def _replace(self, node: Node, worker: str) -> None:
+        """Remove a worker, and order the agent to replace its process."""
         self._transaction.members.drop(node, worker)
         self._transaction.send(node.connection, Replace(worker=worker))
 
     def on_failure(self, failure: Failure) -> bool:
-        """Handle the failure of a standby; return False for any other node."""
+        """Handle the failure of a standby; return False for any other node.
+
+        A node with an implausible report is refused, one that hangs reconnects with fresh workers, and any other is
+        removed.
+        """
         node = self._transaction.members.standbys.get(failure.node)
         if node is None:
             return False
@@ -270,25 +305,25 @@ class StandbyNodes:
         return True
 
     def _refuse(self, node: Node, why: str) -> None:
-        """Order a useless standby to end."""
+        """Order a useless standby to end, and report it."""
         self._transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
         self.unfit(node, why)
 
     def unfit(self, node: Node, why: str) -> None:
-        """Report a standby that does not match the job and was ordered to end."""
+        """Report once that a standby does not match the job and was ordered to end. It is not warmed up again."""
         warm_up = self._warm_ups[node.name]
         if not warm_up.refused:
             warm_up.refused = warm_up.told = True
             self._emit_failed(node, why, again=False)
 
     def _expel(self, node: Node, why: str) -> None:
-        """Make a standby reconnect with fresh workers."""
+        """Make a standby reconnect with fresh workers, and remove it until then."""
         self._transaction.send(node.connection, Refused(why=why, exit_code=EXIT_FAILED, retry=True))
         self._transaction.close(node.connection)
         self._remove(node, why)
 
     def _remove(self, node: Node, why: str) -> None:
-        """Remove a standby; it may connect again."""
+        """Remove a standby, and emit why unless this try's failure was reported; it may connect again."""
         for worker in self._transaction.members.remove(node.name):
             self._void.pop(worker, None)
         warm_up = self._warm_ups.pop(node.name)
@@ -297,7 +332,7 @@ class StandbyNodes:
         self._not_ready(node.name)
 
     def _cold(self, node: Node, worker: str, why: str) -> None:
-        """Report that a standby's worker is not warm, once for each try."""
+        """Record that a standby's worker is not warm, and delay the next try. Emit the failure, once for each try."""
         warm_up = self._warm_ups[node.name]
         told, under_way = warm_up.told, worker in warm_up.asked
         was_ready = self._not_ready(node.name)
@@ -308,7 +343,7 @@ class StandbyNodes:
             self._emit_failed(node, why)
 
     def _not_ready(self, name: str) -> bool:
-        """Record that a standby is not warm; return whether it was."""
+        """Record that a standby is not ready; return whether it was."""
         entry = self._entry(name)
         if entry is None or not entry.ready:
             return False
@@ -316,6 +351,11 @@ class StandbyNodes:
         return True
 
     def _emit_failed(self, node: Node, why: str, *, again: bool = True) -> None:
+        """Emit that a standby has failed, with its tries, unless the job has an outcome.
+
+        Args:
+            again: whether it may be tried again, if it has tries left.
+        """
         if self._transaction.record.outcome:
             return
         entry = self._entry(node.name)
@@ -325,7 +365,7 @@ class StandbyNodes:
         )
 
     def _spoilt(self, workers: Iterable[str]) -> None:
-        """Record that these workers have no initial state, because they warm up, or have."""
+        """Record that these workers have no intact initial state, because they warm up, or have, or have trained."""
         self._void.update(dict.fromkeys(workers))
         for worker in list(itertools.islice(self._void, max(0, len(self._void) - _KEPT_WORKERS))):
             del self._void[worker]

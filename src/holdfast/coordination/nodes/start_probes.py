@@ -54,7 +54,10 @@ class StartProbes:
         return bool(self._under_way) or self._has_news or self._rounds > 0
 
     def start(self, node: Node) -> None:
-        """Probe a node that connects before the job trains, with the last nodes before it."""
+        """Probe a node that connects before the job trains, with the last two nodes before it on other hosts.
+
+        Nothing without a probe listener.
+        """
         if self._transaction.record.plan is not None or not _listens(node):
             return
         if len(self._reached) > 2 * len(self._transaction.members.nodes) + _LOOK_BACK:
@@ -64,7 +67,7 @@ class StartProbes:
             self._probe(node, other)
 
     def on_probed(self, probe: PairProbe) -> None:
-        """Handle the end of a probe."""
+        """Record the result of a probe for both nodes, for the next `judge`. Other probes are ignored."""
         if self._under_way.pop(probe.number, None) is None:
             return
         one, other = probe.one.connection, probe.other.connection
@@ -76,7 +79,10 @@ class StartProbes:
         self._has_news = self._has_news or bool(self._failed) or self._rounds > 0
 
     def tick(self) -> None:
-        """Forget probes of nodes that have left, and all probes once the job trains."""
+        """Cancel probes of nodes that have left, and forget everything once the job trains.
+
+        Failed probes of unclear nodes are repeated after each time-out.
+        """
         members = self._transaction.members
         trains = self._transaction.record.plan is not None
         for probe in list(self._under_way.values()):
@@ -96,6 +102,10 @@ class StartProbes:
 
     def judge(self, spare: int) -> list[tuple[Node, str]]:
         """Return the nodes to refuse, with reasons, once all probes have ended; start others if nodes are unclear.
+
+        Refused are nodes that failed with two nodes that have reached another one. If third nodes and a second try
+        leave nodes unclear, the last ones of them are refused if the job can spare them. Otherwise `unclear` gives the
+        reason for the wait.
 
         Args:
             spare: the number of surplus nodes; negative if there are too few.
@@ -129,7 +139,7 @@ class StartProbes:
         return sorted((one for one in self._failed if not self._reached.get(one)), key=self._place)
 
     def _last_to_come(self, unclear: list[int]) -> list[int]:
-        """Return the last nodes, so that among the remaining ones no pair has failed."""
+        """Return the unclear nodes to leave out, newest first, so that no pair among the others has failed."""
         last: dict[int, None] = {}
         for one in reversed(unclear):
             if self._failed[one].keys() - last.keys():
@@ -144,13 +154,17 @@ class StartProbes:
         return self._accusers(one), len(self._failed[one]), self._place(one)
 
     def _refuse(self, one: int) -> tuple[Node, str]:
+        """Return a node and why it is refused, and forget its results."""
         refused = self._node(one), self._why(one)
         self._forget(one)
         self._refused.add(one)
         return refused
 
     def _asks_third(self, unclear: list[int]) -> bool:
-        """Probe nodes with others that they have not tried; return False if all were tried."""
+        """Probe unclear nodes with others that they have not tried; return whether any probe is in progress now.
+
+        After 6 failures a node tries no others.
+        """
         asked = set[int]()
         for one in unclear:
             if one not in asked and len(self._failed[one]) < _MOST_FAILURES and (third := self._third(one)) is not None:
@@ -159,7 +173,7 @@ class StartProbes:
         return bool(self._under_way)
 
     def _third(self, one: int) -> Node | None:
-        """Return a node that another one has not tried."""
+        """Return the newest node on another host that another one has not tried, or None."""
         node, tried = self._node(one), self._failed[one].keys()
         newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)
         others = (other for other in newest if other.connection not in tried | self._refused and _can_try(node, other))
@@ -173,6 +187,7 @@ class StartProbes:
                 self._probe(self._node(one), self._node(other))
 
     def _drop_failure(self, one: int, other: int) -> None:
+        """Forget the failed probe of a pair of connections."""
         for here, there in ((one, other), (other, one)):
             del self._failed[here][there]
             if not self._failed[here]:
@@ -183,10 +198,12 @@ class StartProbes:
         self._under_way[probe.number] = probe
 
     def _why(self, one: int) -> str:
+        """Return why a node is refused: all its failed probes, and the remedy."""
         failed = self._failed[one].items()
         return why_unreachable(self._node(one).name, "the others", {self._node(it).name: why for it, why in failed})
 
     def _why_unclear(self, one: int) -> str:
+        """Return that it is unknown which of two nodes is faulty, with their error and the remedy."""
         other, error = next(iter(self._failed[one].items()))
         first, last = self._node(other), self._node(one)
         return (
@@ -204,10 +221,12 @@ class StartProbes:
         return self._node(connection).place
 
     def _forget_departed(self) -> None:
+        """Forget the results of all connections that have ended."""
         for one in [one for one in (*self._reached, *self._failed) if self._transaction.members.on(one) is None]:
             self._forget(one)
 
     def _forget(self, one: int) -> None:
+        """Forget a connection's results, also with its peers."""
         for other in self._reached.pop(one, ()):
             self._reached[other].discard(one)
         for other in list(self._failed.get(one, ())):
@@ -219,5 +238,5 @@ def _listens(node: Node) -> bool:
 
 
 def _can_try(node: Node, other: Node) -> bool:
-    """Return whether a probe of two nodes is meaningful: not if both are on one host."""
+    """Return whether a probe of two nodes is meaningful: the other one listens, on a different host."""
     return _listens(other) and other.address != node.address

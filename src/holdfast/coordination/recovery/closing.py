@@ -61,11 +61,17 @@ class Closing:
         return self.under_way and not self.renews
 
     def request(self, request: Shutdown) -> None:
-        """End the job on request. A second request for a checkpoint does not extend its time."""
+        """End the job on request, after a checkpoint if `request.save`. A second request does not extend the
+        checkpoint's time.
+
+        After a failure, the failure stays the reason.
+        """
         self._start(LastWill(why=request.why, exit_code=request.exit_code), save=request.save)
 
     def fail(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> bool:
         """Save the intact state and fail the job, because its script cannot continue.
+
+        First it is tried to return to the previous layout, if the failure follows a change of layout.
 
         Returns:
             Whether the job ends: not if it returns to a layout that works.
@@ -77,7 +83,11 @@ class Closing:
         return True
 
     def amend(self, before: str, why: str) -> None:
-        """Replace the reason of the failure by a more detailed one."""
+        """Replace the reason of a failure by a more detailed one, unless the job is over or has another reason.
+
+        Args:
+            before: the reason that is replaced.
+        """
         if self._will is not None and self._will.why == before and self._job_end.over is None:
             self._will = msgspec.structs.replace(self._will, why=why)
             self._transaction.change(will=self._will)
@@ -92,12 +102,16 @@ class Closing:
         )
 
     def on_renewed(self) -> None:
-        """Record that the workers are being restarted."""
+        """Record that the job no longer closes, because the state is saved and all workers are being restarted."""
         self.under_way, self._will = False, None
         self._transaction.change(will=None)
 
     def resume_closing(self, *, again: bool) -> None:
-        """Resume the closing that an earlier coordinator began, unless this is another run."""
+        """Resume the closing that an earlier coordinator of this run began; forget the request if it had not begun.
+
+        Args:
+            again: whether this is another run: then it trains on.
+        """
         record = self._transaction.record
         if again and record.will is not None:
             self._transaction.change(will=None)
@@ -114,7 +128,11 @@ class Closing:
         return record.plan.last if record.plan is not None else bool(record.will and record.stashed_step)
 
     def tick(self) -> None:
-        """Close the job at its time limit; end it if saving takes too long."""
+        """Close the job at its time limit. End it if saving takes too long.
+
+        While the workers that will save are starting, they have `layout_timeout_s` instead. If they do not start in
+        time, the job first returns to the previous layout.
+        """
         limit_s = self._config.spec.time_limit
         if limit_s and self._transaction.now - self._transaction.record.run_since >= limit_s and not self._ends:
             why = f"its time limit of {limit_s:g} s is over"
@@ -135,7 +153,8 @@ class Closing:
             self.end(self._unsaved)
 
     def end(self, unsaved: str = "") -> None:
-        """End the job: everything possible is saved. Unless it has failed, it can be resumed.
+        """End the job now: everything that can be saved is saved. It has failed if that was the reason; else it can be
+        resumed.
 
         Args:
             unsaved: the progress that is lost, in words; "" for none.
@@ -149,7 +168,7 @@ class Closing:
 
     @property
     def _unsaved(self) -> str:
-        """The stashed state of a layout change that is lost when the nodes end, in words; "" for none."""
+        """The loss of a layout change's stash if the nodes end now, in words; "" if none waits to be loaded."""
         record = self._transaction.record
         if record.plan is not None or not record.stashed_step:
             return ""
@@ -157,6 +176,11 @@ class Closing:
         return f"nothing could be saved: step {record.stashed_step} was in the memory of {names} alone"
 
     def _start(self, will: LastWill, *, save: bool) -> None:
+        """Interrupt the generation for a last one that saves. End the job at once if nothing must or can be saved.
+
+        The first failure stays the reason; a restart of all workers or a request is replaced. Does nothing once the job
+        is over.
+        """
         record, before = self._transaction.record, self._will
         if self._job_end.over is not None:
             return

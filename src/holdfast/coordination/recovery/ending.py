@@ -25,12 +25,20 @@ class JobEnd:
         return self._transaction.record.outcome or "drained"
 
     def repeat_outcome(self) -> None:
-        """Repeat the outcome that an earlier coordinator wrote, because some agents may not have heard it."""
+        """End this coordinator with the outcome in the record: an earlier one wrote it, but some agents may not know
+        it.
+
+        Nothing is sent yet; agents get the outcome as they connect.
+        """
         outcome = self._transaction.record.outcome
         self._end(EXIT_DONE if outcome == "finished" else EXIT_FAILED, f"the job is {outcome}")
 
     def finish_job(self) -> None:
-        """Finish the job: every member has finished."""
+        """Finish the job: cancel moves, emit `job_finished`, and tell all workers that it is done. End nodes without
+        workers.
+
+        The reason is "stopped" if a script requested the end, else "completed".
+        """
         transaction = self._transaction
         stops = [info.stopped for info in transaction.members.workers() if info.stopped is not None]
         transaction.change(outcome="finished")
@@ -43,7 +51,7 @@ class JobEnd:
         self._end(EXIT_DONE, "done")
 
     def fail_job(self, why: str, exit_code: int = EXIT_FAILED, traceback: str = "") -> None:
-        """Fail the job."""
+        """Fail the job: cancel moves, emit `job_failed`, and end all nodes. Ignored once the job is over."""
         if self.over is not None:
             return
         self._transaction.change(outcome="failed")
@@ -52,7 +60,9 @@ class JobEnd:
         self._end_all_nodes(exit_code, why)
 
     def stop_job(self, exit_code: int, reason: str, why: str) -> None:
-        """End all nodes without an outcome, so that the job can be resumed."""
+        """End all nodes without an outcome, so that the job can be resumed. Cancels moves; ignored once the job is
+        over.
+        """
         if self.over is not None:
             return
         self._cancel_moves()
@@ -60,7 +70,9 @@ class JobEnd:
         self._end_all_nodes(exit_code, why)
 
     def _cancel_moves(self) -> None:
-        """Cancel the moves that are not complete."""
+        """Cancel moves of nodes that would have become standbys, unless the job goes on without them already; emit
+        this.
+        """
         transaction = self._transaction
         stay = [one for one in transaction.record.leaving if one.stays and not one.owed]
         if stay:
@@ -70,6 +82,7 @@ class JobEnd:
             transaction.emit(NodeStayed, node=one.node, reason="job_ended", detail=why)
 
     def _emit_finished(self, reason: str, why: str = "", *, resumable: bool = False) -> None:
+        """Emit `job_finished` with the numbers of steps and samples, and the last loss if it is known."""
         at = self._transaction.position
         # All steps have the same number of samples. Earlier steps belong to a run with events that are not in this
         # journal.
@@ -79,17 +92,21 @@ class JobEnd:
         self._transaction.emit(JobFinished, reason=reason, why=why, resumable=resumable, final_loss=loss, **totals)
 
     def _end_all_nodes(self, exit_code: int, why: str) -> None:
+        """Send all connected nodes the order to end, and record how the job ended."""
         here = (node.connection for node in self._transaction.members.nodes.values())
         self._transaction.broadcast(here, EndNode(exit_code=exit_code, why=why))
         self._end(exit_code, why)
 
     def answer_late_node(self, node: Node) -> None:
-        """Answer a node that connects after the end. With an outcome, its workers get JobDone instead."""
+        """Tell a node that connects after the end to end. With an outcome, its workers get JobDone instead, elsewhere.
+
+        Ignored while the job goes on.
+        """
         if self.over is not None and not (self._transaction.record.outcome and node.workers):
             self._transaction.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
     def handle_hang(self, name: str) -> bool:
-        """Handle a hanging node after the end: end it if it is outside the world. Return whether the job is over."""
+        """Return whether the job is over; then end a hanging node that is outside the world. It is not a failure."""
         members = self._transaction.members
         node = members.standbys.get(name) or members.owed.get(name)
         if self.over is not None and node is not None:

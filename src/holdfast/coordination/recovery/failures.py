@@ -50,10 +50,12 @@ class Failures:
         self._aside = aside
 
     def handle(self, *failures: Failure) -> None:
-        """Handle failures that were detected together, so that no failed worker is part of the next decision.
+        """Handle failures that were detected together: emit them, remove the lost nodes and workers, interrupt their
+        generation.
 
-        A lost process takes the others of its replica group with it. That counts as one failure, even if several are
-        reported.
+        Together, so that no failed worker is part of the next decision. A lost process takes the others of its replica
+        group with it: that counts as one failure, even if several are reported. Failures of standbys and draining nodes
+        go to their own handlers.
         """
         mates = {one.worker: self._transaction.drop_group_of(one.worker) for one in failures if one.worker}
         failures = tuple(failure for failure in failures if not any(take(failure) for take in self._aside))
@@ -69,12 +71,19 @@ class Failures:
         self.remove_workers(lost, min(failure.since for failure in failures))
 
     def report_needed_worker(self, failure: Failure) -> None:
-        """Report a failed process that is still needed, and interrupt its generation."""
+        """Report a failed process that still has needed state, and interrupt its generation. Nothing is removed."""
         self._emit_failure(self._classify(failure))
         self._interruption.start(failure.since)
 
     def remove_workers(self, workers: Collection[str], since: float) -> None:
-        """Remove workers that failed or left, and interrupt their generation."""
+        """Forget the reports of workers that failed or left, and interrupt or cancel the generation that they are in.
+
+        Members of the plan in force interrupt it. Those of the pending one cancel it; if it is armed, first try to
+        disarm it.
+
+        Args:
+            since: the last sign of life, in Unix seconds.
+        """
         record = self._transaction.record
         for worker in workers:
             self._ledger.forget(worker)
@@ -87,7 +96,14 @@ class Failures:
                 self.undo_pending(since)
 
     def undo_pending(self, since: float, suspects: Collection[str] | None = None) -> None:
-        """Cancel the pending generation. If it is armed, some members may have swapped, so only Stop is safe."""
+        """Cancel the pending generation, if there is one. If it is armed, some members may have swapped: interrupt the
+        current one.
+
+        Ignored while a generation is interrupted.
+
+        Args:
+            suspects: the workers that cannot join now, if known.
+        """
         if self._transaction.record.pending is None or self._interruption.stop is not None:
             return
         if self._pending_generation.armed:
@@ -96,16 +112,18 @@ class Failures:
             self._pending_generation.cancel(suspects)
 
     def retry_collective(self, complaint: Complaint, report: Report, node: str) -> bool:
-        """Retry a failed collective of unknown cause with the same members; return False after too many tries.
+        """Emit a failed collective of unknown cause, for another try with the same members; return False after too many
+        tries.
 
         Args:
+            report: the report of the worker that complained.
             node: the node to which the try is charged.
         """
         tries = self._emit_failure(self._classify(collective_failed(complaint, report, node, self._transaction.now)))
         return not self._escalation.is_exhausted(Severity.RETRY, tries)
 
     def find_self_accused(self, complaints: Iterable[Complaint]) -> dict[str, str]:
-        """Return the nodes with complaints about a fault of their own, and its details."""
+        """Return the nodes with complaints about a fault of their own process or machine, and its details."""
         kind, detector = FailureKind.CONNECTION_LOST, Detector.EXCEPTION
         own = (
             one for one in complaints if self._classes.classify(kind, detector, one.detail).severity < Severity.RETRY
@@ -113,7 +131,7 @@ class Failures:
         return {node_of(complaint.worker): complaint.detail for complaint in own}
 
     def _classify(self, failure: Failure) -> Failure:
-        """Add the failure's class, and raise its severity if the machine is at fault."""
+        """Return the failure with its class. That of a process gets the class's severity, if that is more severe."""
         evidence = failure.evidence
         found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         # Only for a process: for its machine, the agent finds the same and leaves.
@@ -121,7 +139,10 @@ class Failures:
         return replace(failure, severity=severity, evidence=replace(evidence, category=found.status))
 
     def _emit_failure(self, failure: Failure, mates: Sequence[str] = ()) -> int:
-        """Emit a failure, and keep it if it is the cause of others; return how often its escalation step was tried.
+        """Count and emit a failure; return how often its escalation step was tried within the window.
+
+        The first failure since the last committed step is kept as the cause, or the first exception, which causes
+        others. A failure of the machine raises the node's failure rate.
 
         Args:
             mates: the workers that are lost together with it.
@@ -151,22 +172,29 @@ class Failures:
         return tries
 
     def forget_cause(self) -> None:
-        """Forget the cause: a step was committed, so earlier failures explain nothing later."""
+        """Forget the cause, because a step was committed since; quarantine nodes that were given up before it."""
         self._cause, self._raised = "", False
         self._escalation.quarantine_given_up()
 
     def explain(self, consequence: str) -> str:
-        """Return why the job ends: the first cause, then its consequence."""
+        """Return why the job ends: the first cause since the last committed step, if any, then its consequence."""
         return f"{self._cause}; then {consequence}" if self._cause else consequence
 
     def _is_the_machines(self, failure: Failure) -> bool:
-        """Return whether any other process would also fail on that machine."""
+        """Return whether any other process would also fail on that machine, by the failure's class.
+
+        False for a lost connection or lease.
+        """
         evidence = failure.evidence
         found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         return found.severity is Severity.NODE and evidence.detector is not Detector.NODE_HEALTH
 
     def _expel(self, failure: Failure) -> list[str]:
-        """Expel a failed node; return its lost workers."""
+        """Emit a node's failure and remove the node; return its lost workers.
+
+        If the machine is at fault or has failed too often, the node is quarantined and told to end. If its worker hangs
+        or differs, its agent is told to replace the workers and reconnect. Otherwise only its connection is closed.
+        """
         transaction, tries = self._transaction, self._emit_failure(failure)
         self._disconnected.lost(failure.node)
         self._costs.lost(transaction.now)
@@ -195,7 +223,7 @@ class Failures:
 
 
 def _describe_mates(mates: Sequence[str]) -> str:
-    """Describe the workers that are lost with another one, or return ""."""
+    """Return which workers are replaced with a lost one, as the end of a sentence; "" if there are none."""
     if not mates:
         return ""
     names = sorted({index_of(mate) for mate in mates})

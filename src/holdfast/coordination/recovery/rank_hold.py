@@ -28,7 +28,11 @@ class RankHold:
         self._longest_s = 0.0
 
     def hold_ranks(self, workers: Iterable[str]) -> None:
-        """Hold the ranks of lost processes."""
+        """Hold the ranks of lost processes and of their replica groups: for 3 times the longest start, within 1 to 30
+        seconds.
+
+        Ignored under other policies, for workers without a rank, and in the last generation.
+        """
         plan, now = self._transaction.record.plan, self._transaction.now
         if not self._holds or plan is None or plan.last:
             return
@@ -39,7 +43,11 @@ class RankHold:
                 self._seats[node_and_index_of(worker)] = now + wait_s, now
 
     def on_process_attached(self, worker: str, since: float) -> None:
-        """Record that a process has attached; `since`: when its node connected, the start time if no rank waited."""
+        """Release the rank that a new process attached to, and learn how long the start of a process takes.
+
+        Args:
+            since: when its node connected: its start began then, if no rank waited.
+        """
         _, since = self._seats.pop(node_and_index_of(worker), (0.0, since))
         self._longest_s = max(self._longest_s, self._transaction.now - since)
 

@@ -70,7 +70,11 @@ class ScriptErrors:
         self._blamed: _Blamed | None = None
 
     def on_raised(self, node: Node, message: Raised) -> None:
-        """Handle a script error in a process that still runs and keeps its state."""
+        """Handle a script error in a process that still runs and keeps its state. A repeated message is ignored.
+
+        A member's error interrupts its generation; any other process is replaced at once. A final error closes the job;
+        others are remembered, and close it if the work causes them on every node.
+        """
         transaction, info = self._transaction, node.workers[message.worker]
         if info.raised:
             return
@@ -92,14 +96,20 @@ class ScriptErrors:
             self._remember(message.worker, message.error, message.detail)
 
     def close_if_final(self, down: WorkerDown) -> bool:
-        """Close the job if an ended script needs no restart; return whether its node has bad input."""
+        """Close the job if a script ended with an error for which no restart helps.
+
+        Returns:
+            Whether the script ended for bad input of its node alone.
+        """
         if down.final:
             trace = down.error.traceback if down.error is not None else ""
             self._closing.fail(f"{self._transaction.place_of(down.worker)}: {down.detail}", down.exit_code, trace)
         return down.exit_code == EXIT_BAD_INPUT and not down.final
 
     def on_process_ended(self, down: WorkerDown) -> None:
-        """Handle a script error in a process that has ended."""
+        """Remember the script error of an ended process, unless it is final; close the job if the work causes it on
+        every node.
+        """
         if down.error is not None and not down.final:
             self._remember(down.worker, down.error, down.detail)
 
@@ -111,7 +121,10 @@ class ScriptErrors:
         return [info.id for info in infos if unit_of(info.id, members.unit_places) in units] if units else []
 
     def release(self, workers: Iterable[str]) -> None:
-        """Release these workers, because their state is not needed: their processes are replaced."""
+        """Remove these workers, because their state is not needed, and have their agents replace the processes.
+
+        Agents replace the rest of a replica group together with the worker that has raised.
+        """
         members = self._transaction.members
         for worker in workers:
             node = members.nodes[node_of(worker)]
@@ -125,7 +138,11 @@ class ScriptErrors:
                 node.broken.add(worker)
 
     def _remember(self, worker: str, error: ScriptError, detail: str) -> None:
-        """Remember a script error; close the job if the work causes it on every node."""
+        """Record a script error in the job's record; close the job if the work causes it on every node.
+
+        The layout may be the cause instead: then another layout starts, or the job is saved for a restart under one. A
+        further report of the error that closed the job only adds its node to the reason.
+        """
         transaction = self._transaction
         found = self._classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, detail)
         if worker in (one.worker for one in transaction.record.raised):
