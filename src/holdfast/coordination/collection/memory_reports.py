@@ -49,7 +49,11 @@ class Memories:
         self._question: _Question | None = None
 
     def tick(self) -> None:
-        """Detect changes of members, ask once a change is over, and emit the event once the time to answer is over."""
+        """Detect changes of the plan's nodes.
+
+        Once a change is over, ask some nodes for their memory use around it; emit the answers as an event when the time
+        to answer is over.
+        """
         now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
         if question is not None and now - question.at > ANSWER_S:
             self._emit_sample(question)
@@ -61,7 +65,7 @@ class Memories:
             self._ask(*self._before)
 
     def on_memory_taken(self, node: Node, answer: MemoryTaken) -> None:
-        """Record the answer of a node."""
+        """Record the answer of a node, and emit the event if it was the last one. Ignore answers to other questions."""
         question = self._question
         if question is None or answer.number != question.number or node.name not in question.roles:
             return
@@ -70,6 +74,11 @@ class Memories:
             self._emit_sample(question)
 
     def _follow(self, plan: GenerationPlan) -> None:
+        """Record the nodes of a new generation.
+
+        If they differ from the last ones, note the time and the nodes before, unless an earlier change has not been
+        asked about yet.
+        """
         if plan.generation == self._generation:
             return
         nodes = tuple(dict.fromkeys(map(node_of, plan.workers)))
@@ -78,6 +87,11 @@ class Memories:
         self._generation, self._nodes = plan.generation, nodes
 
     def _ask(self, generation: int, before: tuple[str, ...]) -> None:
+        """Ask nodes that left, nodes that joined and one that stayed for their memory use around the change; at most
+        `MAX_NODES`, only connected ones.
+
+        `generation` and `before` are those before the change.
+        """
         transaction, self._before = self._transaction, None
         here = transaction.members.nodes
         roles = {
@@ -98,6 +112,7 @@ class Memories:
         )
 
     def _emit_sample(self, question: _Question) -> None:
+        """End the question, and emit the samples and peaks of the nodes that have answered with any."""
         self._question = None
         answered = [
             (name, role, question.answers[name].samples)

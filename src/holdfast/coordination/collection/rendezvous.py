@@ -21,7 +21,7 @@ class PostedTooMuchError(Exception):
 
 
 def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
-    """Split posts into bundles that each fit into a message."""
+    """Split posts into bundles that each fit into a message. A post that is larger alone gets its own bundle."""
     bundle: list[Post] = []
     room = MAX_POSTED_BYTES
     for post in posts:
@@ -50,7 +50,9 @@ class Collected:
         return len(self.bytes) == len(self.members)
 
     def add(self, posts: Iterable[Post]) -> Sequence[Post]:
-        """Add keys; return the keys to forward now. Keys of workers that are not members are dropped.
+        """Add keys; return the keys to forward now: none until every member has posted, then all that wait.
+
+        Keys of workers that are not members are dropped.
 
         Raises:
             PostedTooMuchError: A worker has posted too many bytes.
@@ -79,7 +81,10 @@ class KeyBundles:
         self._collected: dict[int, Collected] = {}
 
     def on_posts(self, node: str, posts: Sequence[Post]) -> str:
-        """Add a node's bundle, and forward the keys that it completes. Keys of other nodes' workers are ignored.
+        """Add a node's bundle for the current or the pending generation, and forward keys to all members once every
+        member has posted.
+
+        Keys of other nodes' workers and of other generations are ignored.
 
         Returns:
             The error in the bundle, or "".
@@ -108,7 +113,10 @@ class KeyBundles:
         return ""
 
     def owing(self, plan: GenerationPlan) -> list[str]:
-        """Return the members that have not posted their keys, or none of them if no member has posted yet."""
+        """Return the members that have not posted their keys for this plan.
+
+        Empty if no member has posted yet, or all have.
+        """
         collected = self._collected.get(plan.generation)
         if collected is None or collected.complete:
             return []
@@ -116,6 +124,7 @@ class KeyBundles:
 
 
 def _under_another_name(post: Post, plan: GenerationPlan) -> str:
+    """Return the error if a worker has posted a key that does not belong to its rank, or ""."""
     rank = plan.rank(post.worker)
     key = next((key for key in post.keys if rank is not None and not is_key_of(rank, key)), None)
     return (

@@ -123,10 +123,11 @@ class JobPoolClient:
         return self._transaction.record.held
 
     def start(self) -> None:
-        """Prepare the grants for a new coordinator: nodes that have not joined get their full time again.
+        """Prepare the grants for a new coordinator: nodes that have not joined get their full time again. Does nothing
+        outside a pool.
 
-        The nodes of a suspended job have left, and its state is saved. It starts with other nodes and misses none. A
-        suspended job without checkpoints starts from scratch.
+        The nodes of a suspended job have left, and its state is saved: its plan is dropped, so that it starts with
+        other nodes and misses none. A suspended job without checkpoints starts from scratch.
         """
         transaction, submission = self._transaction, self._config.submission
         if not submission:
@@ -139,7 +140,11 @@ class JobPoolClient:
         self._write_held(mark_awaited(held, self._list_absent(held), transaction.now))
 
     def on_shares(self, message: PoolSaid) -> None:
-        """Handle the pool's message with the job's grants."""
+        """Handle the pool's message with the job's grants and its wish: update them and whether the job runs, is
+        suspended or ended.
+
+        Note promoted standbys, treat nodes without a grant as lost, and fail a stranded job. A report follows.
+        """
         held = self._held
         if held is None:
             return
@@ -165,9 +170,9 @@ class JobPoolClient:
         self._asked_at = -RETRY_S
 
     def admit_node(self, hello: Hello) -> bool:
-        """Record that a node joins by its grant; return whether the job holds that grant.
+        """Record that a node joins by its grant; return whether the job holds that grant and runs.
 
-        A refused node tries again.
+        Outside a pool, only a job without a submission admits nodes. A refused node tries again.
         """
         held = self._held
         if held is None:
@@ -181,7 +186,9 @@ class JobPoolClient:
         return True
 
     def is_standby(self, hello: Hello) -> bool:
-        """Return whether an admitted node is a standby: by its grant in a pool, else by its own setting."""
+        """Return whether an admitted node is a standby: by its grant in a pool, unless the plan has it, else by its own
+        setting.
+        """
         held = self._held
         if held is None:
             return self._standbys.waits(hello)
@@ -201,7 +208,11 @@ class JobPoolClient:
         self._unfit.pop(node, None)
 
     def update(self) -> None:
-        """Follow the pool's wishes, update the grants, and report; called after every input."""
+        """Follow the pool's wishes, return grants of nodes that have left (all, once the job has ended), promote
+        standbys, update the roles of nodes, and report changes to the pool.
+
+        Called after every input.
+        """
         held = self._held
         if held is None:
             return
@@ -226,7 +237,9 @@ class JobPoolClient:
     # ---- nodes ----
 
     def _return_absent_nodes(self, held: Held) -> Held:
-        """Return the grants without nodes that have left or were lost, or that did not join in time."""
+        """Return the grants without those of absent nodes that had joined and are not expected back, did not join in
+        time, or must leave anyway.
+        """
         absent, now = self._list_absent(held), self._transaction.now
         if not absent:
             return held
@@ -326,9 +339,9 @@ class JobPoolClient:
         self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
 
     def _fail_if_stranded(self) -> None:
-        """Fail the job because too few nodes of the pool are usable, unless it trains or has usable nodes.
+        """Fail the job, with the newest refusals as the reason, because too few nodes of the pool are usable.
 
-        While the pool has other nodes, or expects some, it grants them, and the job waits.
+        Does nothing if it refuses no node, or has started and has connected nodes.
         """
         transaction = self._transaction
         refuses = self._refusals
@@ -343,7 +356,10 @@ class JobPoolClient:
     # ---- wishes of the pool ----
 
     def _follow_wish(self, held: Held) -> None:
-        """Follow the pool's wish: end or suspend the job, or leave recalled nodes."""
+        """Follow the pool's wish: begin to end or suspend the job, once for each wish.
+
+        If it should run, let recalled nodes leave that do not do so already; that is repeated at most every `RETRY_S`.
+        """
         if held.wish != "run" and self._current_wish != held.wish:
             self._current_wish = held.wish
             self._closing.request(Shutdown(EXIT_ENDED, _WHY[held.wish], save=held.wish != "stop_now"))
@@ -361,7 +377,9 @@ class JobPoolClient:
                 self._departures.on_recall(node)
 
     def _return_all_nodes(self, held: Held) -> Held:
-        """Return the grants of a job that has ended: none, with its standing and reason."""
+        """Return the record of grants of a job that has ended: no grants, how it ended, and the reason unless the job
+        finished or the pool asked for the end.
+        """
         over = self._ending.over
         assert over is not None
         standing: JobStanding = "suspended" if held.wish == "suspend" else "stopped"
@@ -374,7 +392,7 @@ class JobPoolClient:
 
     @property
     def _move_s(self) -> float | None:
-        """Seconds of training that one node costs that joins while another leaves.
+        """Seconds of training that one node costs that joins while another leaves, or None before a join was measured.
 
         Rounded to 0.1 s, so that it seldom changes.
         """

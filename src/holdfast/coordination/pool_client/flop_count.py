@@ -31,7 +31,10 @@ class FlopBook:
         return {"flop_per_sample": self.per_sample, "peak_flop_per_s": self._output.peak_flop_per_s}
 
     def on_tally(self, tally: FlopTally) -> None:
-        """Handle the count of a member; with the last one of a round, record the result."""
+        """Handle the count of a member; with the last one of a step, record and emit the FLOP per sample.
+
+        Ignored if that is known, or from another generation or a worker that must not count.
+        """
         transaction = self._transaction
         plan = transaction.record.plan
         if self.per_sample or plan is None:

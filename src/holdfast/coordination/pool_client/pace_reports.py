@@ -44,7 +44,7 @@ class PaceReporter:
 
     @property
     def pace(self) -> JobPace | None:
-        """The pace to report, or None before a step was measured."""
+        """The pace to report, or None before a step was measured. Updated at most every `_EVERY_S` seconds."""
         transaction = self._transaction
         if transaction.now >= self._next_update_at:
             self._next_update_at = transaction.now + _EVERY_S
@@ -57,7 +57,7 @@ class PaceReporter:
         return self._reported_costs
 
     def _update_costs(self) -> None:
-        """Update the reported costs if one differs by a tenth."""
+        """Update the reported costs of failures and the saving period if one differs by a tenth."""
         found = {
             cost.value: self._costs.of(cost)
             for cost in (Cost.HIT, Cost.REPLACED, Cost.ROLLED_BACK)
@@ -69,7 +69,11 @@ class PaceReporter:
             self._reported_costs = JobCosts(**found)
 
     def _update_pace(self) -> None:
-        """Update the reported pace if a step time, the FLOP or the layouts have changed."""
+        """Update the reported costs; also the pace, if a step time differs by a tenth, or the FLOP or the layouts have
+        changed.
+
+        Step times of another layout are dropped, and so are numbers of workers that do not fill whole nodes.
+        """
         self._update_costs()
         workers, record = self._spec.workers_per_node, self._transaction.record
         layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)

@@ -58,7 +58,10 @@ class Progress:
         self._known_at = 0.0
 
     def start_term(self, now: float, *, first: bool) -> None:
-        """Find out when the job was last known to be at its step, at the start of a coordinator's term.
+        """Find out when the job was last known to be at its step, at the start of a coordinator's term: now for a new
+        job, else when its last step was committed.
+
+        Unknown after a roll-back or if the step's time is unknown or in the future.
 
         Args:
             first: Whether the job starts, too.
@@ -110,7 +113,8 @@ class Progress:
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
     def catch_up(self, workers: Collection[str]) -> bool:
-        """Announce some of the steps that these workers have applied, if there are too many for one record.
+        """Announce up to `AT_ONCE` of the steps that all these workers have applied, but only if there are more than
+        one record can take.
 
         Returns:
             Whether any were announced.
@@ -136,9 +140,10 @@ class Progress:
         return f"{describe_too_many_skipped(position.skipped_in_a_row, position.step)} (--max-skipped-steps {at_most})"
 
     def send_committed_step(self, every_s: float) -> None:
-        """Send the newest committed step to the agents, so that they drop the steps that are in the journal.
+        """Send the newest committed step to all agents, so that they drop the steps that are in the journal.
 
-        This costs a write of the record and messages, so it is not done at every step.
+        The record is written first. Does nothing if the step is unchanged, or too soon: this is done seldom, and more
+        seldom with many nodes.
 
         Args:
             every_s: The interval of heartbeats in seconds.
@@ -154,9 +159,13 @@ class Progress:
         transaction.broadcast(here, Committed(term=transaction.record.term, step=self._told))
 
     def failed(self, failed_at: float, *, asked: bool = False) -> None:
-        """Start to measure a recovery. One that is still in progress keeps the time of its first failure.
+        """Start to measure a recovery.
+
+        One that is still in progress keeps the time of its first failure, one that has regrouped is replaced; a restart
+        goes on, but must regroup again.
 
         Args:
+            failed_at: When the failure happened.
             asked: Whether nothing has failed: a node drains.
         """
         if self.recovery is not None and self.recovery.restart:
@@ -170,14 +179,23 @@ class Progress:
             )
 
     def restarts(self) -> None:
-        """Mark the recovery as a restart, which lasts until a new step is committed."""
+        """Mark the recovery, if any, as a restart of all workers, which lasts until a step after the committed one is
+        committed.
+        """
         recovery = self.recovery
         if recovery is not None:
             recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._transaction.now
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
     def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
-        """Start to measure a join or a rebalance after `step`, from the commit before it."""
+        """Start to measure a join or a rebalance that took effect after `step`, from the commit before it.
+
+        A recovery that has regrouped, but committed only that step, is still announced later.
+
+        Args:
+            plan: The plan after the swap.
+            action: The kind of change, such as "grow" or "rebalance".
+        """
         self._follow(plan)
         since, before = self.committed_at or self._transaction.now, self.recovery
         if before is not None and before.regrouped and before.after_step < step:
@@ -195,7 +213,8 @@ class Progress:
         decision: Decision,
         salvaged: tuple[int | None, int | None],
     ) -> None:
-        """Record the decision that leads to this plan.
+        """Count the members of this plan from now on, and record how the recovery in progress goes on: by rollback,
+        growing, retrying, restarting, replacing or shrinking, from which source, and what is repeated.
 
         Args:
             before: The previous plan, if any.
@@ -267,7 +286,10 @@ class Progress:
             self.recovery.action, self.recovery.restart = "retry", False
 
     def layout_changes(self) -> None:
-        """Record that the state is stashed and all workers will be replaced."""
+        """Mark the recovery as a layout change, as the state is stashed and all workers will be replaced.
+
+        Start one if an earlier coordinator began the change. Step times are forgotten.
+        """
         # An earlier coordinator began the change.
         if self.recovery is None:
             self.failed(self._transaction.now, asked=True)
@@ -292,6 +314,10 @@ class Progress:
         self.ledger.follow(plan.generation, (*plan.workers, *self._owed))
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
+        """Announce committed steps, and the cost of recoveries that they complete.
+
+        Store a requested stop, and note checkpoints that were left out. Return whether there were any steps.
+        """
         for done in released:
             self._note_the_end(done)
             self._note_left_out(done)
@@ -300,7 +326,10 @@ class Progress:
         return bool(released)
 
     def _note_the_end(self, done: CommittedStep) -> None:
-        """Store in the record that all workers stop after this step, so that it outlives their processes."""
+        """Store in the record that all workers stop after this step, so that it outlives their processes.
+
+        Remove that if the step was repeated without the request.
+        """
         stopped = self._transaction.record.stopped
         if Wish.STOP in done.commit.wishes:
             self._transaction.change(stopped=PassedStep(step=done.step, commit=done.commit))
@@ -308,7 +337,7 @@ class Progress:
             self._transaction.change(stopped=None)
 
     def _note_left_out(self, done: CommittedStep) -> None:
-        """Note a step after which no checkpoint was written although one was due."""
+        """Note a step after which no checkpoint was written although one was due, because a worker was still saving."""
         wishes = done.commit.wishes
         due = Wish.SAVE_IF_FREE in wishes or not self._transaction.record.saves_in_time
         if due and Wish.STILL_SAVING in wishes and Wish.SAVE not in wishes:
@@ -320,6 +349,10 @@ class Progress:
         return steps
 
     def _announce(self, done: CommittedStep) -> None:
+        """Emit a committed step with its duration and result, and each micro-batch skipped in it.
+
+        Also emit an event if the whole step was skipped, or if the loss is no longer finite. Measure its duration.
+        """
         commit, before = done.commit, self._transaction.position
         # If all witnesses of a step are dead, its time is unknown. Clocks of other machines may also lag.
         time = max(done.time or self._transaction.now, self.committed_at)
@@ -358,6 +391,7 @@ class Progress:
             self._transaction.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
     def _recovered(self, done: CommittedStep) -> None:
+        """Announce the cost of the recovery, and of the one before it, if this is their first committed step."""
         before, recovery = self._swapped_away, self.recovery
         if before is not None and done.step > before.after_step:
             self._swapped_away = None
@@ -367,7 +401,11 @@ class Progress:
             self._tell_cost(done, recovery)
 
     def _tell_cost(self, done: CommittedStep, recovery: RecoveryCost) -> None:
-        """Announce the cost of a recovery that this step completes."""
+        """Record and emit the cost of a recovery that this step completes, as a rebalance or a recovery; then emit
+        which nodes took over ranks.
+
+        A layout change also keeps its cost for later.
+        """
         self.costs.switched(recovery, self.committed_at)
         costs = recovery.costs(self.committed_at)
         if recovery.action == LAYOUT:
@@ -382,9 +420,9 @@ class Progress:
             self._moved(recovery)
 
     def _moved(self, recovery: RecoveryCost) -> None:
-        """Announce which nodes have taken over ranks, and the cost.
+        """Emit which nodes have taken over ranks, with the cost.
 
-        For nodes that joined first, this includes joining.
+        For nodes that joined first to replace a draining one, this includes joining; a join remembers that cost.
         """
         down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
         if recovery.swap:
@@ -404,7 +442,9 @@ class Progress:
 
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
-    """Return the action that leads from the workers before to the present ones: restart, replace or shrink."""
+    """Return the action that leads from the workers before to the present ones: "restart" for new processes in the same
+    local ranks, else "replace" for equal numbers, else "shrink".
+    """
     if set(map(node_and_index_of, workers)) == set(map(node_and_index_of, before)):
         return "restart"
     return "replace" if len(workers) == len(before) else "shrink"

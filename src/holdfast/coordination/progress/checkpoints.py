@@ -92,7 +92,10 @@ class CheckpointBook:
         message: CheckpointWritten | CheckpointKept | CheckpointUnwritten | CheckpointDamaged,
         committed: int,
     ) -> bool:
-        """Handle a report; return True if the generation cannot continue, because its checkpoint is damaged."""
+        """Handle a worker's report about a checkpoint, and seal those that are complete up to step `committed`.
+
+        Return True if the generation cannot continue, because its checkpoint is damaged.
+        """
         match message:
             case CheckpointDamaged():
                 return self._damaged(message)
@@ -111,7 +114,11 @@ class CheckpointBook:
         return max((name.step for name, one in self._open.items() if one.complete), default=0)
 
     def accept(self, committed: int) -> None:
-        """Seal the complete checkpoints of steps up to `committed`, drop abandoned ones, and request due saves."""
+        """Order complete checkpoints of steps up to `committed` to be sealed, and drop those that will never be
+        complete.
+
+        Also send a user's request once per generation, and request a save if one is due by time.
+        """
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             if one.complete and name.step <= committed:
                 self._seal(name, one)
@@ -135,7 +142,11 @@ class CheckpointBook:
 
     @property
     def _prior_s(self) -> float:
-        """The seconds in which one save is expected to be needed, from the failure rate of the nodes if known."""
+        """The seconds in which one save is expected to be needed, from the failure rate that the pool has sent and the
+        exposed time after a failure.
+
+        `PRIOR_S` without a plan or a rate. Cached for each plan and rate.
+        """
         record = self._transaction.record
         plan, rate = record.plan, record.held.failure_rate if record.held is not None else 0.0
         if plan is None or not rate:
@@ -149,7 +160,11 @@ class CheckpointBook:
         return self._prior
 
     def _ask_in_time(self, committed: int) -> None:
-        """Order all workers to save after the next step to pass, if a save is due."""
+        """Order a save after the next step to pass, by a message to the first worker, if the period since the last save
+        or request is over.
+
+        Nothing is due if the period is in steps, or no step was committed since the newest checkpoint.
+        """
         record, now, period_s = self._transaction.record, self._transaction.now, self.period_s
         plan = record.plan
         if period_s is None or plan is None or plan.last or committed <= self._newest:
@@ -162,9 +177,10 @@ class CheckpointBook:
         self._transaction.order(plan.workers[0], AskCheckpoint(if_free=True))
 
     def note_left_out(self, steps: Sequence[int]) -> None:
-        """Report that checkpoints become less frequent: none was begun after these steps, although one was due.
+        """Count checkpoints that were due after these steps but not begun.
 
-        The report is repeated each time the number of left out checkpoints has doubled.
+        Once there are several since the last one was kept, emit that checkpoints become less frequent, with the nodes
+        that still write; repeat it each time the number has doubled.
         """
         plan = self._transaction.record.plan
         if not steps or plan is None:
@@ -225,7 +241,11 @@ class CheckpointBook:
     # ---- parts ----
 
     def _written(self, message: CheckpointWritten) -> None:
-        """Record that a part was written."""
+        """Record that a part was written.
+
+        If the checkpoint counts already, release the writer; if it can never count, order the part's removal. The
+        newest unfinished checkpoints beyond a fixed number are dropped, but never the oldest.
+        """
         name = _name_of(message)
         if name is None or message.part >= message.parts:
             return
@@ -246,7 +266,11 @@ class CheckpointBook:
             self._drop(min(other for other in self._open if other != self._first))
 
     def _seal(self, name: CheckpointName, one: _Open) -> None:
-        """Order a node to seal a complete checkpoint, once its step is committed."""
+        """Write the record, then order a connected node, one that wrote a part if possible, to seal a complete
+        checkpoint.
+
+        Does nothing while the node that has the order is connected.
+        """
         transaction, there = self._transaction, self._transaction.members.nodes
         if one.sealer in there:
             return
@@ -266,7 +290,11 @@ class CheckpointBook:
         transaction.order_node(one.sealer, order)
 
     def _left(self, name: CheckpointName, one: _Open) -> bool:
-        """Return whether a worker has left the job or its loop without writing its part, which will never come."""
+        """Return whether a worker of the current plan has left the job or its loop without writing its part, so that
+        the checkpoint will never be complete.
+
+        False for older generations.
+        """
         plan, members = self._transaction.record.plan, self._transaction.members
         if plan is None or plan.generation != name.generation or members.unfinished(plan) == len(plan.workers):
             return False
@@ -275,7 +303,10 @@ class CheckpointBook:
         return any(worker in members.left for worker in lacking) or any(info and info.finished for info in infos)
 
     def _unwritten(self, message: CheckpointUnwritten) -> None:
-        """Report that a part could not be written, or a checkpoint not sealed. Training goes on."""
+        """Report that a part could not be written, or a checkpoint not sealed, and drop the checkpoint.
+
+        Training goes on. No event for one that is undone or overtaken by a newer one; nothing for one that counts.
+        """
         name, node = _name_of(message), node_of(message.worker)
         if name is None or any(one.name == name.folder for one in self._transaction.record.checkpoints):
             return
@@ -306,7 +337,11 @@ class CheckpointBook:
         return any((other.term, other.generation) > (name.term, name.generation) for other in later)
 
     def _drop(self, name: CheckpointName, *nodes: str) -> None:
-        """Drop a checkpoint that will never count: release the waiting workers, and order its removal."""
+        """Drop a checkpoint that will never count: release its waiting workers and order its removal, on its writers
+        and on `nodes`.
+
+        If it may have been sealed, the record remembers that it does not count.
+        """
         one = self._open.pop(name, None)
         # A later coordinator, which does not know of this, may still receive the report that it was sealed.
         if one is not None and one.sealer:
@@ -317,7 +352,12 @@ class CheckpointBook:
     # ---- what counts ----
 
     def _kept(self, message: CheckpointKept) -> None:
-        """Record that an accepted checkpoint was sealed: it has its manifest."""
+        """Record that a checkpoint was sealed and counts from now on: emit it, release its writers, and drop or remove
+        older ones.
+
+        One that is undone, overtaken or dropped does not count; it is removed now or with the next ones. Repeated
+        reports are ignored.
+        """
         transaction, record, node = self._transaction, self._transaction.record, node_of(message.worker)
         name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
@@ -359,7 +399,9 @@ class CheckpointBook:
             self._prune([node], superseded)
 
     def _damaged(self, message: CheckpointDamaged) -> bool:
-        """Stop counting a checkpoint that cannot be read; return whether it counted."""
+        """Stop counting a checkpoint that cannot be read, emit that, and tell all nodes, but keep its files; return
+        whether it counted.
+        """
         transaction = self._transaction
         remaining = tuple(known for known in transaction.record.checkpoints if known.name != message.name)
         if len(remaining) == len(transaction.record.checkpoints):
@@ -383,6 +425,7 @@ class CheckpointBook:
             )
 
     def _on_lineage(self, message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> bool:
+        """Return whether a message is about a known generation and a step that no rollback has undone."""
         record = self._transaction.record
         known = message.term <= record.term and message.generation <= record.generation
         return known and on_lineage(record, message)
@@ -406,7 +449,9 @@ def _settled(name: CheckpointName) -> AcceptCheckpoint:
 
 
 def _name_of(message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) -> CheckpointName | None:
-    """Return the name in a message, or None if it is invalid or does not match the message."""
+    """Return the parsed name in a message, or None if it is invalid or contradicts the message's term, generation or
+    step.
+    """
     try:
         name = parse_name(message.name)
     except ValueError:

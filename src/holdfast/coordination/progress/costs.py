@@ -101,7 +101,10 @@ class MeasuredCosts:
         return median(self._seconds) if self._seconds else 0.0
 
     def measured(self, cost: Cost, value: float) -> None:
-        """Record a measurement: seconds, or bytes for `Cost.STATE`."""
+        """Write a measurement to the record, of which the newest are kept: seconds, or bytes for `Cost.STATE`.
+
+        Negative ones are ignored.
+        """
         if self._transaction is None or value < 0:
             return
         newest = {str(cost): (*self._known(cost), value)[-_NEWEST:]}
@@ -109,7 +112,10 @@ class MeasuredCosts:
         self._unwritten.clear()
 
     def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
-        """Record the cost of a failure."""
+        """Record the time that a failure cost beyond a step, by its kind: rolled back, or recovered by the action.
+
+        Requested changes and joins do not count. `committed` is when the first step afterwards was.
+        """
         if recovery.asked or recovery.swap:
             return
         kind = Cost.ROLLED_BACK if recovery.restart else _RECOVERED.get(recovery.action)
@@ -125,13 +131,18 @@ class MeasuredCosts:
         return bool(self._known(cost))
 
     def lost(self, now: float) -> None:
-        """Record the loss of a node."""
+        """Record the time of the loss of a node; losses at almost the same time count once.
+
+        It is written with the next other measurement.
+        """
         times = self._known(Cost.LOSS)
         if not times or now - times[-1] > _ONE_LOSS_S:
             self._unwritten[Cost.LOSS] = (*times, now)[-_NEWEST:]
 
     def between_losses_s(self, now: float) -> float:
-        """Return the expected time until the next loss of a node, from the last losses and a prior estimate."""
+        """Return the expected seconds until the next loss of a node, from the last losses and a prior of
+        `FIRST_LOSS_S`.
+        """
         if self._transaction is None:
             return FIRST_LOSS_S
         times = self._known(Cost.LOSS)
@@ -140,12 +151,16 @@ class MeasuredCosts:
         return (FIRST_LOSS_S + now - (self._transaction.record.run_since or now)) / (1 + len(times))
 
     def _known(self, cost: Cost) -> tuple[float, ...]:
+        """Return the newest measurements of a cost, oldest first, including ones that are not written yet."""
         if self._transaction is None:
             return ()
         return self._unwritten.get(cost) or self._transaction.record.costs.get(cost, ())
 
     def step(self, seconds: float, time: float, world: int) -> None:
-        """Record the duration of a step with this many workers, which was committed at `time`."""
+        """Record the duration of a step with this many workers, which was committed at `time`.
+
+        Ignore durations of 0, which are unknown.
+        """
         if seconds > 0:
             self._seconds.append(seconds)
             self._times.append(time)

@@ -17,7 +17,11 @@ class EvaluationBook:
         self._transaction = transaction
 
     def on_evaluation_done(self, message: EvaluationDone) -> None:
-        """Emit the new results in a member's message, unless it belongs to an abandoned lineage."""
+        """Emit the results in a member's message that are newer than the reported ones of the same name, and record
+        their steps.
+
+        Non-finite metrics become None. Messages of an abandoned lineage are ignored.
+        """
         transaction, record = self._transaction, self._transaction.record
         if not record.lineage <= message.generation <= record.generation:
             return

@@ -55,7 +55,7 @@ class _Pending:
 
     @property
     def of_a_role_that_differs(self) -> list[set[str]]:
-        """The nodes with each hash, for the first role with several hashes."""
+        """The nodes with each hash, for the first role in which states differ, or for all roles if none differs."""
         for one in self.hashes:
             same = [nodes for other, nodes in self.hashes.items() if are_of_same_role(one, other)]
             if len(same) > 1:
@@ -91,7 +91,10 @@ class StepLedger:
 
     @property
     def unannounced(self) -> tuple[PassedStep, ...]:
-        """The steps after the committed ones that have passed, in order."""
+        """The steps after the committed ones that have passed, in order.
+
+        A lost result is replaced by an unknown one.
+        """
         known = {step: pending.commit for step, pending in self._steps.items()}
         steps = sorted(known.keys() | range(self.committed + 1, self._given_up + 1))
         return tuple(PassedStep(step=step, commit=known.get(step) or _unknown(self._samples)) for step in steps)
@@ -111,9 +114,10 @@ class StepLedger:
             self._steps.setdefault(step, _Pending(commit))
 
     def decided(self, step: int, commit: Commit) -> None:
-        """Record the decision to finish a step with this result.
+        """Record the decision to finish a step with this result, which also replaces the flags of an earlier report of
+        the step.
 
-        It replaces the flags of an earlier report of the step.
+        No effect on a committed step.
         """
         self.expect(step, commit)
         if step > self.committed:
@@ -148,6 +152,13 @@ class StepLedger:
         self._given_up, self._samples = max(self._given_up, step), global_batch
 
     def _learn(self, step: int, news: _Pending, state_hash: str) -> None:
+        """Record the result, time and state hash of a step, or compare the result with the known one.
+
+        If state hashes of one role differ, record the first such step. Committed steps are ignored.
+
+        Raises:
+            DivergedError: The result differs from the known one.
+        """
         if step <= self.committed:
             return
         known = self._steps.get(step)
@@ -167,7 +178,10 @@ class StepLedger:
         known.paused_s = max(known.paused_s, news.paused_s)
 
     def diverged(self) -> str:
-        """Return a message that names the nodes with differing states, once all members have reported, or ""."""
+        """Return a message that names the nodes with differing states, or "" if none differ.
+
+        "" also while other members may still report that step. The minority is named, or all if there is none.
+        """
         known = self._steps.get(self.differing)
         if known is None:
             return ""
@@ -252,9 +266,8 @@ class StepLedger:
         return self._worker_progress.all_there
 
     def undo_after(self, step: int) -> None:
-        """Undo the steps after `step`, as decided: their results are void.
-
-        A worker that alone applied one of them is expelled.
+        """Forget the results of steps after `step`, as decided, and the positions of workers beyond it: their state is
+        void until they receive that of `step`.
         """
         self._steps = {known: pending for known, pending in self._steps.items() if known <= step}
         self.differing = self.differing if self.differing <= step else 0
@@ -262,7 +275,10 @@ class StepLedger:
         self._worker_progress.go_back(step)
 
     def reset(self, step: int) -> None:
-        """Roll back to `step`: later steps never counted."""
+        """Roll back to `step`, which is then the committed one: forget all results and the workers' positions.
+
+        Workers may still report undone steps.
+        """
         self._undone = max(self._undone, self.committed)
         self.committed = step
         self._worker_progress.reset(step)
@@ -288,7 +304,10 @@ class StepLedger:
         return sum(1 if step is None else step_weight(step.commit) for step in pending) > at_most
 
     def release(self, at_most: int = sys.maxsize, *, up_to: int = 0) -> list[CommittedStep]:
-        """Return the steps that all members have newly applied, in order. A member with an unknown step blocks all.
+        """Return the steps that all members have newly applied, in order, and count them as committed.
+
+        It stops at a step without a known result, at one after which states differ, and at a member with an unknown
+        step.
 
         Args:
             at_most: The limit of their weights; steps with large logs count as several. The last step may exceed it.

@@ -52,7 +52,10 @@ class LoadBook:
         self.token_s = 0.0
 
     def on_loads(self, message: Loads) -> bool:
-        """Store a member's report, unless it is older than the known one; return False if it is invalid."""
+        """Store a member's report of the experts' loads; return False if it is invalid.
+
+        One that is not newer than the known one is ignored, as are all of a model without experts.
+        """
         shape, version = self._transaction.record.expert_shape, (message.generation, message.step)
         if shape is None or version <= self._told:
             return True

@@ -69,7 +69,7 @@ class RecoveryCost:
             self.failed = self.detected = time
 
     def moved(self, received_bytes: int, transfer_s: float) -> None:
-        """Record that a member has received its state."""
+        """Add the bytes of the state that a member has received, and count the longest transfer."""
         self.moved_bytes += received_bytes
         self.most_bytes = max(self.most_bytes, received_bytes)
         self.transfer_s = max(self.transfer_s, transfer_s)

@@ -41,7 +41,11 @@ class Replacement:
 
 
 def choose(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
-    """Choose the cheaper way, including the risk of another loss. Without measurements, replace at once."""
+    """Choose whether a standby replaces lost nodes at once, or joins later while the job goes on with fewer nodes, and
+    say why.
+
+    The cheaper way counts, including the risk of another loss; without measurements, replace at once.
+    """
     transfer_s, swap_s = costs.of(Cost.TRANSFER), costs.of(Cost.SWAP)
     beside_s = transfer_s + costs.of(Cost.BUILD)
     still_s = max(0.0, transfer_s - (0.0 if loss.experts else costs.step_s))

@@ -27,7 +27,10 @@ _AVERAGED = 8
 
 
 def saving_period_s(saving: Saving, lived_s: float, bounds: PeriodBounds, prior_s: float = PRIOR_S) -> float:
-    """Return the seconds from one save to the next.
+    """Return the seconds from one save to the next, by the rate of losses and the mean cost of a save (Daly), within
+    `bounds` and such that saving takes at most a fixed share of the time.
+
+    Before the first save: `bounds.first_s`.
 
     Args:
         lived_s: The seconds since this run began.
@@ -58,7 +61,9 @@ def prior_s(nodes: int, failure_rate: float, exposed_s: float, *, experts: int, 
 
 
 def saved(saving: Saving, now: float, cost_s: float) -> Saving:
-    """Return the statistics after another save at `now` that cost this many seconds."""
+    """Return the statistics after another save at `now` that cost this many seconds: a running mean of the newest
+    saves.
+    """
     cost_s = max(0.0, cost_s)
     share = 1 / min(saving.saves + 1, _AVERAGED)
     mean = saving.cost_s + share * (cost_s - saving.cost_s)

@@ -65,7 +65,7 @@ class WorkerProgress:
             self._move(before, step, count)
 
     def forget(self, worker: str) -> None:
-        """Remove a worker that is gone."""
+        """Remove a worker that is gone. A member without a known step counts as not beyond the step."""
         known = self._of.pop(worker, None)
         if known is not None and worker in self._members:
             self._at[known] -= 1

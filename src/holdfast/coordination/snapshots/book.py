@@ -99,7 +99,11 @@ class SnapshotBook:
     # ---- reports ----
 
     def on_parts_held(self, node: Node, told: NodeSnapshots | None) -> None:
-        """Record the parts that a node holds, and order it to drop useless ones."""
+        """Record the parts that a node says it holds, and order it to drop useless ones: of another run (which is also
+        emitted), of undone steps or of another layout.
+
+        None: it keeps no snapshots.
+        """
         if told is None:
             return
         self._changed = True
@@ -117,7 +121,11 @@ class SnapshotBook:
             self._transaction.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
 
     def on_snapshot_message(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
-        """Handle a member's report; return True if the generation cannot continue, because its source is lost."""
+        """Handle a member's report: add up the cost of a part, emit the first failure of a step, or exclude damaged
+        copies.
+
+        Return True if the generation cannot continue, because the snapshot that it restores is lost.
+        """
         match message:
             case said.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
@@ -137,6 +145,11 @@ class SnapshotBook:
                 return self._on_snapshot_damaged(message)
 
     def _on_snapshot_damaged(self, message: said.SnapshotDamaged) -> bool:
+        """Exclude a damaged copy, or the whole snapshot if no node is named, and emit that.
+
+        Return whether the current decision restores this snapshot, and all copies of a part that it names are damaged.
+        Repeated reports are ignored.
+        """
         key, copy = message.snapshot.key, (message.snapshot.key, message.snapshot.part, message.node)
         if key in self._lost or copy in self._bad:
             return False
@@ -163,7 +176,9 @@ class SnapshotBook:
     # ---- decisions ----
 
     def find_newest(self, committed: int) -> SnapshotSource | None:
-        """Return the newest complete and usable snapshot of a committed step, or None."""
+        """Return the newest complete and usable snapshot, stashed state included, of a step up to `committed`, with the
+        nodes that hold each part, or None.
+        """
         found = [held for key, held in self._held().items() if key not in self._lost and self._is_whole(held)]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
         if held is None:
@@ -184,7 +199,10 @@ class SnapshotBook:
         )
 
     def _is_whole(self, held: _Held) -> bool:
-        """Return whether the parts make up a full state. A stashed state must be the recorded one."""
+        """Return whether the parts make up a full state: each has a holder.
+
+        A stashed state must be the recorded one, with the dense part and a copy of each expert.
+        """
         if not held.example.everywhere:
             return held.complete
         change = self._transaction.record.change
@@ -199,7 +217,7 @@ class SnapshotBook:
     def lacking(self) -> Sequence[tuple[int, int]]:
         """The experts (layer, number) on disconnected nodes without which the stashed state cannot be used.
 
-        It is empty if the rest of the stashed state is also lost.
+        Empty if there is no such state, or if the rest of it is lost, too.
         """
         change = self._transaction.record.change
         held = self._held().get(change.kept) if change is not None and change.kept is not None else None
@@ -209,6 +227,7 @@ class SnapshotBook:
         return all(part in held.holders for part in range(held.example.parts - len(self._experts_of(held))))
 
     def _find_lost_experts(self, held: _Held) -> Sequence[tuple[int, int]]:
+        """Return the experts (layer, number) that no held part contains; empty for a snapshot without experts."""
         experts, shape = self._experts_of(held), self._transaction.record.expert_shape
         if shape is None or not experts:
             return ()
@@ -220,7 +239,11 @@ class SnapshotBook:
         return change.experts if held.example.everywhere and change is not None else ()
 
     def everywhere(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
-        """Return whether each of these nodes holds its full number of parts of a stashed state."""
+        """Return whether each of these nodes is connected and holds its full number of parts of a stashed state.
+
+        Args:
+            parts: The number of parts by node.
+        """
         here = self._transaction.members.nodes
         held = [(here[name].snapshots if name in here else None, wanted) for name, wanted in parts.items()]
         return all(
@@ -235,7 +258,9 @@ class SnapshotBook:
 
     @property
     def awaited(self) -> bool:
-        """Whether nodes with parts of the decided snapshot may still connect, just after this coordinator's start."""
+        """Whether nodes with parts of the decided snapshot are disconnected but may still connect: only within a lease
+        after this coordinator's start.
+        """
         transaction, decision = self._transaction, self._transaction.record.decision
         self._since = transaction.now if self._since is None else self._since
         source = decision.source if decision is not None else None
@@ -244,7 +269,10 @@ class SnapshotBook:
         return any(keeper.node not in transaction.members.nodes for keeper in source.keepers)
 
     def update(self, committed: int, *, at_once: bool = False) -> None:
-        """Announce complete snapshots and order copies; with many nodes, only at intervals."""
+        """Emit snapshots that are complete and committed, order missing copies, and drop stale stashed state.
+
+        With many nodes, only at intervals, unless `at_once`; nothing if nothing has changed.
+        """
         if self._transaction.record.layouts:
             self._drop_stale_stash()
         nodes = len(self._transaction.members.nodes)
@@ -275,6 +303,11 @@ class SnapshotBook:
                 self._changed = True
 
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
+        """Emit each newly complete snapshot of a committed step with its cost and the number of failures that it
+        survives.
+
+        Stashed state is not emitted.
+        """
         usual = {key: one for key, one in held.items() if not one.example.everywhere}
         complete = sorted(key for key, one in usual.items() if key > self._told and one.complete)
         self._ahead = any(key[2] > committed for key in complete)
@@ -293,7 +326,11 @@ class SnapshotBook:
         self._costs = {key: cost for key, cost in self._costs.items() if key > self._told}
 
     def _order_copies(self, held: dict[SnapshotKey, _Held]) -> None:
-        """Order copies: each part of the newest snapshots belongs on as many nodes as the fault threshold."""
+        """Order peers to copy parts of the newest snapshots, so that each part lies on as many nodes as the fault
+        threshold.
+
+        An order is sent only if it differs from the last one for that node.
+        """
         keeping = {name: node for name, node in self._transaction.members.nodes.items() if node.snapshots is not None}
         threshold = self._config.spec.recovery.fault_threshold
         peers = peers_of({name: node.rack for name, node in keeping.items()}, threshold)
@@ -314,6 +351,7 @@ class SnapshotBook:
                 self._transaction.send(keeping[name].connection, order)
 
     def _held(self) -> dict[SnapshotKey, _Held]:
+        """Return the usable parts by snapshot, with the nodes that hold each."""
         found: dict[SnapshotKey, _Held] = {}
         for node, part in self._parts():
             held = found.setdefault(part.key, _Held(part))
@@ -329,7 +367,10 @@ class SnapshotBook:
                     yield node, part
 
     def _is_ours(self, part: SnapshotPart) -> bool:
-        """Return whether a part belongs to this run."""
+        """Return whether a part belongs to this run: its seal is that of its plan.
+
+        Parts of later terms or generations than the record's do not.
+        """
         record = self._transaction.record
         if part.term > record.term or part.generation > record.generation:
             return False
@@ -351,7 +392,10 @@ class _Saved(Protocol):
 
 
 def on_lineage(record: Record, part: _Saved) -> bool:
-    """Return whether a part's state lies on the decided lineage."""
+    """Return whether no roll-back has undone the step of a part (or checkpoint).
+
+    False without any base, or for a generation before the oldest known one.
+    """
     bases = record.bases
     if not bases or part.generation < bases[0][0]:
         return False

@@ -12,10 +12,14 @@ from itertools import zip_longest
 
 
 def peers_of(racks: Mapping[str, str], threshold: int) -> dict[str, tuple[str, ...]]:
-    """Return for each node the peers that hold copies of its parts: `threshold` - 1, or all nodes if there are fewer.
+    """Return for each node the peers that hold copies of its parts, best first: `threshold` - 1, or all others if there
+    are fewer.
+
+    Nodes form groups of `threshold`, on different racks if possible; the rest joins the last group.
 
     Args:
-        racks: the rack of each node; "" for a rack of its own.
+        racks: The rack of each node; "" for a rack of its own.
+        threshold: How many nodes hold each part.
     """
     order = _in_turn(racks)
     found: dict[str, tuple[str, ...]] = {}

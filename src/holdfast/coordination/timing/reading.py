@@ -102,7 +102,14 @@ class CoreWaits:
         self._known: dict[int, _Known] = {}
 
     def measure(self, now: float, threads: Mapping[int, ThreadClock]) -> dict[int, float]:
-        """Return for each thread how long it was ready but had no core in its life, in seconds."""
+        """Return for each thread how many seconds of its life it was ready to run but had no core.
+
+        A wait that has not ended is counted from the first of the unchanged readings.
+
+        Args:
+            now: The machine's monotonic clock.
+            threads: The present reading of each thread, by thread id.
+        """
         waited = dict[int, float]()
         for thread, clock in threads.items():
             known = self._known.get(thread)

@@ -90,7 +90,10 @@ class Times:
         self.warnings: Counter[Activity] = Counter()
 
     def add(self, activity: Activity, world: int, new: Total) -> None:
-        """Add the durations that have ended since the last call; `new.longest_s` may be older."""
+        """Add the durations of an activity that have ended since the last call, in a world of this size.
+
+        Count a warning if their mean is longer than usual. `new.longest_s` may be older.
+        """
         mean = self._means.setdefault((activity, world), RunningMean())
         usual_s = new.sum_s / new.count
         if mean.warm and usual_s > WARNING * mean.mean_s:
@@ -103,7 +106,11 @@ class Times:
         self._longest_first[activity] = max(self._longest_first.get(activity, 0.0), longest_s)
 
     def first_limit_s(self, activity: Activity, world: int) -> float | None:
-        """Return how long an activity may last for a process that has done it fewer than `WARM_UP` times."""
+        """Return how many seconds an activity may last for a process that has done it fewer than `WARM_UP` times: at
+        least a multiple of the longest first duration.
+
+        None if the limit is unknown or infinite.
+        """
         limit_s = self.limit_s(activity, world)
         if limit_s is None:
             return None
@@ -115,7 +122,12 @@ class Times:
         return mean.mean_s if mean is not None and mean.warm else None
 
     def limit_s(self, activity: Activity, world: int) -> float | None:
-        """Return how long an activity may last in a world of this size, or None if the limit is unknown or infinite."""
+        """Return how many seconds an activity may last in a world of this size, or None if the limit is unknown or
+        infinite.
+
+        Without enough durations there, other world sizes count; uneven activities may last a multiple of the longest so
+        far.
+        """
         if activity in ENDLESS:
             return None
         mean = self._means.get((activity, world))
@@ -136,7 +148,9 @@ class Times:
         return max(mean.limit_s, mean.mean_s + STEPS_LONGER * self._step_s(world))
 
     def _step_s(self, world: int) -> float:
-        """Return the usual duration of a whole step in a world of this size, or 0 if unknown."""
+        """Return the usual duration of a whole step in a world of this size, in seconds, as the sum of its regular
+        activities; 0 if unknown.
+        """
         applied = self._means.get((Activity.APPLYING, world))
         if applied is None or not applied.warm:
             return 0.0
