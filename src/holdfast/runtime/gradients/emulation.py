@@ -48,7 +48,8 @@ class MicroBatchDelay:
 
 
 def set_up_emulation(experiments: ExperimentSpec, model: torch.nn.Module) -> MicroBatchDelay | None:
-    """Emulate the time that `--emulate-compute` states, per token of each expert or per micro-batch.
+    """Emulate the time that `--emulate-compute` states. A time per token is set on all MoE layers; a time per
+    micro-batch is returned as a delay.
 
     Returns:
         The delay of each micro-batch, or None if times are per token or nothing is emulated.

@@ -43,10 +43,10 @@ class Fingerprinting:
         self._names: dict[tuple[str, ...], list[str]] = {}
 
     def make(self, step: int, *, with_state: bool) -> Fingerprint:
-        """Return the fingerprint before a step.
+        """Return hashes of the optimizers' options and of which parameters require a gradient, for the step to come.
 
         Args:
-            with_state: include a slice of the state.
+            with_state: also hash a slice of the state; else its hash is 0.
         """
         return Fingerprint(
             step=step,
@@ -55,11 +55,15 @@ class Fingerprinting:
         )
 
     def describe(self) -> tuple[str, ...]:
-        """Return the settings in words, for messages about a difference."""
+        """Return the options of each parameter group and the number of frozen parameters in words, at most `MAX_SHOWN`
+        texts, for messages about a difference.
+        """
         return tuple(islice(self._describe_options(), MAX_SHOWN))
 
     def _hash_settings(self) -> int:
-        """Return a hash of the settings; options are only encoded again if they have changed since the last step."""
+        """Return a hash of all parameter groups' options and of which parameters require a gradient. The options are
+        only encoded again if they differ from the last step's, or may have changed in place.
+        """
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         values = [list(group.values()) for group in groups]
         if not self._equals_last(values):
@@ -70,7 +74,10 @@ class Fingerprinting:
         return hash_of(b"%d %s" % (self._options, self._state.requires_gradient()))
 
     def _encode_group(self, group: dict[str, Any]) -> bytes:
-        """Return a group's options, sorted, because workers that received them may have another order."""
+        """Return a group's number of parameters and its options as MessagePack. Options are sorted by name, because
+        workers that received them may have another order. Values that MessagePack does not know are first converted by
+        `_to_plain`.
+        """
         keys = tuple(group)
         names = self._names.get(keys)
         if names is None:
@@ -83,13 +90,16 @@ class Fingerprinting:
             return _encoder.encode((count, names, [_to_plain(value) for value in values]))
 
     def _equals_last(self, values: list[list[Any]]) -> bool:
-        """Whether the options equal the last step's, by identity or value."""
+        """Whether the options equal the last step's, by identity or value; False if arrays cannot be compared."""
         try:
             return bool(values == self._values)
         except (RuntimeError, ValueError):  # Arrays that are not the same object have no truth value.
             return False
 
     def _describe_options(self) -> Iterator[str]:
+        """Yield `group option value` for each option of each parameter group, sorted by name, then the number of frozen
+        parameters and the first of them. Each text is cut to `MAX_SHOWN_CHARACTERS`.
+        """
         named = self._state.optimizers.by_name
         for name, optimizer in named.items():
             for number, group in enumerate(optimizer.param_groups):
@@ -103,7 +113,9 @@ class Fingerprinting:
 
     @torch.no_grad()
     def _hash_slice(self, step: int) -> int:
-        """Return a hash of pieces of the state, never 0."""
+        """Return a hash of pieces of up to `SLICE_TENSORS` dense tensors, together at most `SLICE_BYTES`; other pieces
+        in each step. It is never 0.
+        """
         tensors = [tensor for tensor in self._tensors() if tensor.numel() and tensor.layout is torch.strided]
         first = (step * SLICE_TENSORS) % max(1, len(tensors)) if len(tensors) > SLICE_TENSORS else 0
         chosen = [*tensors[first:], *tensors[:first]][:SLICE_TENSORS]
@@ -114,7 +126,9 @@ class Fingerprinting:
         return (int.from_bytes(digest.digest(), "big") >> 2) or 1
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the local tensors of the model and of the optimizers, in the same order on all workers."""
+        """Yield the local tensors of the model and of the optimizers' state, in the same order on all workers of a
+        role. The optimizer state of experts is left out, because it differs between ranks.
+        """
         for _, tensor in self._state.model_tensors():
             yield local_of(tensor)
         for optimizer in self._state.optimizers:
@@ -131,7 +145,9 @@ def _changes_in_place(option: str, value: object) -> bool:
 
 
 def _tensor_piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
-    """Return a piece of a tensor of at most this many bytes, a different one in each step."""
+    """Return at most `nbytes` bytes of a tensor as a vector, another piece in each step. Of a tensor that is not
+    contiguous, only the first row is used.
+    """
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)
     count = max(1, nbytes // flat.element_size())
@@ -142,7 +158,7 @@ def _tensor_piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
 
 
 def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the bytes of all pieces; pieces on a device are copied together."""
+    """Yield the bytes of all pieces on a device, copied to the host together, and then of each piece in host memory."""
     on_device = [piece.contiguous().view(torch.uint8) for piece in pieces if piece.device.type != "cpu"]
     if on_device:
         yield host_bytes(torch.cat(on_device))
@@ -152,7 +168,9 @@ def _bytes_of(pieces: Sequence[torch.Tensor]) -> Iterator[memoryview]:
 
 
 def _to_plain(value: Any) -> object:
-    """Return a value that all workers encode in the same way, received or not; for other objects, their type."""
+    """Return a value in a form that all workers encode in the same way, received or not: the first elements of a tensor
+    as floats, scalars as Python's own types, sequences element by element, and the type's name of any other object.
+    """
     if isinstance(value, torch.Tensor):
         return to_floats(value.detach().reshape(-1)[:_ELEMENTS].double())
     if isinstance(value, np.generic):  # Sent as a Python number.

@@ -49,13 +49,15 @@ class FlopCounter:
         return self._mode is not None
 
     def start(self) -> None:
-        """Start counting, unless something may be compiled."""
+        """Start counting; nothing if it counts already, or if something in this process may be compiled."""
         if self._mode is None and not may_be_compiled():
             self._mode = _CountingMode()
             self._mode.__enter__()
 
     def stop(self) -> int | None:
-        """Stop counting; return the FLOP since `start`, or None if they are unknown."""
+        """Stop counting, and return the FLOP since `start`. Return None if it was not counting, if an operation had no
+        known formula, if the script has not left a dispatch mode of its own, or if something may be compiled now.
+        """
         mode, self._mode = self._mode, None
         if mode is None:
             return None
@@ -80,7 +82,8 @@ class FirstRoundCounter:
         self._due = False
 
     def start_attempt(self, generation: int, step: int, *, asked: bool) -> None:
-        """Start an attempt at a step.
+        """Discard an unfinished count, and decide whether this attempt's first round is counted: in the generation's
+        second step, if `asked`.
 
         Args:
             asked: whether the generation's plan makes this worker count.
@@ -92,12 +95,16 @@ class FirstRoundCounter:
         self._due = asked and step == self._first_step + 1
 
     def start_round(self) -> None:
-        """Start counting if this is the first round, with an own micro-batch or serving others."""
+        """Start counting, if this is the first round of an attempt that is counted. A round has an own micro-batch, or
+        only serves others.
+        """
         if self._due:
             self._count.start()
 
     def stop_round(self) -> int | None:
-        """Return the FLOP of the first round, or None if it was another round or they are unknown."""
+        """End a round: return the FLOP counted in it, or None if it was not counted or they are unknown. Later rounds
+        of the attempt are not counted.
+        """
         self._due = False
         return self._count.stop()
 
@@ -119,6 +126,9 @@ class _CountingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call an operation, add its FLOP, and return its result. Tensor subclasses and higher-order operators count as
+        unknown.
+        """
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self.stopped:
@@ -130,6 +140,9 @@ class _CountingMode(TorchDispatchMode):
         return out
 
     def _add_flop(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Add an operation's FLOP by torch's formula, or by one of `_OWN`. Without a formula, it counts as unknown if
+        it multiplies a significant amount or is not torch's; else as 0.
+        """
         packet = func.overloadpacket
         formula = flop_registry.get(packet)
         if formula is not None:
@@ -165,6 +178,9 @@ def _grouped_mm_flop(first: Shape, second: Shape, *_: Any) -> int:
 
 
 def _attention_flop(query: Shape, key: Shape, value: Shape, *_: Any) -> int:
+    """Return the FLOP of attention: the scores of queries and keys, `(..., rows, depth)`, and their product with the
+    values.
+    """
     *many, queries, depth = query
     return 2 * _multiply(many) * queries * key[-2] * (depth + value[-1])
 
@@ -176,6 +192,7 @@ def _attention_backward_flop(_grad: Shape, query: Shape, key: Shape, value: Shap
 
 
 def _multiply(sizes: list[int]) -> int:
+    """Return the product of the sizes; 1 if there are none."""
     result = 1
     for size in sizes:
         result *= size

@@ -58,7 +58,11 @@ class LoggedValues(NoteSource):
         self._reductions: dict[str, str] = {}
 
     def log(self, values: Mapping[str, float | torch.Tensor], reduce: str) -> None:
-        """Log values; a name that was logged before is overwritten.
+        """Keep values for the micro-batch in progress, or for this rank if none is in progress. A name that was logged
+        there before is overwritten.
+
+        Args:
+            reduce: how the values of all micro-batches, or ranks, become one number: "mean", "sum", "min" or "max".
 
         Raises:
             BadInputError: a name, a value or `reduce` is invalid, `reduce` differs from an earlier call, or the values
@@ -81,6 +85,9 @@ class LoggedValues(NoteSource):
         _check_size(dict.fromkeys((*self._outside, *here), 0.0))
 
     def on_attempt_start(self) -> None:
+        """Discard the values that this rank logged outside of the loop over micro-batches, and of an unfinished
+        micro-batch.
+        """
         self._inside = None
         self._outside = {}
 
@@ -88,6 +95,7 @@ class LoggedValues(NoteSource):
         self._inside = {}
 
     def make_note(self) -> bytes:
+        """Return the micro-batch's values, encoded, or b"" if it has none. Later values count for the rank."""
         inside, self._inside = self._inside, None
         return _encode_values(inside or {})
 
@@ -95,6 +103,13 @@ class LoggedValues(NoteSource):
         return _encode_values(self._outside)
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        """Reduce the values of each name over all notes to one number. Keep these and the values of job.evaluate() as
+        `metrics`, sorted by name.
+
+        Raises:
+            BadInputError: a name was logged both inside and outside of the loop over micro-batches, or is one of
+                job.evaluate()'s; or the values exceed the limit of a step.
+        """
         inside, outside = _values_by_name(notes), _values_by_name(of_ranks)
         if both := sorted(inside.keys() & outside.keys()):
             raise BadInputError(
@@ -112,6 +127,7 @@ class LoggedValues(NoteSource):
 
 
 def _encode_values(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> bytes:
+    """Return names, reductions and values as MessagePack, or b"" if there are none. Waits for values on a device."""
     if not values:
         return b""
     return _encoder.encode({name: (reduce, float(value)) for name, (reduce, value) in values.items()})
@@ -128,7 +144,7 @@ def _values_by_name(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]
 
 
 def check_name(where: str, name: object) -> None:
-    """Check the name of a value.
+    """Check that a value's name is a string of 1 to `MAX_METRIC_NAME` characters that can be encoded as UTF-8.
 
     Raises:
         BadInputError: it is not a valid name; the message starts with `where`.
@@ -141,7 +157,8 @@ def check_name(where: str, name: object) -> None:
 
 
 def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
-    """Return a value as a number, or as a tensor of one element on a device.
+    """Return a real number, or a tensor with one element, as a float. A tensor on a device is returned as a copy there,
+    to be read later, so that the script need not wait.
 
     Raises:
         BadInputError: it is not a number; the message starts with `where`.
@@ -165,7 +182,7 @@ def to_number(where: str, name: str, value: object) -> float | torch.Tensor:
 
 
 def _check_size(metrics: Mapping[str, float]) -> None:
-    """Check that a step's values do not exceed the limit.
+    """Check that a step's values, encoded with their names, do not exceed `MAX_METRICS_BYTES`.
 
     Raises:
         BadInputError: they do.

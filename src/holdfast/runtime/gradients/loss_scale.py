@@ -86,7 +86,9 @@ class LossScale:
         return v.nonfinite > 0 and self._scaler.is_enabled() and self.value > 1.0 and math.isfinite(v.loss_sum)
 
     def update(self, *, skipped: bool) -> None:
-        """Update the scale after a step exactly as torch does: reduce it after a skipped one, raise it at times."""
+        """Update the scale after a step exactly as torch does: reduce it after a skipped step, and raise it after
+        `growth_interval` steps that were not skipped, if it stays finite. Nothing without a scaler.
+        """
         state = self._scaler.state_dict()
         if not state:
             return
@@ -100,7 +102,7 @@ class LossScale:
 
 
 def add_scaler(extra: Mapping[str, Any] | None, scaler: GradScaler | None) -> dict[str, Any]:
-    """Return the user's additional state, with the scaler if it is enabled.
+    """Return the user's additional state by name, plus the scaler as `NAME` if it is enabled.
 
     Raises:
         BadInputError: `extra` is not a mapping, or contains a scaler, which would scale nothing there.

@@ -80,7 +80,7 @@ class _StatisticsLayer:
 
     @property
     def momentum(self) -> float:
-        """Weight of a new batch, or NaN for a mean of all batches."""
+        """Weight of a new batch; NaN for a mean of all batches; 0.0 if the layer has no running statistics."""
         momentum = self.module.momentum if self.linear else None
         return math.nan if momentum is None and self.count else float(momentum or 0.0)
 
@@ -120,7 +120,9 @@ class RunningStatistics(NoteSource):
 
     @contextmanager
     def preserve(self) -> Generator[None]:
-        """Keep the state's buffers unchanged by forward passes that are not of micro-batches."""
+        """Return a context for forward passes that are not of micro-batches: they change copies of the buffers, which
+        are dropped at its end, and the state's buffers stay unchanged.
+        """
         self.on_micro_batch_start(0, 0)
         try:
             yield
@@ -141,6 +143,7 @@ class RunningStatistics(NoteSource):
 
     @torch.no_grad()
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
+        """Give the layers copies of the state's buffers for this micro-batch, and start to count calls."""
         if not self._layers:
             return
         copy_each([*self._scratch, *self._scratch_counts], [*self._own, *self._own_counts])
@@ -150,11 +153,15 @@ class RunningStatistics(NoteSource):
         self._counting = self._inside = True
 
     def on_forward_done(self) -> None:
+        """Keep the buffers' values and call counters for the note, and stop counting calls."""
         if self._inside:  # Backward may repeat parts of the forward pass, which must not count again.
             self._counting = False
             self._made = _flatten(self._scratch, self._dtype), to_ints(_flatten(self._scratch_counts, torch.int64))
 
     def make_note(self) -> bytes:
+        """Give the layers the state's buffers again. Return the calls and the momentum of each layer and the values of
+        all buffers after the forward pass, encoded, or b"" if no layer was called.
+        """
         made, self._made = self._made, None
         self._restore_buffers()
         if made is None:
@@ -170,6 +177,10 @@ class RunningStatistics(NoteSource):
         return _encoder.encode(_Note(calls, [layer.momentum for layer in self._layers], _to_bytes(values)))
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        """Compute the buffers after all micro-batches, for `apply`: running statistics add each micro-batch's
+        contribution in order, call counters add the calls, and a power iteration is taken from the first micro-batch
+        that made it. Without notes, nothing will change.
+        """
         self._next = None
         made = [_decoder.decode(note) for note in notes if note]
         if not made:
@@ -193,6 +204,7 @@ class RunningStatistics(NoteSource):
 
     @torch.no_grad()
     def apply(self) -> None:
+        """Write the merged values and call counters into the state's buffers, once."""
         if self._next is None:
             return
         (values, counts), self._next, place = self._next, None, 0
@@ -203,7 +215,9 @@ class RunningStatistics(NoteSource):
             tensor.fill_(count)
 
     def _make_call_hook(self, number: int) -> Callable[..., None]:
-        """Return a forward hook that counts the calls of a layer."""
+        """Return a forward hook that counts the calls of a layer in training mode, during the forward pass of a
+        micro-batch.
+        """
 
         def called(*_: object) -> None:
             if self._counting and self._layers[number].module.training:
@@ -212,16 +226,18 @@ class RunningStatistics(NoteSource):
         return called
 
     def _restore_buffers(self) -> None:
+        """Give the layers the state's buffers again, if they use copies, and stop counting calls."""
         for layer in self._layers if self._inside else ():
             layer.set_buffers(layer.own)
         self._counting = self._inside = False
 
 
 def _find_layers(prefix: str, module: torch.nn.Module) -> Iterator[_StatisticsLayer]:
-    """Yield the buffers of a module that can be combined.
+    """Yield one entry for the running statistics of a BatchNorm or InstanceNorm module, and one for each power
+    iteration of spectral_norm. Other modules have none.
 
     Raises:
-        BadInputError: it has running statistics that cannot be combined.
+        BadInputError: a subclass with a forward pass of its own has running statistics, and is in training mode.
     """
     place, kind = f"module {prefix!r} is a {type(module).__name__}", type(module)
     known = {name for name, _ in module.named_buffers(recurse=False)}

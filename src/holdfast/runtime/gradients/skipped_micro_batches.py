@@ -33,11 +33,14 @@ class SkippedMicroBatches(NoteSource):
         return self._decisions.get((step, micro_batch), "")
 
     def skip(self, reason: str) -> None:
-        """Skip the micro-batch in progress."""
+        """Record the decision to skip the micro-batch in progress. The reason, cut to `MAX_REASON` characters, becomes
+        its note.
+        """
         self._reason = reason[:MAX_REASON]
         self._record_decision(self._micro_batch, self._reason)
 
     def on_micro_batch_start(self, step: int, micro_batch: int) -> None:
+        """Remember which micro-batch is in progress, not skipped so far."""
         self._step = step
         self._micro_batch = micro_batch
         self._reason = ""
@@ -47,6 +50,9 @@ class SkippedMicroBatches(NoteSource):
         return note
 
     def merge(self, notes: Sequence[bytes], of_ranks: Sequence[bytes]) -> None:
+        """Record all ranks' decisions for a repetition of the step, and list them in `skips`, as far as their reasons
+        fit into `MAX_REASONS` bytes.
+        """
         reasons = {number: note.decode() for number, note in enumerate(notes) if note}
         listed: list[MicroBatchSkip] = []
         room = MAX_REASONS
@@ -58,6 +64,7 @@ class SkippedMicroBatches(NoteSource):
         self.skips = tuple(listed)
 
     def _record_decision(self, micro_batch: int, reason: str) -> None:
+        """Keep a decision of the step in progress; the oldest ones are dropped beyond `MAX_DECISIONS`."""
         self._decisions[self._step, micro_batch] = reason
         while len(self._decisions) > MAX_DECISIONS:
             del self._decisions[next(iter(self._decisions))]

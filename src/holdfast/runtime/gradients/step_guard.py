@@ -41,7 +41,7 @@ class StepGuard:
 
     @contextmanager
     def allow_steps(self) -> Generator[None]:
-        """Allow the optimizers to step."""
+        """Return a context in which the optimizers may step; outside of it, their `step()` raises StepUseError."""
         self._stepping = True
         try:
             yield
@@ -49,7 +49,8 @@ class StepGuard:
             self._stepping = False
 
     def check(self) -> None:
-        """Check the schedulers that the script has made since `protect`.
+        """Check that `extra` has all schedulers of the optimizers, if the script has made the first one for an
+        optimizer since the last check.
 
         Raises:
             BadInputError: one of them is not in `extra`.
@@ -60,6 +61,11 @@ class StepGuard:
             self._scheduled = scheduled
 
     def _on_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Refuse a step outside of `allow_steps`, before it changes anything.
+
+        Raises:
+            StepUseError: names the line of the script.
+        """
         if self._stepping:
             return
         line = find_script_line()
@@ -73,6 +79,11 @@ class StepGuard:
         return [hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in self._optimizers]
 
     def _check_schedulers(self) -> None:
+        """Check that `extra` has every existing scheduler of the optimizers, directly or inside another object.
+
+        Raises:
+            BadInputError: one is missing; the message has its variable and its line in the script.
+        """
         known = {id(scheduler) for scheduler in find_schedulers(self._extra.values())}
         missing = [one for one in find_attached_schedulers(self._optimizers) if id(one) not in known]
         parts = {id(part) for one in missing for part in find_schedulers(vars(one).values())}
@@ -90,7 +101,7 @@ class StepGuard:
 
 
 def find_attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
-    """Return the existing schedulers of these optimizers."""
+    """Return all existing schedulers of these optimizers, each once; the garbage collector finds them."""
     found: list[LRScheduler] = []
     wanted = list(optimizers)
     holders: list[object] = gc.get_referrers(*wanted)
@@ -104,7 +115,9 @@ def find_attached_schedulers(optimizers: Iterable[Optimizer]) -> list[LRSchedule
 
 
 def find_schedulers(things: Iterable[object]) -> list[LRScheduler]:
-    """Return the schedulers among these objects and inside them, such as in a `SequentialLR` or a list."""
+    """Return the schedulers among these objects and inside them: in dicts, lists, tuples and attributes, such as in a
+    `SequentialLR`. Optimizers are not searched; depth and number of objects are limited.
+    """
     found: list[LRScheduler] = []
     seen: set[int] = set()
     level = list(things)

@@ -76,7 +76,9 @@ class Update:
         self.schedulers = {name: thing for name, thing in state.extra.items() if _is_schedule_of(thing, optimizer)}
 
     def _make_buckets(self) -> None:
-        """Make buckets for the parameters that the optimizer trains now."""
+        """Make empty buckets for the dense parameters that the optimizer trains now, and note the parameters of other
+        optimizers and what is trained, to detect changes by the script.
+        """
         mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
         trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
         device = next((parameter.device for parameter in self._state.model.parameters()), None)
@@ -103,7 +105,8 @@ class Update:
         return [parameter.requires_grad for parameter in self._dense], groups
 
     def follow_script(self) -> None:
-        """Rebuild the buckets if the script has frozen, unfrozen or added parameters between two steps.
+        """Make new buckets if the script has frozen, unfrozen or added parameters between two steps. Do nothing if it
+        has not.
 
         Raises:
             StepUseError: it did so in the middle of a step, or in a way that other workers cannot follow; or nothing is
@@ -159,10 +162,13 @@ class Update:
                     )
 
     def start_step(self, *, fresh: bool) -> None:
-        """Start a step of this optimizer.
+        """Start an attempt at a step of this optimizer: `p.grad` is None for all parameters.
 
         Args:
-            fresh: start without gradients; else keep the sums so far.
+            fresh: drop the sums of gradients; else keep them, to continue the step.
+
+        Raises:
+            BadInputError: the script has made a scheduler that is not in `extra`.
         """
         self._guard.check()
         if fresh:
@@ -173,7 +179,8 @@ class Update:
             parameter.grad = None
 
     def prepare_backward(self) -> None:
-        """Prepare the gradients for a backward, which adds to the sums so far.
+        """Follow changes of what is trained, check the gradients, and set `p.grad` to the sums so far, to which
+        backward adds.
 
         Raises:
             StepUseError: the script has made or changed gradients, or frozen parameters in the middle of a step.
@@ -183,7 +190,8 @@ class Update:
             self.buckets.show_sums()
 
     def check_gradients(self) -> bool:
-        """Check that the script has not made or changed gradients; return whether some are hidden.
+        """Check that the script has not made or changed gradients, also those of other optimizers. Return whether
+        `p.grad` of some sums is None.
 
         Raises:
             StepUseError: it has.
@@ -330,6 +338,12 @@ def _count_steps(scheduler: LRScheduler) -> int:
 
 
 def _check_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[str, ...]:
+    """Return the order in which steps update the optimizers; by default, each once.
+
+    Raises:
+        BadInputError: it is not a list of names, a name is unknown or left out, or there is only one optimizer, without
+            a name.
+    """
     names = list(optimizers.by_name)
     if order is None:
         return tuple(names)
@@ -352,7 +366,11 @@ def _check_order(order: Sequence[str] | None, optimizers: Optimizers) -> tuple[s
 
 
 def _check_norms(given: float | Mapping[str, float] | None, optimizers: Optimizers) -> dict[str, float]:
-    """Return the norms by name, for the optimizers that are clipped."""
+    """Return the norms by the optimizer's name, for the optimizers that are clipped; one number counts for all.
+
+    Raises:
+        BadInputError: a name is unknown, a norm is not a positive number, or it is a mapping for a single optimizer.
+    """
     if given is None:
         return {}
     names = list(optimizers.by_name)

@@ -118,7 +118,11 @@ class Workload:
         return self._statistics.preserve() if self._statistics is not None else nullcontext()
 
     def start_step(self, step: int, summed: tuple[int, ...]) -> None:
-        """Start a step without sums, or continue from the micro-batches that are summed already.
+        """Start an attempt at a step: discard unfinished notes, and start without sums, or continue from micro-batches
+        that are summed here already.
+
+        Args:
+            summed: the numbers of these micro-batches; empty: start without sums.
 
         Raises:
             RuntimeError: `summed` differs from the local sums; the job would count samples twice or lose some.
@@ -139,7 +143,8 @@ class Workload:
         self.update.start_step(fresh=False)
 
     def reshard_parameters(self) -> None:
-        """Drop the full parameters that FSDP2 has gathered, because parameters may have changed.
+        """Drop the full parameters that FSDP2 has gathered, in the model and in extra modules, because parameters may
+        have changed. Does nothing without a layout.
 
         FSDP2 keeps the gathered parameters of a forward pass until its backward pass, and a script may do one without
         the other.
@@ -152,7 +157,9 @@ class Workload:
                     reshard(module)
 
     def load_micro_batch(self, micro_batch: int) -> Any:
-        """Load a micro-batch, and seed all random numbers for it."""
+        """Return the data of a micro-batch of this step on the device, and prepare its forward pass: seed all random
+        numbers, start its notes and its emulated time, and record its hash and the buffers' versions.
+        """
         self._notes.on_micro_batch_start(self.sums.step, micro_batch)
         batch = self.loader.load(self.sums.step, micro_batch)
         seed_micro_batch(self.seed, self.sums.step, micro_batch, self.position.shard)
@@ -170,7 +177,8 @@ class Workload:
         return batch
 
     def backward(self, loss: torch.Tensor, micro_batch: int) -> None:
-        """Add a micro-batch's gradients; `loss` is its mean, a scalar.
+        """Run backward on a micro-batch's mean loss, scaled, and add its gradients, loss, samples and hash to the
+        step's sums. If no parameter requires a gradient, only the loss counts.
 
         Raises:
             BadInputError: it is not a scalar, or the forward pass changed a buffer.
@@ -191,7 +199,8 @@ class Workload:
         self.sums.loss += float(loss.detach().double()) * samples
 
     def skip(self, reason: str, micro_batch: int) -> None:
-        """Leave a micro-batch out of the step: no gradient, no loss, and no part in the means over the samples.
+        """Finish a micro-batch without a gradient or a loss: its samples are counted as skipped, and `reason` is kept
+        for its note and for repeated attempts.
 
         Raises:
             BadInputError: with a layout, or the forward pass changed a buffer.
@@ -212,7 +221,8 @@ class Workload:
         self.sums.skipped += self._finish_micro_batch(micro_batch)
 
     def _finish_micro_batch(self, micro_batch: int) -> int:
-        """Count a finished micro-batch, and return the number of its samples on this worker.
+        """Add a finished micro-batch and its hash to the step's sums, wait for the rest of its emulated time, and
+        return the number of its samples on this worker.
 
         Raises:
             BadInputError: its forward pass has changed a buffer.
@@ -259,8 +269,7 @@ class Workload:
         fingerprint: Fingerprint | None = None,
     ) -> Commit:
         """Sum the gradients of all ranks, divided by the number of micro-batches and by the loss scale, and clip them.
-
-        If any rank has notes, all ranks receive all notes.
+        If any rank has notes, exchange and merge all notes.
 
         Args:
             comm: the group of workers with the same part of the model.
@@ -268,11 +277,14 @@ class Workload:
             fingerprint: to be compared; None for nothing.
 
         Returns:
-            The step result without flags, but with logged values: the same on every rank in every bit.
+            The step result without flags, with logged values and skipped micro-batches: the same on every rank in every
+            bit. `overflow` is set if the loss scale explains gradients that are not finite. If notes and micro-batches
+            do not match, `sample_hashes` is -1, so that the step is refused.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact.
             StepUseError: the script made or changed gradients itself, or a gradient's parameter was not trained.
+            BadInputError: the notes of a step contradict each other.
         """
         update, sums = self.update, self.sums
         update.check_before_reduction()
@@ -299,17 +311,21 @@ class Workload:
         return replace(v, metrics=metrics, skips=skips) if metrics or skips else v
 
     def _local_result(self) -> Commit:
-        """Return this worker's part of the step result except for gradients; equal values of local ranks count once."""
+        """Return this worker's losses, samples, skipped samples and hashes of the step as a step result. Of local ranks
+        with the same samples, only the first one has losses and samples, and the others put their hashes into
+        `place_hashes`.
+        """
         sums, place = self.sums, self.position
         own = replace(EMPTY_RESULT, **{"place_hashes" if place.local_rank else "sample_hashes": sums.hashes})
         own = replace(own, skipped_samples=sums.skipped)
         return own if place.tensor else replace(own, loss_sum=sums.loss, samples=sums.samples)
 
     def apply(self, commit: Commit) -> None:
-        """Change the state by the reduced gradients: the same on every rank, in every bit.
+        """Apply a step that has passed: update the parameters by the reduced gradients, then the merged notes, the loss
+        scale and the schedules. The result is the same on every rank, in every bit.
 
-        A step with gradients that are not finite changes only schedules and loss scale; all ranks see the same count.
-        The reduced gradients stay in the parameters until the next step starts.
+        The parameters stay unchanged if gradients were not finite or all micro-batches were skipped. The reduced
+        gradients stay in the parameters until the next step starts.
         """
         if self.experts is not None:
             self.experts.on_step_passed()
@@ -365,7 +381,8 @@ class ScriptObjects:
 def make_workload(
     given: ScriptObjects, loader: MicroBatchLoader, device: torch.device, position: ReplicaPosition = WHOLE_REPLICA
 ) -> Workload:
-    """Make the workload of a script's objects.
+    """Check a script's objects, and make the workload of them: the training state, the loss scale, the order of
+    updates, the running statistics, and the experts if the model has some.
 
     Args:
         device: of the model.

@@ -108,6 +108,9 @@ class GroupReaper:
         return empty
 
     def _run(self) -> None:
+        """Destroy groups that are due, one after the other, until `close`. Between checks it waits, longer and
+        longer.
+        """
         look = FIRST_POLL_S
         while True:
             with self._changed:
@@ -128,6 +131,9 @@ class GroupReaper:
             look = FIRST_POLL_S
 
     def _destroy(self, entry: _Entry) -> None:
+        """Destroy a group, remove its entry, and wake waiting threads. After the last one, return freed memory to the
+        system.
+        """
         started = time.monotonic()
         entry.group.destroy()
         with self._changed:

@@ -261,7 +261,11 @@ class Communicator:
             )
 
     def _poll_until_done(self, pending: Pending) -> None:
-        """Return when an operation is done; report the wait meanwhile."""
+        """Return when an operation is done; report the wait meanwhile.
+
+        Raises:
+            HaltedError: the generation was halted first.
+        """
         self.progress.start_wait(pending.what, self.size, sum(tensor.nbytes for tensor in pending.tensors))
         try:
             while not pending.done():

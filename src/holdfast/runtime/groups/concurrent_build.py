@@ -34,6 +34,9 @@ class _ConcurrentBuild(Generic[G]):
             threading.Thread(target=self._run, args=arguments, name=f"holdfast-{name}-{number}", daemon=True).start()
 
     def results(self) -> list[G]:
+        """Wait until all groups are built, and return them in order. If one failed, retire the others that are built,
+        and raise the first error.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or None not in self._built)
             built = [group for group in self._built if group is not None]
@@ -44,6 +47,9 @@ class _ConcurrentBuild(Generic[G]):
         raise self._failure
 
     def _run(self, number: int, build: Callable[[], G]) -> None:
+        """Build one group and keep it. If another one has failed meanwhile, retire it; an exception of its own is kept
+        for `results`.
+        """
         try:
             group = build()
         except BaseException as error:  # noqa: BLE001 - raised again by `results`

@@ -74,6 +74,9 @@ def _send_to_non_owners(group: Communicator, owners: int, known: bytes, what: st
 
 
 def _send(group: Communicator, owners: int, output: torch.Tensor, mine: torch.Tensor, each: int, what: str) -> None:
+    """Send parts of `each` elements of the first owner's `mine` to the members that own nothing, which receive into
+    `output`. Waits.
+    """
     received = [output.numel()] + [0] * (group.size - 1)
     pending = group.start_all_to_all(output, mine, received, [0] * owners + [each] * (group.size - owners))
     pending.what = what
@@ -81,6 +84,7 @@ def _send(group: Communicator, owners: int, output: torch.Tensor, mine: torch.Te
 
 
 def _iter_frames(known: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the rank and the bytes of each frame."""
     place = 0
     while place < len(known):
         rank, length = _FRAME.unpack_from(known, place)
@@ -90,6 +94,11 @@ def _iter_frames(known: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_sizes(sizes: list[int], what: str) -> list[int]:
+    """Return the sizes.
+
+    Raises:
+        ValueError: one is negative, or together they exceed `MAX_GATHERED_BYTES`.
+    """
     if min(sizes) < 0 or sum(sizes) > MAX_GATHERED_BYTES:
         raise ValueError(f"{what}: {sizes} bytes, together more than the limit of {MAX_GATHERED_BYTES}")
     return sizes

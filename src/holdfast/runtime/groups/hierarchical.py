@@ -107,9 +107,10 @@ def build_hierarchical(
     any_to_any: bool,
     halt: threading.Event | HaltCheck | None,
 ) -> HierarchicalCommunicator:
-    """Build all groups of a rank at once, each in its own thread. Blocks.
+    """Build all groups of a rank, one for each level and perhaps one of all ranks, at once, each in its own thread.
+    Blocks.
 
-    If one group fails, its error is raised, and groups that other threads still build are retired.
+    If one group fails, its error is raised, and all other groups are retired.
 
     Args:
         board: the generation's rendezvous, over which they are built.

@@ -55,9 +55,8 @@ class Board:
         self._posted_bytes = 0
 
     def expect_keys(self, keys: int) -> None:
-        """Announce that this worker will post this many more keys, all together.
-
-        With 0 keys, no member waits for this one.
+        """Announce that this worker will post this many more keys, which are then sent together. With 0 keys, tell the
+        others at once that none will come.
         """
         with self._changed:
             self._to_come = max(self._to_come, 0) + keys
@@ -65,7 +64,8 @@ class Board:
             self._post({})
 
     def post(self, key: str, value: bytes) -> None:
-        """Publish a key of this worker, here and on the other members.
+        """Publish a key of this worker: here at once, on the other members together with all announced keys, when the
+        last of them is posted.
 
         Raises:
             ValueError: the key or value, or the sum of all posted bytes, is over its limit.
@@ -86,7 +86,7 @@ class Board:
         self._post(keys)
 
     def put(self, keys: Mapping[str, bytes]) -> None:
-        """Add keys that members posted. A repeated key replaces the earlier value.
+        """Add keys that members posted, and wake waiting threads. A repeated key replaces the earlier value.
 
         Raises:
             ValueError: a key, a value or the number of keys is over its limit.
@@ -169,7 +169,7 @@ class BoardStore(Store):
         self._name = name
 
     def values(self) -> dict[str, bytes]:
-        """Return the keys of this group that have arrived."""
+        """Return the keys of this group that have arrived, without the ranks and the group's name."""
         named = ((wire.partition(":")[2], value) for wire, value in self._board.values().items())
         return {key.removeprefix(self._name): value for key, value in named if key.startswith(self._name)}
 

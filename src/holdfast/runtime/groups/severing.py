@@ -49,7 +49,8 @@ def socket_inodes() -> dict[int, int]:
 
 
 def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *, generation: int) -> GroupSockets:
-    """Find the sockets of a group that was just made.
+    """Return the sockets of a group that was just made: they are new, connected, and one end is at an exchanged
+    address.
 
     Args:
         before: `socket_inodes()` from before it was made.
@@ -97,6 +98,9 @@ def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
 
 
 def _shut_down(handle: SocketHandle) -> bool:
+    """Shut down a socket in both directions, and return whether that was done. It is not if the descriptor refers to
+    something else by now, or to a listener, or to a socket that is no longer connected.
+    """
     with open_duplicate(handle) as duplicate:
         if duplicate is None:
             return False

@@ -27,7 +27,8 @@ class PendingSums:
 
 
 def start_sums(comm: Communicator, values: Sequence[float], what: str) -> PendingSums:
-    """Issue the first all-gather of this rank's values. Never blocks. All ranks must give the same number of values.
+    """Start to add this rank's values to all others' by the all-gather of the lowest level; `finish_sums` does the
+    rest. Never blocks. All ranks must give the same number of values.
 
     Args:
         what: the operation's name, for messages.
@@ -37,7 +38,8 @@ def start_sums(comm: Communicator, values: Sequence[float], what: str) -> Pendin
 
 
 def finish_sums(sums: PendingSums) -> list[float]:
-    """Wait for the sums, level by level, and return them.
+    """Wait for the sums, level by level, and return the sum over all ranks of each value, equal on every rank in every
+    bit.
 
     Raises:
         HaltedError, PeerLostError: abandoned or failed.
@@ -56,6 +58,9 @@ def finish_sums(sums: PendingSums) -> list[float]:
 
 
 def _start_gather(group: Communicator, values: Sequence[float], what: str) -> tuple[Pending, torch.Tensor]:
+    """Start to gather the values of a group's members. Return the operation, and its output `(members, values)`,
+    float64.
+    """
     # float64 holds counts up to 2**53 exactly.
     mine = torch.tensor(values, dtype=torch.float64, device=group.device)
     gathered = torch.empty(group.size * len(values), dtype=torch.float64, device=group.device)
@@ -65,6 +70,7 @@ def _start_gather(group: Communicator, values: Sequence[float], what: str) -> tu
 
 
 def _add_rows(gathered: torch.Tensor) -> list[float]:
+    """Return the sum of the rows of `(members, values)`, added in the members' order."""
     # Add row by row: a sum over the rows may regroup them.
     rows = gathered.cpu()
     total = torch.zeros(gathered.shape[1], dtype=gathered.dtype)

@@ -40,7 +40,9 @@ def build_communicator(
     flat_up_to: int = FLAT_UP_TO,
     fan_out: int = FAN_OUT,
 ) -> Communicator:
-    """Build the group of a generation, or of some of its members, on the right transport; see `build_gloo`.
+    """Build the group of a generation, or of some of its members: on NCCL for CUDA tensors, else on gloo; flat, or by
+    levels if there are many members. Without NCCL, CUDA tensors go through host memory. A single member needs no
+    connection. Blocks; errors as for `build_gloo`.
 
     NCCL finds its own paths within and between nodes, so there all members form one group.
 
@@ -85,17 +87,18 @@ def build_communicator(
 
 
 def uses_nccl(device: torch.device, backend: Backend) -> bool:
-    """Return whether NCCL exchanges the tensors of this device."""
+    """Return whether NCCL exchanges the tensors of this device: never for the CPU, and with `AUTO` if torch has
+    NCCL.
+    """
     if device.type != "cuda":
         return False
     return dist.is_nccl_available() if backend == AUTO else backend == "nccl"
 
 
 def choose_device(local_rank: int, backend: Backend) -> torch.device:
-    """Return the device of a worker: its GPU, or the CPU without a GPU.
+    """Return the device of a worker, its GPU or the CPU if there is no GPU, and make a GPU torch's current device.
 
-    With "gloo", the workers of a node may outnumber its GPUs and share them. The current device is set, so that torch's
-    default memory and streams are this worker's.
+    With "gloo", the workers of a node may outnumber its GPUs and share them.
 
     Raises:
         BadInputError: NCCL would need another GPU for this worker.

@@ -24,10 +24,10 @@ def find_unreachable(
     connects: Callable[[str, int], bool] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Return the members on other nodes with a state port that refuses connections, in rank order.
+    """Connect to the state ports of members on other nodes, and return the members for which that fails, in rank order.
 
-    If there are too many to try in time, the rest is left out. One worker of each node is tried first, starting from
-    this worker's rank, so that each member starts with different ones.
+    No member is tried after `LONGEST_S`; these are left out. One worker of each node is tried first, starting from this
+    worker's rank, so that each member starts with different ones.
 
     Args:
         worker: the worker that asks.
@@ -50,6 +50,9 @@ def find_unreachable(
 def _find_failing(
     members: Sequence[Member], connects: Callable[[str, int], bool], now: Callable[[], float]
 ) -> frozenset[str]:
+    """Return the names of the members to which no connection is possible, tried concurrently; members that are not
+    tried within `LONGEST_S` are left out.
+    """
     if not members:
         return frozenset()
     until = now() + LONGEST_S
@@ -63,6 +66,7 @@ def _find_failing(
 
 
 def _can_connect(host: str, port: int) -> bool:
+    """Return whether a TCP connection succeeds within `CONNECT_S` seconds; it is closed again."""
     try:
         socket.create_connection((host, port), timeout=CONNECT_S).close()
     except OSError:

@@ -29,7 +29,8 @@ FIRST_SHARDS = 64
 
 
 def sum_versions(versions: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
-    """Sum in this order, times `scale`, in float32 or wider; half precision is rounded once, at the end.
+    """Write the sum of the versions, in this order, times `scale`, into `out`. It is computed in float32 or wider; half
+    precision is rounded once, at the end.
 
     So a mean fits into float16 even if the sum does not. Consecutive additions take half the time of torch.sum over the
     rows of a matrix.
@@ -162,7 +163,9 @@ class Bucket:
                 view.zero_()
 
     def start_sums(self, comm: Communicator, level: int) -> Pending:
-        """Start to receive all versions of this rank's part on a level."""
+        """Start to exchange parts on a level: each owner receives all members' versions of its part, or NCCL's sum of
+        them; a rank that owns nothing only sends. `sum_level` adds them.
+        """
         group, owners = comm.groups[level], comm.owners[level]
         start, numel = self._spans[level]
         source = self._wide[level] if level and self._is_half else self.flat[start : start + numel]
@@ -181,10 +184,11 @@ class Bucket:
         return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
 
     def sum_level(self, comm: Communicator, level: int, scale: float) -> GradientSummary:
-        """Sum the received versions of a level; on the last one scaled, into this rank's shard of `flat`.
+        """Sum the received versions of a level into this rank's part; on the last level scaled, into its shard of
+        `flat`.
 
         Returns:
-            The summary of the shard on the last level, an empty one on all other levels.
+            The summary of the shard on the last level; an empty one on all other levels, and if this rank owns nothing.
         """
         versions, self._versions = self._versions, None
         if versions is None:
@@ -207,7 +211,7 @@ class Bucket:
         return GradientSummary.from_blocks(squares, total[:gradients])
 
     def start_spread(self, comm: Communicator, level: int) -> Pending:
-        """Start to send all parts of a level to its group, in `flat`."""
+        """Start to send the parts of a level from their owners to all members of the group, into `flat`."""
         group, owners = comm.groups[level], comm.owners[level]
         start, numel = self._spans[level]
         part, parts = numel // owners, self.flat[start : start + numel]
@@ -215,12 +219,15 @@ class Bucket:
         return group.start_gather_from_owners(parts, mine, owners)
 
     def scale_shard(self, comm: Communicator, factor: float) -> None:
-        """Multiply the gradients in this rank's shard, but not the flags after them."""
+        """Multiply the gradients in this rank's shard by `factor`, but not the flags after them. Nothing if it owns no
+        shard.
+        """
         if len(self._spans) > len(comm.owners):
             start, numel = self._spans[-1]
             self.flat[start : min(start + numel, self.numel)].mul_(factor)
 
     def _ensure_capacity(self, comm: Communicator) -> None:
+        """Enlarge the receive buffer and the flat buffers, if this world's shards need more than there is."""
         group, owners = comm.groups[0], comm.owners[0]
         _, needed = self._spans[0]
         self._receive_buffer.ensure_size(group.size * needed // owners)
@@ -238,6 +245,7 @@ class Bucket:
         return self._receive_buffer.buffer[:numel] if source.dtype == self.flat.dtype else self._wide_buffer(0, numel)
 
     def _wide_buffer(self, level: int, numel: int) -> torch.Tensor:
+        """Return float32 memory for a level, which is kept for the next reductions and enlarged if needed."""
         known = self._wide.get(level)
         if known is None or known.numel() < numel:
             known = large_zeros(numel, dtype=torch.float32, device=self.flat.device)
@@ -245,6 +253,7 @@ class Bucket:
         return known[:numel]
 
     def _make_views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return a view of each parameter's gradient in a flat buffer, with the shape of its local part."""
         views: list[torch.Tensor] = []
         offset = 0
         for here in self._here:

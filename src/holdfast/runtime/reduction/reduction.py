@@ -146,7 +146,12 @@ def _decode_sums(sums: Sequence[float], world: int) -> Commit:
 
 @contextlib.contextmanager
 def reallocate_on_failure(buffers: Callable[[], None]) -> Generator[None]:
-    """Allocate new buffers if the block is abandoned, because operations in abandoned groups may use the old ones."""
+    """Return a context that calls `buffers`, to allocate new ones, if the block is abandoned: operations in abandoned
+    groups may use the old ones. The error is raised again.
+
+    Args:
+        buffers: allocates the buffers.
+    """
     try:
         yield
     except (HaltedError, PeerLostError):
@@ -223,7 +228,9 @@ class GradientBuckets:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Collect the gradients after a backward, and restore the sums that user code has reset."""
+        """Take over the gradients after a backward as sums, dense ones for sparse. If user code has reset `p.grad`, add
+        the new gradient to the known sum, and set `p.grad` to that.
+        """
         for bucket in self._buckets:
             for place, (parameter, known) in enumerate(zip(bucket.parameters, bucket.local, strict=True)):
                 gradient = parameter.grad
@@ -349,6 +356,7 @@ class GradientBuckets:
         return self._receive_buffers.setdefault((*bucket.kind, number), ReceiveBuffer(*bucket.kind))
 
     def _allocate_buffers(self) -> None:
+        """Allocate all buffers again, because abandoned operations may still use the old ones."""
         for room in self._receive_buffers.values():
             room.allocate()
         for bucket in self._buckets:
@@ -358,7 +366,9 @@ class GradientBuckets:
 def _group_parameters(
     parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, counts: Callable[[torch.nn.Parameter], bool]
 ) -> list[list[torch.nn.Parameter]]:
-    """Group by dtype, device, and whether they count, up to a size; in reverse order, as backward makes gradients."""
+    """Return groups of parameters of the same dtype and device that count in the same way, each of about
+    `bucket_bytes`; in reverse order, as backward makes gradients.
+    """
     full: list[list[torch.nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device, bool], list[torch.nn.Parameter]] = {}
     for parameter in reversed(parameters):

@@ -43,7 +43,9 @@ class GradientSummary:
 
     @classmethod
     def from_blocks(cls, squares: Sequence[torch.Tensor], elements: torch.Tensor) -> GradientSummary:
-        """Return the summary of a shard with these elements and these squared norms of its blocks."""
+        """Return the summary of a shard with these elements and these squared norms of its blocks. Elements that are
+        not finite are only counted if a norm is not finite.
+        """
         together = torch.cat([*squares]) if squares else torch.empty(0)
         if bool(together.isfinite().all()):
             return cls((together,))
@@ -91,7 +93,7 @@ def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _exact_sum(squares: torch.Tensor) -> int:
-    """Return the sum as an integer number of units."""
+    """Return the sum of non-negative float64 numbers as an integer number of units, without rounding."""
     fractions, exponents = torch.frexp(squares)
     mantissas = (fractions * 2.0**_MANTISSA).to(torch.int64)
     places = exponents.to(torch.int64) - _LEAST

@@ -56,6 +56,10 @@ class ExtraWatch:
                 )
 
     def _stamp(self, name: str, thing: Any) -> _Stamp:
+        """Return the values of an object that change with usual writes: those that are not tensors, each tensor's
+        address and version, and the first bytes of some tensors. Addresses are left out if `state_dict()` makes new
+        tensors each time.
+        """
         node, tensors = _pack_tensors(name, thing)
         if name not in self._copies:
             _, again = _pack_tensors(name, thing)  # The first ones still exist, so their memory is not used again.
@@ -67,6 +71,9 @@ class ExtraWatch:
 
 
 def _pack_tensors(name: str, thing: Any) -> tuple[tree.Node, list[torch.Tensor]]:
+    """Return an object's state as a tree, and its tensors, local parts without a copy. `name` is its name in
+    `extra`.
+    """
     tensors: list[torch.Tensor] = []
 
     def place(tensor: torch.Tensor) -> int:

@@ -60,7 +60,8 @@ class Optimizers:
         return [parameter for optimizer in self for parameter in parameters_of(optimizer)]
 
     def find_owner(self, parameters: Iterable[Parameter]) -> Optimizer | None:
-        """Return the optimizer of these parameters, or None; a single optimizer is returned in any case.
+        """Return the optimizer that has some of these parameters, or None. If the job has a single optimizer, it is
+        returned in any case.
 
         Raises:
             BadInputError: several optimizers have some of them.
@@ -81,9 +82,10 @@ class Optimizers:
         return self.by_name[names[0]] if names else None
 
     def settings(self) -> dict[tuple[str, int], dict[str, object]]:
-        """Return the options that the script chose, by the optimizer's name and the number of the parameter group.
+        """Return the plain options that the script chose, by the optimizer's name and the number of the parameter
+        group.
 
-        The options that a schedule changes are left out.
+        Options that a schedule changes are left out; of a scheduled learning rate, the initial one counts.
         """
         return {
             (name, number): _script_options(group)
@@ -99,7 +101,8 @@ class Optimizers:
         return {name: [list(group["params"]) for group in groups] for name, groups in added.items() if groups}
 
     def restore_added_groups(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
-        """Restore the groups of a captured state that were added since `protect`; their options are adopted later.
+        """Make the groups added since `protect` those of a captured state, removing others; their options are adopted
+        later. Do nothing if they are the same.
 
         Raises:
             ValueError: a parameter would be in two groups.
@@ -117,7 +120,8 @@ class Optimizers:
     def match_parameters(
         self, state: tree.Node, added: Mapping[str, Sequence[Sequence[Parameter]]] | None = None
     ) -> Iterator[tuple[Parameter, int]]:
-        """Yield the parameter of each tensor in a captured state, and the tensor's place.
+        """Yield the parameter to which each tensor in a captured optimizer state belongs, and the tensor's index.
+        Tensors of unknown parameters are left out.
 
         Args:
             added: the parameters of the state's groups that were added since `protect`, by the optimizer's name.
@@ -176,6 +180,11 @@ class Optimizers:
                 yield from (kept for kept in optimizer.state[parameter].values() if isinstance(kept, torch.Tensor))
 
     def _check_disjoint(self) -> None:
+        """Refuse a parameter in two optimizers.
+
+        Raises:
+            BadInputError: there is one.
+        """
         owner: dict[int, str] = {}
         for name, optimizer in self.by_name.items():
             for parameter in parameters_of(optimizer):
@@ -222,6 +231,9 @@ def _parameter_ids(groups: Mapping[str, Sequence[Sequence[Parameter]]]) -> dict[
 
 
 def _script_options(group: dict[str, Any]) -> dict[str, object]:
+    """Return a group's plain options by name, sorted, with tensors of one element as floats. With a schedule, `lr` is
+    the initial learning rate; momentum and betas are left out if a schedule changes them.
+    """
     scheduled = {"lr"} if "initial_lr" in group else set[str]()
     scheduled |= {"momentum", "betas"} if "max_momentum" in group else set()
     plain = (bool, int, float, str, tuple, type(None))
@@ -234,6 +246,12 @@ def _script_options(group: dict[str, Any]) -> dict[str, object]:
 
 
 def _check_optimizer(name: str, optimizer: object) -> Optimizer:
+    """Return an optimizer that can be protected; `name` is its name in messages, or "".
+
+    Raises:
+        BadInputError: it is not a torch optimizer, its step() needs an argument such as a closure, it needs sparse
+            gradients, or it has its own state_dict().
+    """
     owner = f"optimizer {name!r}" if name else "optimizer"
     if not isinstance(optimizer, Optimizer):
         raise BadInputError(
@@ -259,7 +277,7 @@ def _check_optimizer(name: str, optimizer: object) -> Optimizer:
 
 
 def _captured_names(state: tree.Node) -> list[str]:
-    """Return the names of the optimizers of a captured state, sorted."""
+    """Return the names of the optimizers of a captured state, sorted; `[NAMELESS]` for a single one without a name."""
     for key, inner in state.items if isinstance(state, tree.Mapping) else ():
         if key == _BY_NAME and isinstance(inner, tree.Mapping):
             return sorted(str(name) for name, _ in inner.items)
@@ -271,7 +289,12 @@ def _describe_names(names: list[str]) -> str:
 
 
 def _capture_state(optimizer: Optimizer, apart: set[int]) -> dict[str, Any]:
-    """Return an optimizer's state with parameters named by their order in the groups, as state_dict() does."""
+    """Return an optimizer's options by group, and its state by the parameter's number in the order of the groups, as
+    state_dict() does. Tensors of the state are not copied.
+
+    Args:
+        apart: ids of parameters that are left out.
+    """
     # A tensor such as the learning rate is cloned: the script may change it in place while the state is sent or saved.
     groups = [
         {

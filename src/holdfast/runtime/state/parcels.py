@@ -129,7 +129,9 @@ class Parcels:
         return Ticket(plan=self._plan, sender=self._plan.workers[sender], receiver=self._worker, kind=PARCEL)
 
     def open_receiver(self, ticket: Ticket) -> StateReceiver | None:
-        """Return the receiver for an authenticated sender's streams, or None if they come too late."""
+        """Return the receiver of a sender's parcel, one for all its streams; None after `abort`. The sender is
+        authenticated.
+        """
         rank = self._plan.rank(ticket.sender)
         assert rank is not None
         with self._lock:
@@ -145,7 +147,7 @@ class Parcels:
             return self._receivers[rank]
 
     def hand_over(self) -> None:
-        """Hand the received parcels over to the contents.
+        """Pass the tensors of all received parcels to the contents, and drop them here.
 
         Raises:
             TransferError: a parcel is missing, or is of another step.
@@ -186,6 +188,7 @@ class Parcels:
             push.start()
 
     def _on_sender_ended(self, error: str, receiver: str) -> None:
+        """Handle the end of one parcel's transfer: report an error, or count it as sent and start the next one."""
         if error:
             self._on_error(error, receiver)
             return

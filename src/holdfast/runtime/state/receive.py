@@ -138,7 +138,12 @@ class StateReceiver:
             return self._changed.wait_for(lambda: self._active == 0, timeout=timeout_s)
 
     def receive_stream(self, connection: socket.socket, wire: Wire, stream: int, claim: bytes) -> None:
-        """Receive one stream in the calling thread. The sender is authenticated."""
+        """Receive one stream of an authenticated sender in the calling thread. An error is not raised: it ends all
+        streams, and `result` raises it.
+
+        Args:
+            claim: the sender's `CLAIM`: step, and hashes of header and manifest.
+        """
         with self._changed:
             self._active += 1
         self._sockets.add(connection)
@@ -152,6 +157,13 @@ class StateReceiver:
         self._on_stream_ended(error, stream)
 
     def _receive_chunks(self, wire: Wire, stream: int, claim: bytes) -> None:
+        """Read a stream's chunks into the tensors, and confirm them to the sender. Stream 0 first brings the header,
+        for which the others wait.
+
+        Raises:
+            TransferError: the stream was received before, claims another step or state than the others, or is
+                corrupted.
+        """
         step, length, digest, manifest = CLAIM.unpack(claim)
         with self._changed:
             if stream in self._streams or (self._claim and self._claim != (step, manifest)):
@@ -172,6 +184,12 @@ class StateReceiver:
         wire.write(ACCEPTED)
 
     def _prepare_tensors(self, header: Header) -> None:
+        """Get the tensors for a header's manifest, once an earlier transfer has stopped writing, and wake the streams
+        that wait for them.
+
+        Raises:
+            TransferError: the earlier transfer does not end, or this one has failed meanwhile.
+        """
         if self._after is not None:
             if not self._after.wait_inactive():
                 raise TransferError("an earlier transfer does not end")
@@ -186,6 +204,11 @@ class StateReceiver:
             self._changed.notify_all()
 
     def _await_header(self) -> FlatState:
+        """Wait until stream 0 has received the header, at most `SILENCE_S`, and return the memory to fill.
+
+        Raises:
+            TransferError: the header did not come, or the transfer has failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._flat is not None or self._error, timeout=SILENCE_S)
             if self._error or self._flat is None:
@@ -193,6 +216,12 @@ class StateReceiver:
             return self._flat
 
     def _on_stream_ended(self, error: str, stream: int) -> None:
+        """Handle the end of a stream. The first error fails the transfer and ends all streams; after the last stream,
+        staged bytes are copied into their tensors. Call `on_end` if the transfer has ended.
+
+        Args:
+            error: why it failed, or "".
+        """
         with self._changed:
             self._active -= 1
             if error and not self._error:
@@ -212,6 +241,14 @@ class StateReceiver:
 
 
 def _read_header(wire: Wire, step: int, length: int, digest: bytes, manifest: bytes) -> Header:
+    """Read and decode a header of `length` bytes.
+
+    Args:
+        digest, manifest: the claimed SHA-256 of the header, and of the manifest in it.
+
+    Raises:
+        TransferError: it is too large, corrupted, of another step, or has another manifest.
+    """
     if length > MAX_HEADER_BYTES:
         raise TransferError(f"a header of {length} bytes is larger than {MAX_HEADER_BYTES}")
     data = wire.read(length)
@@ -267,6 +304,13 @@ class StateInbox:
         self._reception.close()
 
     def _receive(self, connection: socket.socket) -> None:
+        """Handle a new connection: read the offer, find its plan's ticket or wait for it, authenticate both sides, and
+        let the receiver of this transfer read the stream.
+
+        Raises:
+            TransferError: the offer is malformed or not planned, the sender is not authenticated, too many streams are
+                open, or the receiver no longer wants the state.
+        """
         wire = self._make_wire(connection)
         kind, generation, sender, stream, theirs = PREAMBLE.unpack(wire.read(PREAMBLE.size))
         if kind not in self._slots or stream >= STREAMS * MAX_GIVERS:
@@ -293,7 +337,9 @@ class StateInbox:
             self._slots[kind].release()
 
     def _await_plan(self, connection: socket.socket, offer: Offer) -> Ticket | None:
-        """Wait for the plan that makes an offer valid; a limited number may wait, without blocking other strangers."""
+        """Wait up to `OFFER_WAIT_S` for the plan that makes an offer valid, without blocking other strangers. Return
+        None if it does not come, or if `MAX_WAITING` offers are waiting already.
+        """
         if not self._waiting.acquire(blocking=False):
             return None
         try:

@@ -69,6 +69,12 @@ def check_wrappers(model: torch.nn.Module, *, has_layout: bool) -> None:
 
 
 def _check_parameter(name: str, parameter: torch.nn.Parameter, device: torch.device, *, has_layout: bool) -> None:
+    """Refuse a parameter that cannot be reduced, sent or saved.
+
+    Raises:
+        BadInputError: it is a DTensor although the job has no layout, has no shape yet, is on another device, or
+            repeats elements in memory.
+    """
     if not has_layout and _SHARDED in (*_torch_class_names(parameter), *_torch_class_names(parameter.data)):
         raise BadInputError(
             f"parameter {name!r} is a DTensor: every worker holds the whole model, so leave out what shards it "

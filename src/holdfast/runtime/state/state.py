@@ -219,13 +219,15 @@ class TrainingState:
         self._recycled = [local_of(tensor) for tensor in tensors]
 
     def prepare(self, manifest: Manifest, *, separate: bool = False) -> list[torch.Tensor]:
-        """Return tensors to receive a state into: the model's own, and new ones for the optimizers'.
+        """Return tensors to receive a state into: the model's own, and for the optimizers and `extra` new ones, in
+        memory of unused tensors if possible.
 
         Args:
             separate: leave the present state unchanged until `adopt`: new tensors also for the model, in host memory.
 
         Raises:
-            StateMismatchError: the state is of another model, or too large.
+            StateMismatchError: the state has other parameters, buffers, optimizers or extra objects, its manifest is
+                inconsistent, or it does not fit into memory.
         """
         own = self.model_tensors()
         if len(manifest.tensors) > MAX_TENSORS:
@@ -262,10 +264,14 @@ class TrainingState:
         return targets
 
     def adopt(self, manifest: Manifest, tensors: list[torch.Tensor]) -> None:
-        """Make a received state the present one; `tensors` are the filled tensors of `prepare`.
+        """Make a received state the present one: tensors, parameter groups, which parameters require a gradient,
+        optimizers and extra objects.
+
+        Args:
+            tensors: the filled tensors of `prepare`.
 
         Raises:
-            StateMismatchError: the values do not fit the objects.
+            StateMismatchError: the values do not fit the objects; some may have been changed.
         """
         self.watch.clear()
         self._copy_received(tensors)
@@ -305,7 +311,9 @@ class TrainingState:
     # ---- inside ----
 
     def _restore_frozen(self, frozen: tuple[int, ...] | None) -> None:
-        """Restore which parameters require a gradient."""
+        """Freeze the parameters with these indices, and unfreeze all others; changed ones lose their gradient. None
+        changes nothing.
+        """
         if frozen is None:
             return
         without = set(frozen)
@@ -315,6 +323,11 @@ class TrainingState:
                 parameter.grad = None
 
     def _added_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Return the indices of the parameters in each group added since `protect`, by the optimizer's name.
+
+        Raises:
+            BadInputError: a parameter is not the model's.
+        """
         index = {id(parameter): number for number, parameter in enumerate(self._parameters.values())}
         added = self.optimizers.added_groups()
         for parameter in (one for groups in added.values() for group in groups for one in group):
@@ -393,6 +406,11 @@ class TrainingState:
         return {id(parameter) for parameter in self._parameters.values()} | self._apart
 
     def _check_optimizers(self) -> None:
+        """Refuse optimizers with parameters that the model does not have.
+
+        Raises:
+            BadInputError: there are such parameters.
+        """
         known = self._known_ids()
         if any(id(parameter) not in known for parameter in self.optimizers.parameters):
             raise BadInputError(
@@ -407,6 +425,12 @@ def _make_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _allocate(spec: TensorSpec, device: torch.device, used: ReusableMemory | None = None) -> torch.Tensor:
+    """Return a tensor with undefined values for a spec: from `used` if it has one of this kind, else new; on the host
+    if the spec says so, else on `device`.
+
+    Raises:
+        StateMismatchError: its dtype is unknown, or there is not enough memory.
+    """
     device = torch.device("cpu") if spec.host else device
     try:
         dtype = tree.dtype_of(spec.dtype)
@@ -417,7 +441,7 @@ def _allocate(spec: TensorSpec, device: torch.device, used: ReusableMemory | Non
 
 
 def state_hash(view: StateView) -> str:
-    """Return a hash of the whole state: tensors, their names and shapes, and all other values."""
+    """Return a hash of the whole state, in hexadecimal: tensors, their names and shapes, and all other values."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(msgspec.msgpack.encode(view.manifest))
     for tensor in view.tensors:

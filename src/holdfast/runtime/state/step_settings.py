@@ -45,7 +45,9 @@ class StepSettings:
         self._required = [parameter.requires_grad for parameter in self._parameters]
 
     def restore(self) -> None:
-        """Undo all changes since the settings were saved; do nothing between two steps."""
+        """Undo all changes since the settings were saved, also in added or removed groups, and drop the optimizer state
+        of parameters that were added. Do nothing between two steps.
+        """
         if self._groups is None:
             return
         for optimizer, saved in zip(self._optimizers, self._groups, strict=True):

@@ -102,7 +102,7 @@ class StateSender:
         self.sent = False
 
     def start(self) -> None:
-        """Start to send; returns at once."""
+        """Start a thread for each receiver and each of this sender's streams to it; returns at once."""
         members = {member.worker: member for member in self._plan.members}
         jobs = [
             (members[receiver], stream) for receiver in self._receivers for stream in self._ticket(receiver).own_streams
@@ -122,17 +122,22 @@ class StateSender:
         return Ticket(plan=self._plan, sender=self._sender, receiver=receiver, kind=self._kind)
 
     def abort(self) -> None:
-        """Stop at once. Any thread; never blocks."""
+        """Stop all streams at once. Any thread; never blocks."""
         self._aborted.set()
         self._sockets.shut_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; return whether all have ended."""
+        """Wait for the threads, at most `timeout_s` for each; return whether all have ended."""
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, flat: list[FlatState], member: Member, stream: int) -> None:
+        """Send one stream. An error stops all other streams; the last stream to end calls `on_end`.
+
+        Args:
+            flat: the state's bytes, which all streams share; the first stream adds them.
+        """
         receiver = member.worker
         error = ""
         try:
@@ -157,6 +162,12 @@ class StateSender:
             self._on_end(*(self._errors[0] if self._errors else ("", "")))
 
     def _send(self, flat: FlatState, receiver: str, address: tuple[str, int], stream: int) -> None:
+        """Send one stream: the header if it is stream 0, and each chunk with its checksum; then wait for the
+        confirmation.
+
+        Raises:
+            OSError: the connection failed, or the receiver did not accept the state.
+        """
         with self._connect(receiver, address, stream) as wire:
             if stream == 0:
                 wire.write(self._header)
@@ -174,7 +185,12 @@ class StateSender:
 
     @contextlib.contextmanager
     def _connect(self, receiver: str, address: tuple[str, int], stream: int) -> Generator[Wire]:
-        """Connect to the receiver, and yield the wire after both sides are authenticated."""
+        """Connect to the receiver, and yield the wire after both sides are authenticated. If the receiver closes the
+        connection before that, try again up to `connect_attempts` times.
+
+        Raises:
+            OSError: it is not reachable, or not authenticated.
+        """
         for left in reversed(range(self._connect_attempts)):
             connection = socket.create_connection(address, timeout=CONNECT_S)
             self._sockets.add(connection)
@@ -193,6 +209,12 @@ class StateSender:
                 self._sockets.remove(connection)
 
     def _authenticate(self, wire: Wire, receiver: str, stream: int) -> None:
+        """Send the offer, check the receiver's proof, and send the claim with this side's proof.
+
+        Raises:
+            ClosedError: the receiver closed the connection.
+            TransferError: its proof is wrong.
+        """
         ticket = self._ticket(receiver)
         generation, rank = self._plan.generation, self._plan.rank(self._sender) or 0
         mine = secrets.token_bytes(NONCE)

@@ -75,7 +75,7 @@ _KEYS = (bool, int, float, str, type(None))
 
 
 def pack(value: Any, store: Callable[[torch.Tensor], int] | None, where: str, depth: int = 0) -> Node:
-    """Turn a value into a tree.
+    """Turn a value into a tree. NumPy scalars become Python numbers, and sets are sorted by `repr`.
 
     Args:
         value: scalars, strings, bytes, tensors, dtypes, and lists, tuples, sets and mappings of them.
@@ -83,7 +83,7 @@ def pack(value: Any, store: Callable[[torch.Tensor], int] | None, where: str, de
         where: name of the value in errors.
 
     Raises:
-        BadInputError: a part has another type, or is nested too deep.
+        BadInputError: a part has another type, a key is not a scalar, or it is nested too deep.
     """
     if depth > _MAX_DEPTH:
         raise BadInputError(
@@ -115,6 +115,11 @@ def pack(value: Any, store: Callable[[torch.Tensor], int] | None, where: str, de
 
 
 def _pack_tensor(value: torch.Tensor, store: Callable[[torch.Tensor], int] | None, where: str) -> Place:
+    """Store a tensor, and return its place.
+
+    Raises:
+        BadInputError: tensors are not allowed (`store` is None).
+    """
     if store is None:
         raise _unsupported_type("tensor", store, where)
     return Place(store(value))
@@ -137,6 +142,11 @@ def _shorten_path(where: str) -> str:
 def _pack_item(
     key: Any, item: Any, store: Callable[[torch.Tensor], int] | None, where: str, depth: int
 ) -> tuple[Any, Node]:
+    """Return a mapping's key, and its value as a tree.
+
+    Raises:
+        BadInputError: the key is not a number, a string, a bool or None; or as `pack`.
+    """
     if type(key) not in _KEYS:
         raise BadInputError(f"{_shorten_path(where)} has the key {key!r}: keys must be numbers or strings")
     return key, pack(item, store, f"{where}[{key!r}]", depth + 1)

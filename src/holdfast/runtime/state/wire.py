@@ -77,7 +77,14 @@ class Ticket:
         return range(senders.index(self.sender), self.streams, len(senders))
 
     def make_proof(self, role: str, stream: int, nonces: bytes, claim: bytes = b"") -> bytes:
-        """Return the proof of one side of one stream."""
+        """Return the proof of one side of one stream: an HMAC-SHA256 with the plan's secret over the kind, the
+        generation, both workers and the arguments.
+
+        Args:
+            role: "sender" or "receiver".
+            nonces: of both sides.
+            claim: the sender's `CLAIM`; empty for the receiver.
+        """
         text = "\0".join(
             (role, str(self.plan.term), str(self.plan.generation), self.sender, self.receiver, str(stream))
         )
@@ -113,7 +120,7 @@ class FlatState:
                 self.nbytes += len(view)
 
     def pieces(self, start: int, length: int) -> list[memoryview]:
-        """Return the memory of a range, in order."""
+        """Return views of the memory of `length` bytes from offset `start` of the concatenation, in order."""
         found: list[memoryview] = []
         place = bisect.bisect_right(self._starts, start) - 1
         while length > 0:

@@ -54,6 +54,7 @@ class _GlooOperation:
         self._works = works
 
     def sleep(self, seconds: float) -> None:
+        """Wait for the first work that has not ended, at most this many seconds. A failure is not raised."""
         for work in self._works:
             if not work.is_completed():
                 # It raises on a timeout, and if the work failed. `finish` reports which.
@@ -108,12 +109,18 @@ class GlooCommunicator(GroupCommunicator):
         self._require_group()._set_default_timeout(self._timeout)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start to gather, see `Communicator`: small inputs by an all-to-all, large ones by a broadcast from each
+        rank.
+        """
         if input.nbytes < BROADCAST_BYTES:
             # gloo's all-gather uses a ring: as many sequential waits as there are ranks.
             return self.start_all_to_all(output, input.repeat(self.size))
         return self._gather_in_place(output, input, self.size)
 
     def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
+        """Start to gather, see `Communicator`: small parts by an all-to-all, large ones by a broadcast from each
+        owner.
+        """
         if output.nbytes < owners * BROADCAST_BYTES:
             return super().start_gather_from_owners(output, input, owners)
         return self._gather_in_place(output, input, owners)
@@ -130,6 +137,7 @@ class GlooCommunicator(GroupCommunicator):
         return self._wait_in_thread("send", self._require_group().send([tensor], to, tag), tensor)
 
     def start_receive(self, tensor: torch.Tensor, source: int | None, tag: int = 0) -> Pending:
+        """Start to receive, see `Communicator`; a thread waits for the end, because gloo cannot be polled for it."""
         group = self._require_group()
         work = group.recv_anysource([tensor], tag) if source is None else group.recv([tensor], source, tag)
         return self._wait_in_thread("receive", work, tensor)
@@ -142,6 +150,9 @@ class GlooCommunicator(GroupCommunicator):
         self._sockets.sever()
 
     def retire(self, *, sever: bool = True) -> None:
+        """Give the group up, once: sever it if asked, and pass it with its operations in progress to the reaper.
+        Without severing, the reaper waits at least `LINGER_S`.
+        """
         group = self._detach_group()
         if group is None:
             return
@@ -183,7 +194,8 @@ def build_gloo(
     build_timeout_s: float = 10.0,
     halt: threading.Event | HaltCheck | None = None,
 ) -> GlooCommunicator:
-    """Build the group of a generation together with all its other members. Blocks, so call it in a background thread.
+    """Build the group of a generation together with all its other members, and run its first operations. Blocks, so
+    call it in a background thread.
 
     Args:
         board: the generation's rendezvous.
@@ -236,7 +248,7 @@ def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: f
 
 
 def _warm_up(communicator: GlooCommunicator) -> None:
-    """Run the first operations, which are slow, before the group is used."""
+    """Run one all-to-all and one all-gather, because a group's first operations are slow."""
     size = communicator.size
     sent, received = torch.zeros(size), torch.empty(size)
     communicator.wait(communicator.start_all_to_all(received, sent))

@@ -52,7 +52,9 @@ class LinkRate:
         self._looked_at = 0.0
 
     def measure(self, groups: Iterable[GroupSockets]) -> float | None:
-        """Return how fast data reaches a peer, in bytes per second (median); None if nothing new is known."""
+        """Return how fast data reached a peer since the last measurement, in bytes per second (median of the
+        connections). Return None if that was less than `MEASURE_S` ago, or too little was sent.
+        """
         now = time.monotonic()
         if now - self._looked_at < MEASURE_S:
             return None
@@ -63,7 +65,9 @@ class LinkRate:
         return statistics.median(rates) if rates else None
 
     def slow_down(self, groups: Iterable[GroupSockets], times: float) -> None:
-        """Limit each connection to its rate divided by `times` from now on, once: fault injection."""
+        """Limit each connection to its mean rate so far, divided by `times`, from now on: fault injection. Connections
+        that are limited already, or have sent too little, are left alone.
+        """
         for inode, traffic, connection in _traffic(groups):
             rate = traffic.rate(SentBytes(0, 0.0))
             if inode not in self._limited and rate is not None:
@@ -72,7 +76,9 @@ class LinkRate:
 
 
 def _traffic(groups: Iterable[GroupSockets]) -> Iterator[tuple[int, SentBytes, socket.socket]]:
-    """Yield each connection's inode, its traffic and the connection, which is valid until the next iteration."""
+    """Yield each connection's inode, its traffic and the connection, which is valid until the next iteration. Closed
+    ones are left out, and all of them if the kernel does not count these bytes.
+    """
     for sockets in groups:
         for handle in sockets.handles:
             with open_duplicate(handle) as connection:

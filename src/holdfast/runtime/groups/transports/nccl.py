@@ -78,7 +78,8 @@ class NcclCommunicator(GroupCommunicator):
     nodes = 1
 
     def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
-        """Compare one hop with all bytes against a ring: it has many hops, but sends only a node's sum to other nodes.
+        """Return whether a ring is faster for this tensor than one hop with all bytes: it has many hops, but sends only
+        a node's sum to other nodes.
 
         Of `b` bytes, a rank's all-to-all sends `b * (1 - 1/nodes)` to other nodes. The ring sends as many for the whole
         node, over all its ranks' links, and takes one hop per rank but one. Half precision never uses the ring, which
@@ -90,17 +91,20 @@ class NcclCommunicator(GroupCommunicator):
         return saved / ACROSS_BYTES_PER_S > (self.size - 1) * HOP_S
 
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start NCCL's own reduce-scatter, see `Communicator`; it has this communicator's timeout."""
         options = dist.ReduceScatterOptions()
         options.timeout = self._timeout
         work = self._require_group()._reduce_scatter_base(output, input, options)
         return self._make_pending("reduce_scatter", [work], output, input)
 
     def sever(self) -> None:
+        """Abort the group, which ends its operations on the device; nothing if it is retired."""
         group = self._group
         if group is not None:
             group.abort()
 
     def retire(self, *, sever: bool = True) -> None:
+        """Pass the group to the reaper, once, which aborts it in any case; `sever` makes no difference."""
         group = self._detach_group()
         if group is not None:
             self._reaper.add(_AbandonedNcclGroup(group))

@@ -96,6 +96,12 @@ class StagedCommunicator(Communicator):
         return _StagedPending(self._inner.start_receive(host, source, tag), tensor, host)
 
     def wait(self, pending: Pending) -> None:
+        """Wait for the exchange in host memory, then start to copy the result to the device.
+
+        Raises:
+            TypeError: this communicator did not start the operation.
+            HaltedError, PeerLostError: see `Communicator.wait`.
+        """
         if not isinstance(pending, _StagedPending):
             raise TypeError(f"broken invariant: {pending.what} was not started by this communicator")
         pending.inner.what = pending.what
@@ -121,11 +127,12 @@ class StagedCommunicator(Communicator):
     def _start(
         self, start: Callable[[torch.Tensor, torch.Tensor], Pending], output: torch.Tensor, input: torch.Tensor
     ) -> Pending:
+        """Copy `input` to host memory, and start the exchange there. `wait` copies the result into `output`."""
         received = self._host_buffer(output)
         return _StagedPending(start(received, self._to_host(input)), output, received)
 
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy in host memory, once the device has produced the tensor."""
+        """Return a copy in host memory, pinned for a CUDA tensor; waits until the device has produced the tensor."""
         host = self._host_buffer(tensor)
         host.copy_(tensor, non_blocking=True)
         if tensor.is_cuda:

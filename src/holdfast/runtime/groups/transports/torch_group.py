@@ -53,6 +53,7 @@ class GroupCommunicator(Communicator, ABC):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
+        """Start the group's all-to-all, see `Communicator`; it has this communicator's timeout."""
         options = dist.AllToAllOptions()
         options.timeout = self._timeout
         work = self._require_group().alltoall_base(
@@ -61,6 +62,7 @@ class GroupCommunicator(Communicator, ABC):
         return self._make_pending("all_to_all", [work], output, input)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start the group's all-gather, see `Communicator`; it has this communicator's timeout."""
         options = AllgatherOptions()
         options.timeout = self._timeout
         work = self._require_group()._allgather_base(output, input, options)
@@ -70,6 +72,7 @@ class GroupCommunicator(Communicator, ABC):
         return self._make_pending("broadcast", [self._broadcast(tensor, root)], tensor)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Start to broadcast a tensor from rank `root`, with this communicator's timeout."""
         options = dist.BroadcastOptions()
         options.timeout = self._timeout
         options.rootRank = root

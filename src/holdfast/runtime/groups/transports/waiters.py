@@ -32,7 +32,7 @@ class WaitedOperation:
             raise RuntimeError(self._failure)
 
     def wait(self) -> None:
-        """Wait for its end. Called in a thread of `WaitThreads`."""
+        """Wait for its end, and keep the message of a failure for `finish`. Called in a thread of `WaitThreads`."""
         work, self._work = self._work, None
         try:
             if work is not None:
@@ -55,7 +55,7 @@ class WaitThreads:
         self._idle = 0
 
     def wait_for(self, work: dist.Work) -> WaitedOperation:
-        """Wait for an operation in a thread. Returns at once."""
+        """Wait for an operation in an idle thread, or in a new one if none is idle. Returns at once."""
         operation = WaitedOperation(work)
         with self._lock:
             if self._idle:
@@ -74,6 +74,7 @@ class WaitThreads:
             self._threads = 0
 
     def _run(self) -> None:
+        """Wait for one operation after the other, until `close`."""
         while (operation := self._operations.get()) is not None:
             operation.wait()
             del operation
