@@ -22,10 +22,10 @@ class SharedPlans(PlanBuilder):
         #: The results by the ids of their inputs; the inputs are kept so that their ids stay valid.
         self._made: OrderedDict[tuple[int, ...], tuple[tuple[object, ...], Any]] = OrderedDict()
 
-    def plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
+    def build_plan(self, change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
         return self._once(super().build_plan, change, base)
 
-    def shares(
+    def build_shares(
         self, shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
     ) -> Assignment:
         return self._once(super().build_shares, shares, change, plan, base)
