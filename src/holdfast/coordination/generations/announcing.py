@@ -24,7 +24,12 @@ LONGEST_GATHER_S = 5.0
 def announce_generation(
     transaction: Transaction, plan: GenerationPlan, reason: str, decision: Decision | None = None
 ) -> None:
-    """Emit that a generation is in force; `decision` is its start, or None at a step boundary."""
+    """Emit `generation_started` with the plan's members, experts and data division.
+
+    Args:
+        reason: why the generation begins.
+        decision: its start, or None if it begins by a swap at a step boundary.
+    """
     experts = plan.expert_plan
     transaction.emit(
         GenerationStarted,
@@ -41,10 +46,13 @@ def announce_generation(
 
 
 def warn_of_one_replica(transaction: Transaction, before: GenerationPlan | None, *, snapshots: bool) -> None:
-    """Emit a warning, once, if one replica group on one node has the only copy of the model.
+    """Emit a warning if one replica group of several workers has the only copy of the model, and the previous plan had
+    more.
+
+    Not if the job saves or keeps snapshots.
 
     Args:
-        before: the previous plan.
+        before: the previous plan, or None.
         snapshots: whether the job keeps snapshots.
     """
     record, plan = transaction.record, transaction.record.plan
@@ -76,7 +84,10 @@ class Newcomers:
 
     @property
     def gathering(self) -> bool:
-        """Whether many nodes are connecting, which will join together. A few do not wait for each other."""
+        """Whether many nodes are connecting, which will join together. A few do not wait for each other.
+
+        The wait ends when all configured nodes are complete, when none has connected for a moment, or after 5 seconds.
+        """
         if len(self._crowd) <= FEW:
             return False
         now, members = self._transaction.now, self._transaction.members
@@ -97,12 +108,15 @@ class Newcomers:
         self._last = self._transaction.now
 
     def on_plan_made(self) -> None:
-        """Record that all complete nodes are in the next plan."""
+        """Record that all complete nodes are in the next plan, so that none is waited for; emit the joined ones."""
         self._crowd.clear()
         self.emit_joined()
 
     def on_worker_attached(self, node: Node, *, is_new: bool) -> None:
-        """Emit that a node has joined, once all its workers have attached.
+        """Emit that a node has joined, once all its workers have attached: at once, or with others that join within 0.1
+        s.
+
+        If the node has joined before, emit its new workers instead.
 
         Args:
             is_new: the worker is in no plan yet.
@@ -120,7 +134,9 @@ class Newcomers:
             self._transaction.emit(WorkersChanged, node=node.name, worker_pids=node.pids)
 
     def emit_joined(self) -> None:
-        """Emit the nodes that have joined, before other events about them. Nodes that are lost again are left out."""
+        """Emit the nodes that wait to be reported as joined, before other events about them. Nodes that are lost again
+        are left out.
+        """
         transaction, here = self._transaction, self._transaction.members.nodes
         joined = {node.name: node for node in self._waiting if here.get(node.name) is node and not node.aside}.values()
         self._waiting.clear()

@@ -24,7 +24,10 @@ def round_robin(micro_batches: int, world: int, rank: int) -> tuple[int, ...]:
 
 
 def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, ...]:
-    """Return the micro-batches of a rank's replica group under a plan, 0-based, ascending."""
+    """Return the micro-batches of a rank's replica group under a plan, 0-based, ascending.
+
+    Evenly in turn, or by the plan's counts.
+    """
     unit = plan.unit_of(rank)
     if not plan.counts:
         return round_robin(micro_batches, plan.units, unit)
@@ -48,7 +51,7 @@ def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
         factors: the relative time of one micro-batch on each rank; 1 for a usual one.
 
     Returns:
-        The numbers by rank, or () if an even division is as fast.
+        The numbers by rank, or () if an even division is as fast, or if there are not more micro-batches than ranks.
     """
     world = len(factors)
     if micro_batches <= world:
@@ -88,7 +91,7 @@ def keep_summed(
     """Return an assignment in which each rank keeps its summed micro-batches; the rest goes to the least loaded ranks.
 
     Finished work is not repeated after a failure (Unicron 6.2, for data-parallel workers). If two ranks have summed the
-    same micro-batch (in different generations), the first keeps it and the other starts over.
+    same micro-batch (in different generations), the first keeps it and the other starts over with nothing.
 
     Args:
         micro_batches: M, the number in the step.
@@ -119,7 +122,9 @@ def keep_summed(
 
 
 def _give_back(shares: list[list[int]], usual: Sequence[Sequence[int]], taken: set[int], most: Sequence[int]) -> None:
-    """Give each rank its previous micro-batches again, up to its maximum."""
+    """Add each rank's previous micro-batches that no rank has to its share, up to its maximum; update `shares` and
+    `taken`.
+    """
     for share, mine, count in zip(shares, usual, most, strict=False):
         back = [micro_batch for micro_batch in mine if micro_batch not in taken][: max(0, count - len(share))]
         taken.update(back)
@@ -137,12 +142,16 @@ def first_assignment(
     reports: Mapping[str, Report],
     stand_ins: Collection[str] = (),
 ) -> Assignment:
-    """Return the assignment of the next step, in which survivors keep their computed micro-batches; () for the usual
-    one.
+    """Return the assignment of a repeated or next step, in which survivors keep their computed micro-batches.
 
-    Standbys that take over ranks and still receive their state compute nothing in that step: the others compute their
-    share. With experts all ranks run the same number of rounds, and no rank can compute before all experts are
-    available.
+    () for the usual one, and after a start or rollback. Standbys that take over ranks and still receive their state
+    compute nothing in that step: the others compute their share. With experts they do, because all ranks run the same
+    number of rounds.
+
+    Args:
+        record: with the previous plan.
+        plan: the next one.
+        stand_ins: the nodes that take over ranks.
     """
     if decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()
@@ -166,7 +175,8 @@ def first_assignment(
 def kept_by_units(
     plan: GenerationPlan, decision: Decision, reports: Mapping[str, Report], assignment: Assignment
 ) -> Assignment:
-    """Return the summed micro-batches that each replica group keeps, for `Begin`.
+    """Return the summed micro-batches that each replica group keeps, for `Begin`; () if none does or groups have one
+    worker.
 
     A group keeps the micro-batches that all of its workers report, or none. A group that receives the decided state
     keeps its sum of the previous step, which may be repeated until the state has arrived.
@@ -186,8 +196,8 @@ def kept_by_units(
 def summed_by(unit: Sequence[str], reports: Mapping[str, Report]) -> tuple[int | None, tuple[int, ...]]:
     """Return the step that all workers of a replica group have applied, and the micro-batches that all have summed.
 
-    A micro-batch that only one reports was a proposal that the others had not accepted. (None, ()) if their states
-    differ.
+    A micro-batch that only one reports was a proposal that the others had not accepted. (None, ()) if a report is
+    missing or their states differ.
     """
     said = [report for worker in unit if (report := reports.get(worker)) is not None]
     applied = {report.applied for report in said}

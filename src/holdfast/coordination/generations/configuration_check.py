@@ -20,11 +20,15 @@ from holdfast.protocol.plan import GenerationPlan
 def misfit(
     transaction: Transaction, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False
 ) -> str:
-    """Take the job's configuration from its first worker. If a later worker differs, end its node.
+    """Take the job's configuration from its first regular worker, or compare a later worker with it. End a node that
+    differs.
+
+    Compared are settings, layouts and data, for a standby also slots, workers and script. A standby that comes first is
+    not checked yet.
 
     Args:
         goes_back: called with the difference if the first worker after a layout change does not match. Returns whether
-            the change of layout is undone.
+            the change of layout is undone; then the node stays.
 
     Returns:
         The differences, or "".
@@ -71,7 +75,9 @@ def misfit(
 
 
 def _other_work(transaction: Transaction, attach: Attach) -> str:
-    """Describe how a worker differs from workers under another layout, or return ""."""
+    """Return how a worker's layouts, batch or seed differ from those of the previous layout's workers; "" if they match
+    or there were none.
+    """
     record = transaction.record
     if not record.layouts:
         return ""
@@ -85,13 +91,16 @@ def _other_work(transaction: Transaction, attach: Attach) -> str:
 
 
 def send_away(transaction: Transaction, node: Node, why: str) -> str:
-    """End one node that does not match the job; return why."""
+    """Order one node that does not match the job to end; return why."""
     transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
     return why
 
 
 def _cannot_be(node: Node, attach: Attach) -> str:
-    """Return why a worker's settings are impossible in any job, with the remedy; "" if they are possible."""
+    """Return why a worker's settings are impossible in any job, with the remedy; "" if they are possible.
+
+    Impossible are pipeline stages, and workers or samples that the layout does not divide.
+    """
     layout, places = attach.layout, attach.layout.places
     if layout.stages > 1:
         return f"layout {layout}: there are no pipelines yet; give no stages"
@@ -111,7 +120,10 @@ def _cannot_be(node: Node, attach: Attach) -> str:
 
 
 def _other_room(transaction: Transaction, node: Node, attach: Attach) -> list[str]:
-    """Return why a standby could not take over any node's ranks, although its configuration matches."""
+    """Return why a standby could not take over any node's ranks, although its configuration matches; [] if it could.
+
+    Its expert slots, number of workers or script differ.
+    """
     record, said = transaction.record, list[str]()
     mine, theirs = attach.expert_shape, record.expert_shape
     if mine is not None and theirs is not None and mine.slots != theirs.slots:
@@ -133,10 +145,11 @@ def workers_by_node(plan: GenerationPlan) -> dict[str, list[str]]:
 
 
 def wanted_places(transaction: Transaction, plan: GenerationPlan) -> dict[str, Any]:
-    """Return the record's fields after a plan comes into force: the wanted number of nodes, with racks and zones.
+    """Return the record's fields after a plan comes into force: `wanted`, the number of nodes that the job wants, and
+    `places`.
 
-    A standby that has joined next to a node to replace it counts together with that node. Missing nodes keep their rack
-    and zone, because a replacement there is best.
+    The number never falls here. A standby that has joined next to a node to replace it counts together with that node.
+    Places are racks and zones; missing nodes keep theirs, because a replacement there is best.
     """
     record, members, here = transaction.record, transaction.members, workers_by_node(plan)
     there = len(here) - len(record.replacements_among(here))
@@ -149,7 +162,12 @@ def wanted_places(transaction: Transaction, plan: GenerationPlan) -> dict[str, A
 
 
 def _difference(name: str, here: str, job: str) -> str:
-    """Describe the difference of two values; of two lists, the first differing items."""
+    """Return in words how a setting differs from the job's; of two comma-separated lists, the first differing items.
+
+    Args:
+        here: the worker's value.
+        job: the job's value, not equal.
+    """
     if ", " in here and ", " in job:
         both = zip_longest(here.split(", "), job.split(", "), fillvalue="none")
         here, job = next((mine, theirs) for mine, theirs in both if mine != theirs)

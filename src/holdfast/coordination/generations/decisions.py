@@ -44,7 +44,8 @@ class NothingLeft:
 
 
 def what_counts(record: Record, reports: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the reports without reductions of retained workers, unless that step was decided to be finished.
+    """Return the reports, but those of retained workers without their reductions, unless that step was decided to be
+    finished.
 
     The others repeat the step: with both results of it the replicas would differ.
     """
@@ -73,7 +74,10 @@ def decide(
     unreadable: int = 0,
     places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide from the reports of all members that were not expelled, in complete replica groups.
+    """Decide how a job continues from the reports of all members that were not expelled, in complete replica groups.
+
+    The answer is the newest step, from the committed one on, that every role and all experts can reach; else
+    `without_state`.
 
     Args:
         previous: the decision with which the interrupted generation began. Its FORWARD is inherited until all have
@@ -136,6 +140,7 @@ def _reachable(
 
 
 def _verdict(step: int, commit: Commit | None, holders: Sequence[Report]) -> Verdict:
+    """Return the verdict that continues from a step: FORWARD if one of the holders must apply it first, else REDO."""
     forward = any(report.applied != step for report in holders)
     kind = DecisionKind.FORWARD if forward else DecisionKind.REDO
     decision = Decision(kind=kind, applied=step, commit=commit if forward else None)
@@ -152,11 +157,14 @@ def without_state(
     unreadable: int = 0,
     places: int = 1,
 ) -> Verdict | NothingLeft:
-    """Decide if some state has no live copy: restart from step 0, roll back to the newest checkpoint, or give up.
+    """Decide if some state has no live copy: roll back to the newest checkpoint, restart from step 0, or give up.
+
+    A restart is possible if no step is committed, or if `anew`.
 
     Args:
-        fresh: workers with an intact initial state. All use the state of the first group if nothing is lost. If there
-            are none (an interrupted transfer), START has no holder, and all workers must restart.
+        checkpoints: intact ones, oldest first.
+        fresh: workers with an intact initial state. All use the state of the first complete group. If there is none (an
+            interrupted transfer), START has no holder, and all workers must restart.
         lost: the lost (layer, expert) pairs; empty means that everything is lost.
         anew: without a checkpoint the job restarts from step 0, even if progress is lost.
         places: the number of workers in a replica group.
@@ -182,6 +190,7 @@ def without_state(
 
 
 def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
+    """Return the lost experts in words, at most `most` by name; without any, everything is lost."""
     if not lost:
         return "parameters and optimizer state"
     names = ", ".join(f"expert {expert} of MoE layer {layer}" for layer, expert in lost[:most])
@@ -189,10 +198,11 @@ def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
 
 
 def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
-    """Return the known step results, by step.
+    """Return the known step results, by step, from reports and an inherited FORWARD.
 
-    The flags come from a worker that has passed the step. Otherwise all are down, because a flag counts only if all
-    have raised it.
+    With experts, the result of a step that no worker has passed counts only if all have their expert parts of it. The
+    flags come from a worker that has passed the step. Otherwise all are down, because a flag counts only if all have
+    raised it.
     """
     known: dict[int, Commit] = {}
     for report in carriers:
@@ -209,7 +219,10 @@ def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bo
 
 
 def _can_reach(report: Report, step: int, commit: Commit | None) -> bool:
-    """Return whether a worker has the state of `step`, or reduced gradients that lead to it with this result."""
+    """Return whether a worker has the state of `step`, or reduced gradients that lead to it with this result.
+
+    A worker without the dense part of that state cannot.
+    """
     holding = report.holding_of(step)
     if holding is None or not holding.dense:
         return False
@@ -221,7 +234,10 @@ def _can_reach(report: Report, step: int, commit: Commit | None) -> bool:
 def prefer_snapshot(
     verdict: Verdict | NothingLeft, snapshot: SnapshotSource | None, committed: int
 ) -> Verdict | NothingLeft:
-    """Return the verdict, changed to a rollback to the snapshot if it would go back further.
+    """Return a rollback to the snapshot instead of a verdict that would lose more: an older checkpoint, a start, or
+    nothing left.
+
+    Without a snapshot, or if the verdict keeps a live or newer state, it is returned unchanged.
 
     Args:
         snapshot: the newest usable snapshot, or None.
@@ -242,6 +258,7 @@ def prefer_snapshot(
 
 
 def _keeper_names(snapshot: SnapshotSource, most: int = 8) -> str:
+    """Return the names of the nodes that keep a snapshot, at most `most`, and the number of others."""
     names = sorted(keeper.node for keeper in snapshot.keepers)
     told = ", ".join(names[:most])
     return f"{told} and {len(names) - most} more" if len(names) > most else told

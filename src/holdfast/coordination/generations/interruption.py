@@ -47,7 +47,14 @@ class Interruption:
         return self._since
 
     def start(self, failed_at: float, *, reason: str = FAILURE) -> None:
-        """Interrupt the generation: order the members of the current and the pending plan to stop."""
+        """Interrupt the generation: order the members of the current and the pending plan to stop and report.
+
+        If it is interrupted already, or there is none, only a failure replaces the reason.
+
+        Args:
+            failed_at: when the cause began, in Unix seconds.
+            reason: why; a failure, or a planned change.
+        """
         transaction = self._transaction
         if self.stop is not None or transaction.record.plan is None:
             self.reason = reason if reason == FAILURE else self.reason
@@ -61,14 +68,14 @@ class Interruption:
         transaction.order_all(transaction.planned, self.stop)
 
     def add_complaint(self, complaint: Complaint) -> None:
-        """Record a member's complaint. Its earlier failed transfers are kept."""
+        """Record a member's newest complaint. Its earlier failed transfers are kept, at most 256."""
         if (before := self.complaints.get(complaint.worker)) is not None:
             peers = dict.fromkeys((*before.transfer_peers, *complaint.transfer_peers))
             complaint = msgspec.structs.replace(complaint, transfer_peers=tuple(peers)[:_MAX_PEERS])
         self.complaints[complaint.worker] = complaint
 
     def explains(self, complaint: Complaint) -> bool:
-        """Return whether a planned stop explains a failed collective.
+        """Return whether a planned stop explains a failed collective: no failure, no time-out, no unreachable peer.
 
         The others have left the group, and a member that has not received the order yet still waits in the collective.
         """
@@ -76,12 +83,12 @@ class Interruption:
         return planned and not (complaint.timed_out or complaint.unreachable)
 
     def collect_reports(self) -> dict[str, Report]:
-        """Return all reports, current members first, by rank."""
+        """Return all reports, planned members first, in their order."""
         reports = {worker: self.reports[worker] for worker in self._transaction.planned if worker in self.reports}
         return {**reports, **self.reports}
 
     def end(self) -> None:
-        """End the interruption, once all reports were used."""
+        """End the interruption, once all reports were used: forget the order, the reports and the complaints."""
         self.stop, self.reports, self.complaints = None, {}, {}
 
     def is_answer(self, report: Report) -> bool:
@@ -98,7 +105,7 @@ class Interruption:
         self.complaints.pop(worker, None)
 
     def on_worker_attached(self, worker: str) -> None:
-        """Expect a report from a worker that has attached."""
+        """Expect a report from a worker that has attached again, if it is planned and the generation is interrupted."""
         if self.stop is not None:
             self._silent.append(worker)
 
@@ -115,18 +122,21 @@ class Interruption:
         return [worker for worker in self._transaction.planned if self._owes(worker, away)]
 
     def _owes(self, worker: str, away: Set[str]) -> bool:
+        """Return whether a planned worker that is connected, or on a disconnected node in `away`, has not reported."""
         transaction = self._transaction
         if worker in self.reports or worker not in transaction.planned:
             return False
         return transaction.members.worker(worker) is not None or node_of(worker) in away
 
     def silent(self, away: Set[str], timeout_s: float) -> list[Failure]:
-        """Return the connected nodes without reports after the timeout, as failures."""
+        """Return a failure for each connected node without a report after the timeout; [] before it, or without an
+        interruption.
+        """
         if self.stop is None or self._transaction.now - self._since <= timeout_s:
             return []
         names = dict.fromkeys(map(node_of, self.awaited(away)))
         return [no_report(name, self._since) for name in names if name in self._transaction.members.nodes]
 
     def restart_timeout(self) -> None:
-        """Restart the waiting time, because this process was paused."""
+        """Restart the waiting time for reports: this process was paused, or a node still sends its news."""
         self._since = self._transaction.now

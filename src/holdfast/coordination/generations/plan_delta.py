@@ -30,7 +30,7 @@ def digest_of(plan: GenerationPlan | None) -> bytes:
 
 
 def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
-    """Return a plan as a delta to a base, or to none."""
+    """Return a plan as a delta to a base, or complete if the base is None, with the digests of both."""
     before = _ranks_in(plan, base)
     holders = _holders(plan)
     rank_of = {member.worker: rank for rank, member in enumerate(plan.members)}
@@ -49,7 +49,12 @@ def change_of(plan: GenerationPlan, base: GenerationPlan | None) -> PlanChange:
 
 
 def shares_of(assignment: Assignment, micro_batches: int, plan: GenerationPlan, base: GenerationPlan | None) -> Shares:
-    """Return an assignment as a delta to the usual one in the base."""
+    """Return an assignment as a delta: only the replica groups with other micro-batches than they had in the base.
+
+    Args:
+        assignment: the micro-batches of each replica group in the first step.
+        micro_batches: their number in a step.
+    """
     usual = _usual_shares(_ranks_in(plan, base), plan, base, micro_batches)
     pairs = zip(assignment, usual, strict=True)
     other = {unit: share for unit, (share, as_before) in enumerate(pairs) if share != as_before}
@@ -69,7 +74,11 @@ def _ranks_in(plan: GenerationPlan, base: GenerationPlan | None) -> list[int | N
 
 
 def _runs(plan: GenerationPlan, before: Sequence[int | None]) -> Iterator[Stayers | NewMembers]:
-    """Yield runs of members that were consecutive in the base, and runs of new members on one node."""
+    """Yield runs of members that were consecutive in the base, and runs of new members on one node.
+
+    Args:
+        before: each member's rank in the base, or None for a new member.
+    """
     rank, world = 0, len(before)
     while rank < world:
         start, first, member = rank, before[rank], plan.members[rank]
@@ -89,6 +98,7 @@ def _place(member: Member) -> tuple[str, str]:
 
 
 def _new(member: Member) -> NewWorker:
+    """Return a new member without its node and host, which its run names; the usual role is left out."""
     nonce = member.worker.rsplit("/", 1)[1]
     return NewWorker(
         index_of(member.worker), nonce, member.state_port, None if member.role == WHOLE_REPLICA else member.role
@@ -102,11 +112,13 @@ def _holders(plan: GenerationPlan) -> int:
 
 
 def _in_turn(workers: Sequence[str], holders: int) -> dict[str, StateSource]:
+    """Return the senders if the first `holders` workers have the state and the others receive it from them in turn."""
     givers = [LiveSource(members=(worker,)) for worker in workers[:holders]]
     return {worker: givers[place % holders] for place, worker in enumerate(workers[holders:])}
 
 
 def _without(plan: GenerationPlan) -> GenerationPlan:
+    """Return a plan without members, sources and experts' blobs, which a delta encodes separately."""
     experts = plan.expert_plan
     bare = msgspec.structs.replace(experts, placement=(), held=()) if experts is not None else None
     return msgspec.structs.replace(plan, members=(), sources={}, expert_plan=bare)
@@ -115,7 +127,9 @@ def _without(plan: GenerationPlan) -> GenerationPlan:
 def _experts(
     plan: GenerationPlan, base: GenerationPlan | None, before: Sequence[int | None]
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the ranks with other held or placed experts than their members had in the base."""
+    """Return the held experts, then the placed ones, of ranks at which they differ from the members' experts in the
+    base.
+    """
     if plan.expert_plan is None:
         return {}, {}
     usual = _usual_experts(base, before)
@@ -127,6 +141,7 @@ def _experts(
 
 
 def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) -> list[bytes]:
+    """Return the experts that each member had in the base; b"" if it was not a member or the base has none."""
     placement = base.expert_plan.placement if base is not None and base.expert_plan is not None else ()
     return [placement[rank] if rank is not None and placement else b"" for rank in before]
 
@@ -134,7 +149,9 @@ def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) ->
 def _usual_shares(
     before: Sequence[int | None], plan: GenerationPlan, base: GenerationPlan | None, micro_batches: int
 ) -> Assignment:
-    """Return the share that each replica group had in the base, by its first worker's rank there."""
+    """Return the share that each replica group had in the base, by its first worker's rank there; () if it was not
+    there.
+    """
     firsts = before[:: plan.places]
     if base is None or base.places != plan.places:
         return tuple(() for _ in firsts)
@@ -145,13 +162,13 @@ def _usual_shares(
 
 
 def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
-    """Return the plan that a delta leads to.
+    """Return the plan that a delta leads to, checked by its digest.
 
     Args:
         base: the plan that it changes, or None.
 
     Raises:
-        MisfitError: the result is not the plan that the delta claims.
+        MisfitError: the delta names ranks that do not exist, or the result is not the plan that it claims.
     """
     before = _ranks_before(change, base)
     plan = msgspec.structs.replace(change.rest, members=_members(change, base))
@@ -173,7 +190,9 @@ def rebuilt(change: PlanChange, base: GenerationPlan | None) -> GenerationPlan:
 def rebuilt_shares(
     shares: Shares | None, change: PlanChange, plan: GenerationPlan, base: GenerationPlan | None
 ) -> Assignment:
-    """Return each replica group's micro-batches in the first step of a rebuilt plan; () for the usual ones."""
+    """Return each replica group's micro-batches in the first step of a rebuilt plan; () without `shares`, for the usual
+    ones.
+    """
     if shares is None:
         return ()
     usual = _usual_shares(_ranks_before(change, base), plan, base, shares.micro_batches)
@@ -181,10 +200,10 @@ def rebuilt_shares(
 
 
 def _ranks_before(change: PlanChange, base: GenerationPlan | None) -> list[int | None]:
-    """Return each member's rank in the base.
+    """Return each member's rank in the base, or None for a new member.
 
     Raises:
-        MisfitError: a rank does not exist, or is used twice.
+        MisfitError: a rank does not exist, or more members stay than the base has.
     """
     world = len(base.members) if base is not None else 0
     stayers = [run for run in change.members if isinstance(run, Stayers)]
@@ -199,6 +218,7 @@ def _ranks_of(run: Stayers | NewMembers) -> Sequence[int | None]:
 
 
 def _members(change: PlanChange, base: GenerationPlan | None) -> tuple[Member, ...]:
+    """Return a delta's members: copies from the base, and new ones."""
     known = base.members if base is not None else ()
     runs = (
         known[run.first : run.first + run.count] if isinstance(run, Stayers) else _made(run) for run in change.members
@@ -207,12 +227,14 @@ def _members(change: PlanChange, base: GenerationPlan | None) -> tuple[Member, .
 
 
 def _made(run: NewMembers) -> Iterator[Member]:
+    """Yield the members of a run of new workers on one node."""
     for new in run.workers:
         worker = worker_id(run.node, new.index, new.nonce)
         yield Member(worker=worker, host=run.host, state_port=new.state_port, role=new.role or WHOLE_REPLICA)
 
 
 def _expert_plan(change: PlanChange, base: GenerationPlan | None, before: Sequence[int | None]) -> ExpertPlan | None:
+    """Return a delta's expert placement with the unchanged blobs from the base, or None without experts."""
     bare = change.rest.expert_plan
     if bare is None:
         return None

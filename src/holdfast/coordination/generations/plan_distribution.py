@@ -36,10 +36,10 @@ class PlanDistribution:
     def send_begin(
         self, plan: GenerationPlan, base: _Plan, decision: Decision, assignment: Assignment, kept: Assignment = ()
     ) -> None:
-        """Send a generation that begins now to its members.
+        """Send a generation that begins now to its members. All earlier plans are forgotten.
 
         Args:
-            base: the previous plan.
+            base: the previous plan, or None.
             assignment: the micro-batches of each replica group in the first step; () for the usual ones.
             kept: the already summed micro-batches that each group keeps.
         """
@@ -53,7 +53,11 @@ class PlanDistribution:
         self._distribute(plan, base, partial(_make_prepare, plan))
 
     def on_ask_plan(self, node: Node, ask: AskPlan) -> str:
-        """Send the full plan to a node that asked for it. If it asks too often, refuse it and return why."""
+        """Send the full plan to a node that asked for it, unless a newer plan was sent since.
+
+        Returns:
+            "", or why the node is refused: it has asked more than 3 times in one generation.
+        """
         generation = self._transaction.record.generation
         if generation != self._newest:
             self._newest = generation
@@ -72,6 +76,13 @@ class PlanDistribution:
         return ""
 
     def _distribute(self, plan: GenerationPlan, base: _Plan, tell: _Tell) -> None:
+        """Send a plan to its members: as a delta to nodes with live workers of the base, in full to all others.
+
+        Keep it for nodes that ask, together with the plan in force.
+
+        Args:
+            tell: makes the message from the base, or from None for the full plan.
+        """
         transaction = self._transaction
         in_force = transaction.record.plan.generation if transaction.record.plan is not None else 0
         self._told = {number: told for number, told in self._told.items() if number == in_force}

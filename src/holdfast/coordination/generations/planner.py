@@ -59,8 +59,11 @@ def plan_generation(
 ) -> GenerationPlan | Shortage:
     """Return the next generation's plan: first the holders of the state, in the given order, then the receivers.
 
+    If the workers fill exactly the previous ranks, these stay. Experts are placed without a search if possible. With
+    static experts, workers beyond a multiple of the EP size are left out.
+
     Args:
-        workers: all members of the next generation.
+        workers: all possible members of the next generation; incomplete replica groups are left out.
         holders: the members that have the decided state; if empty, all load it.
         held_experts: the experts that each holder has.
         loads: tokens per step, layer and expert `(L, E)`, or None if unknown.
@@ -135,7 +138,14 @@ def plan_with(
     experts: ExpertPlan | None,
     config: CoordinatorConfig,
 ) -> GenerationPlan:
-    """Return the next generation's plan for these workers in rank order, with their roles and experts."""
+    """Return the next generation's plan for these workers in rank order.
+
+    Chooses the senders of state, the witnesses and, without experts, the micro-batches of each replica group.
+
+    Args:
+        roles: the workers in rank order, with their roles.
+        holders: the workers that have the state; if empty, all load it.
+    """
     generation, places = record.generation + 1, record.layout.places
     having = set(holders)
     receivers = [worker for worker in roles if worker not in having] if holders else []
@@ -162,10 +172,11 @@ def givers_of(
     place_of: Callable[[str], tuple[str, str]],
     history: TransferHistory | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the senders of each receiver's state.
+    """Return the senders of each receiver's state, the best first.
 
-    Each receiver gets as many senders as there are holders for each, up to `MAX_GIVERS`: holders in its rack first,
-    then holders in its zone. With one holder for each receiver or fewer, the holders take turns.
+    Each receiver gets as many senders as there are holders for each, up to `MAX_GIVERS`: of the least used, holders in
+    its rack first, then holders in its zone. With one holder for each receiver or fewer, or with many receivers, each
+    gets one in turn.
 
     Args:
         place_of: returns the rack and the zone of a worker, "" if it named none.
@@ -183,6 +194,7 @@ def givers_of(
         rack, zone = place_of(worker)
 
         def cost(holder: str, rack: str = rack, zone: str = zone) -> tuple[int, bool, bool]:
+            """Return the sort key of a holder: its uses, then whether it is outside the rack, and the zone."""
             its_rack, its_zone = place_of(holder)
             return used[holder], not (rack and its_rack == rack), not (zone and its_zone == zone)
 
@@ -194,7 +206,10 @@ def givers_of(
 def _without_failures(
     receiver: str, holders: Sequence[str], history: TransferHistory, failures: Counter[str]
 ) -> Sequence[str]:
-    """Return the holders that have not failed as senders; if none is left, the ones with the fewest failures."""
+    """Return the holders that have not failed with this receiver, and of these the ones with the fewest failures.
+
+    If all have failed with it, the ones with the fewest failures of all.
+    """
     node = node_of(receiver)
     candidates = [holder for holder in holders if not history.failed(node_of(holder), node)] or holders
     fewest = min(failures[node_of(holder)] for holder in candidates)
@@ -204,7 +219,7 @@ def _without_failures(
 def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
     """Return the number of micro-batches of each of these workers, in rank order; () for an even division.
 
-    The first worker of a replica group stands for all of it, because they are on one node.
+    The first worker of a replica group stands for all of it, because they are on one node. Known slow nodes get fewer.
 
     A standby that joins next to a draining node computes nothing until that node has left: its state arrives meanwhile,
     and the others keep their shares. With experts all ranks run the same number of rounds, so smaller shares save no
@@ -234,6 +249,9 @@ def factors_of(record: Record, workers: Iterable[str], config: CoordinatorConfig
 
 
 def _witnesses(members: Membership, workers: Sequence[str], config: CoordinatorConfig) -> tuple[int, ...]:
+    """Return the ranks of the witnesses, on different nodes and racks if possible: the configured number, or by the
+    job's size.
+    """
     nodes = [node_of(worker) for worker in workers]
     wanted = config.witnesses or witnesses_wanted(len(nodes), config.spec.recovery.fault_threshold)
     return choose_witnesses([(node, members.nodes[node].rack) for node in nodes], wanted)
@@ -269,7 +287,10 @@ def placement_question(
 def _place_statically(
     record: Record, workers: Sequence[str], held: Mapping[str, bytes], config: CoordinatorConfig
 ) -> tuple[list[str], ExpertPlan | None] | Shortage:
-    """Return the members in rank order, possibly fewer, and their experts."""
+    """Return the members in rank order, perhaps fewer, and their experts (None for a dense model).
+
+    A `Shortage` if the EP size is impossible, a node has several workers, or they are too few for one replica.
+    """
     shape, size = record.expert_shape, choose_ep_size(record.expert_shape, config.spec.experiments.ep_size)
     if isinstance(size, Shortage):
         return size
@@ -290,7 +311,10 @@ def _place_statically(
 
 
 def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | None:
-    """Return the rack number of each node, in the order of their first workers; None if racks do not matter."""
+    """Return a number for each node's rack, in the order of their first workers; None if racks do not matter.
+
+    They do not if all nodes share one, or if no two do.
+    """
     nodes = dict.fromkeys(node_of(worker) for worker in workers)
     # A node without a rack counts as a rack of its own. Rack names contain no slash.
     names = [members.nodes[node].rack or f"/{node}" for node in nodes]
@@ -299,12 +323,13 @@ def _racks_by_node(members: Membership, workers: Sequence[str]) -> list[int] | N
 
 
 def _rates_by_node(members: Membership, workers: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the failure rates of the nodes, in the order of their first workers; None if they are equal."""
+    """Return the failure rates of the nodes, in the order of their first workers; None if all are equal."""
     rates = [members.failure_rate(node) for node in dict.fromkeys(node_of(worker) for worker in workers)]
     return tuple(rates) if len(set(rates)) > 1 else None
 
 
 def _slots_by_node(members: Membership, workers: Sequence[str], shape: ExpertShape) -> dict[str, int]:
+    """Return the expert slots per MoE layer of each of these live workers' nodes, in their order."""
     slots: dict[str, int] = {}
     for worker in workers:
         info = members.worker(worker)
@@ -330,7 +355,10 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
 
 
 def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
-    """Return whether the nodes of these workers (by default of all) lack slots for all experts."""
+    """Return whether the nodes of these workers (by default of all live ones) lack slots for all experts.
+
+    With static experts: whether they are too few for one replica of all experts. False without workers.
+    """
     workers = workers or [info.id for info in transaction.members.workers()]
     if config.spec.experiments.static_experts:
         size = choose_ep_size(transaction.record.expert_shape, config.spec.experiments.ep_size)
@@ -339,7 +367,10 @@ def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Se
 
 
 def copies_left(record: Record, names: Collection[str]) -> int:
-    """Return the smallest number of copies of any part of the state on these nodes of the plan in force."""
+    """Return the smallest number of copies of any part of the state on these nodes of the plan in force.
+
+    Without experts, each node has all of it.
+    """
     plan, shape = record.plan, record.expert_shape
     if plan is None or plan.expert_plan is None or shape is None:
         return len(names)
@@ -348,7 +379,10 @@ def copies_left(record: Record, names: Collection[str]) -> int:
 
 
 def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-    """Return whether only these members hold some part of the state, so that they cannot leave yet."""
+    """Return whether only these members hold some part of the state, so that they cannot leave yet.
+
+    True if they are all members; otherwise only experts can be such a part.
+    """
     shape = record.expert_shape
     if set(plan.workers) <= set(leavers):
         return True
@@ -359,7 +393,10 @@ def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) ->
 
 
 def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
-    """Return the (layer, expert) pairs without a copy among the holders of the decided state."""
+    """Return the (layer, expert) pairs without a copy among the holders of the decided state.
+
+    [] without experts, or if all members create or load their own.
+    """
     shape = record.expert_shape
     if shape is None or isinstance(verdict, NothingLeft):
         return []
@@ -370,7 +407,10 @@ def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str
 
 
 def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str, bytes]:
-    """Return the experts that each reporter holds after the decision."""
+    """Return the experts that each reporter holds after the decision; {} if all create or load their own.
+
+    Workers that cannot reach the decided step are left out.
+    """
     if decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK):
         return {}  # Every member creates or loads its own.
     found = {worker: report.holding_of(decision.applied) for worker, report in reports.items()}
@@ -378,6 +418,7 @@ def held_experts(decision: Decision, reports: Mapping[str, Report]) -> dict[str,
 
 
 def _member(members: Membership, worker: str, role: Role) -> Member:
+    """Return the plan's entry of a live worker, with the address at which it sends state."""
     info = members.worker(worker)
     assert info is not None
     return Member(worker=worker, host=info.attach.host, state_port=info.attach.state_port, role=role)

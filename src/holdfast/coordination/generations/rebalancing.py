@@ -43,10 +43,11 @@ class Rebalancing:
         self._found: PlacementAnswer | None = None
 
     def poll(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> ExpertPlan | None:
-        """Return a found placement if it should be adopted; otherwise start a search if one is due.
+        """Return a found placement if it should be adopted; otherwise start a search if one is due, and return None.
 
         Args:
             plan: the plan in force, which nothing is about to change.
+            committed: the newest committed step.
         """
         found = self._weighed(plan)
         if found is None:
@@ -54,13 +55,17 @@ class Rebalancing:
         return found
 
     def on_planned(self, planned: Planned) -> None:
-        """Store the answer of the last search."""
+        """Store the answer of the last search. Answers to earlier ones are ignored."""
         if self._waiting and planned.generation == self._searched:
             self._waiting = False
             self._found = planned.found
 
     def _ask(self, plan: GenerationPlan, committed: int, costs: MeasuredCosts) -> None:
-        """Start a search for the members of `plan` if one is due after this step."""
+        """Start a search for the members of `plan` if one is due after this step.
+
+        It is due after a repair of the placement in this generation, or for recent loads, unless an answer is awaited.
+        Never without experts, or with static ones.
+        """
         self._asked_at = min(self._asked_at, committed)  # The committed step may be lower after a rollback.
         experts, loads, transaction = plan.expert_plan, self._loads, self._transaction
         if experts is None or self._config.spec.experiments.static_experts:
@@ -92,14 +97,19 @@ class Rebalancing:
         transaction.compute(PlanExperts(search))
 
     def _due(self, committed: int) -> bool:
-        """Return whether a search for the recent loads is due."""
+        """Return whether a search for the recent loads is due: as soon as loads are known, then every `rebalance_every`
+        steps.
+        """
         every = self._config.spec.experts.rebalance_every
         if not every or committed == self._asked_at or self._loads.tokens is None:
             return False
         return not self._looked or committed // every != self._asked_at // every
 
     def _weighed(self, plan: GenerationPlan) -> ExpertPlan | None:
-        """Return the found placement if it should be adopted, and emit the reason either way."""
+        """Return the found placement if it should be adopted, and emit the reason either way.
+
+        None also without an answer, or if it is for another generation.
+        """
         found, self._found = self._found, None
         if found is None or self._searched != plan.generation:
             return None
@@ -115,5 +125,6 @@ class Rebalancing:
         return found.experts if found.adopt else None
 
     def _steps_to_next_look(self) -> int:
+        """Return the number of steps until the next search, or `LOADS_WINDOW` if none is planned."""
         every = self._config.spec.experts.rebalance_every
         return every - self._asked_at % every if every else LOADS_WINDOW

@@ -16,12 +16,14 @@ from holdfast.protocol.record import Refusal
 
 
 def refusal_after(before: Refusal | None, decision: Decision) -> Refusal | None:
-    """Return the refusal that still holds after a decision, or None if gradients may be kept."""
+    """Return the recorded refusal if its step is not applied by this decision, or None: then gradients may be kept."""
     return before if before is not None and before.step > decision.applied else None
 
 
 def refused_anew(before: Refusal | None, reports: Iterable[Report]) -> int:
-    """Return the step of a refusal that is not in the record yet, or 0."""
+    """Return the step of a refusal that is not in the record yet, or 0: a later step, or a clean attempt that was
+    refused again.
+    """
     step, clean_from = (before.step, before.clean_from) if before is not None else (0, 0)
     anew = (
         report.step for report in reports if report.refused and (report.step > step or report.refused >= clean_from)

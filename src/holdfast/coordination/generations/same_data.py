@@ -21,7 +21,9 @@ ADVICE = (
 
 
 def difference(here: BatchSummary, other: BatchSummary, whose: str = "the job's") -> str:
-    """Return how the data here differ from others, or "" if they are equal or cannot be compared.
+    """Return how the data here differ from others, or "" if they are equal or one is unknown.
+
+    Compared are the parts' names, forms, digests and, within a tolerance, sums.
 
     Args:
         whose: the name of the other micro-batch in the result.
@@ -58,6 +60,7 @@ def _where(part: PartSummary) -> str:
 
 
 def _is_equal(mine: PartSummary, theirs: PartSummary) -> bool:
+    """Return whether two parts have equal values: the same digest, and sums that differ by float noise at most."""
     if mine.digest != theirs.digest or len(mine.sums) != len(theirs.sums):
         return False
     room = TOLERANCE * max(mine.norm, theirs.norm)

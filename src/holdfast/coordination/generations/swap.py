@@ -74,7 +74,7 @@ class PendingGeneration:
         self._divided: tuple[int, Mapping[str, float]] | None = None
 
     def on_worker_attached(self) -> None:
-        """Wait for more workers after a new one has attached."""
+        """Wait for more workers after a new one has attached: for the join window, before a plan is proposed."""
         self._not_before = max(self._not_before, self._transaction.now + self._config.spec.recovery.join_window)
 
     def restart_timeout(self) -> None:
@@ -94,7 +94,11 @@ class PendingGeneration:
         return not armed or transaction.position.step >= self._armed_after + _STEPS_TO_SWAP
 
     def newcomers(self, plan: GenerationPlan) -> list[str]:
-        """Return the new workers of complete nodes that can join now and are useful."""
+        """Return the new workers of complete nodes, in complete replica groups, that can join now and are useful.
+
+        None while nodes are still connecting, shortly after a failed join, or if they are too few for static experts.
+        Workers with which a group failed are left out for some time.
+        """
         transaction, config = self._transaction, self._config
         if transaction.now < self._not_before or self._newcomers.gathering:
             return []
@@ -107,7 +111,10 @@ class PendingGeneration:
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
-        """Propose a plan with the newcomers, or without newcomers a better division of micro-batches."""
+        """Propose a plan with the newcomers, or without newcomers a better division of micro-batches, if there is one.
+
+        With experts, nodes that replace others join before all other newcomers.
+        """
         transaction = self._transaction
         fresh = self.newcomers(plan)
         if not fresh:
@@ -136,7 +143,7 @@ class PendingGeneration:
     def _divide(self, plan: GenerationPlan) -> None:
         """Propose a plan of the same members if it shortens the compute time of a step's slowest rank.
 
-        The current plan may be outdated because the known speeds have changed.
+        Checked once for each generation and change of the known speeds; not with experts.
         """
         record = self._transaction.record
         seen = plan.generation, record.relieved
@@ -152,6 +159,7 @@ class PendingGeneration:
             self._propose(pending)
 
     def _propose(self, pending: GenerationPlan) -> None:
+        """Record a pending plan, and send it to its members, which build its group next to the current one."""
         transaction = self._transaction
         self._newcomers.on_plan_made()
         transaction.change(pending=pending, generation=pending.generation)
@@ -159,7 +167,10 @@ class PendingGeneration:
         self._plan_distribution.send_prepare(pending, transaction.record.plan)
 
     def promote(self, step: int, progress: Progress) -> None:
-        """Put the pending plan in force: `step` passed with every swap flag up."""
+        """Put the pending plan in force, if there is one: `step` passed with every swap flag up.
+
+        Records and emits the new generation. Its members have swapped on their own.
+        """
         transaction = self._transaction
         before, pending = transaction.record.plan, transaction.record.pending
         if pending is None:
@@ -172,7 +183,7 @@ class PendingGeneration:
         warn_of_one_replica(transaction, before, snapshots=self._config.spec.checkpoint.snapshot_every > 0)
 
     def arm(self) -> None:
-        """Order all members to raise their swap flags, once all have built the pending group."""
+        """Order all members to raise their swap flags, once for each pending plan, when all have built its group."""
         transaction = self._transaction
         pending = transaction.record.pending
         if pending is None or self._told == pending.generation:
@@ -183,7 +194,10 @@ class PendingGeneration:
         transaction.order_all(pending.workers, Arm(term=transaction.record.term, generation=pending.generation))
 
     def disarm(self, lost_at: float) -> bool:
-        """Order the members to lower their swap flags after the loss of a joining worker.
+        """Order the members to lower their swap flags after the loss of a joining worker; once for each pending plan.
+
+        Args:
+            lost_at: when it was lost, in Unix seconds.
 
         Returns:
             Whether a member is connected that can answer.
@@ -202,7 +216,7 @@ class PendingGeneration:
         return True
 
     def on_disarmed(self, told: Disarmed) -> None:
-        """Cancel the pending plan, because a member's flag stays down."""
+        """Cancel the pending plan, because a member's flag stays down. Answers to another order are ignored."""
         pending = self._transaction.record.pending
         asked = pending is not None and told.generation == pending.generation == self._disarming
         if asked and told.term == self._transaction.record.term:
@@ -216,12 +230,12 @@ class PendingGeneration:
         return self._lost_at if pending is not None and pending.generation == self._disarming else None
 
     def cancel(self, suspects: Collection[str] | None = None) -> None:
-        """Cancel a pending plan that cannot come into force, and retry a little later.
+        """Cancel a pending plan that cannot come into force: tell its members, and retry a little later.
 
         Args:
             suspects: the workers with which the group could not be built, as far as known; None without suspects. They
                 are left out for a time that doubles with each failure, so that one unreachable worker cannot block
-                others.
+                others. If no newcomer is among them, it is the newcomers that have not built the group.
         """
         transaction = self._transaction
         plan, pending = transaction.record.plan, transaction.record.pending
@@ -236,10 +250,12 @@ class PendingGeneration:
         transaction.order_all(pending.workers, Void(term=transaction.record.term, generation=pending.generation))
 
     def _unprepared(self, joiners: list[str], pending: GenerationPlan) -> list[str]:
+        """Return which of these live workers have not built the pending group."""
         infos = [self._transaction.members.worker(worker) for worker in joiners]
         return [info.id for info in infos if info is not None and info.prepared < pending.generation]
 
     def _leave_out(self, workers: list[str]) -> None:
+        """Leave these workers out of pending plans: for twice as long after each failure, at most a minute."""
         now, retry_s = self._transaction.now, self._config.join_retry_s
         members = self._transaction.members
         self._left_out = {w: entry for w, entry in self._left_out.items() if members.worker(w) is not None}

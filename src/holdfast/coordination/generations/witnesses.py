@@ -17,7 +17,9 @@ FEW = 4
 
 
 def witnesses_wanted(workers: int, fault_threshold: int) -> int:
-    """Return the number of witnesses: one more than the nodes that may be lost together."""
+    """Return the number of witnesses: all of at most 16 workers, else 4, or one more than the nodes that may be lost
+    together.
+    """
     return workers if workers <= SMALL else max(FEW, fault_threshold + 1)
 
 

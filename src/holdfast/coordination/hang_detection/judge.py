@@ -98,7 +98,11 @@ def is_waiting(stand: ThreadActivity) -> bool:
 
 
 def _is_hung(stand: ThreadActivity, still: Standstill) -> bool:
-    """Return whether a worker takes too long for its own work, or does not run at all."""
+    """Return whether a worker takes too long for its own work, does not poll its collective, or has a stopped process.
+
+    A stopped process counts only after the others have waited for long enough, a missing poll only if the step is
+    overdue.
+    """
     if stand.stopped:
         return still.waits_for_stopped
     if stand.waits:
@@ -112,7 +116,12 @@ def _waiting_time_s(stand: ThreadActivity) -> float:
 
 
 def _is_far_slower(stand: ThreadActivity, others_wait_s: float, unknown_s: float) -> bool:
-    """Return whether a worker takes far longer than the others for an activity without a learned limit."""
+    """Return whether a worker takes far longer than the others for an activity without a learned limit.
+
+    Args:
+        others_wait_s: how long the others have waited for it.
+        unknown_s: the least time that counts.
+    """
     if stand.limit_s or stand.waits or stand.activity in WAITING or stand.activity in NOT_COMPARABLE:
         return False
     others_s = max(0.0, stand.for_s - others_wait_s)
@@ -131,7 +140,7 @@ def describe_position(stand: ThreadActivity) -> str:
 
 
 def describe_hang(stand: ThreadActivity) -> str:
-    """Return in words how a worker hangs, with a remedy."""
+    """Return in words how a worker hangs: stopped, not running, outside the group, or over its limit; with a remedy."""
     if stand.stopped:
         return f"its process is stopped, at '{stand.activity}' of step {stand.step}"
     if stand.waits:

@@ -94,7 +94,10 @@ class SlowWork:
     # ---- verdicts ----
 
     def tick(self, step: int) -> None:
-        """Give the verdicts that are due, now that all steps up to `step` are committed."""
+        """Give the verdicts that are due, now that all steps up to `step` are committed.
+
+        A work item's open kills count against their nodes 3 seconds after that; then the item is forgotten.
+        """
         now = self._transaction.now
         for item, state in list(self._states.items()):
             if item[0] > step:
@@ -107,7 +110,10 @@ class SlowWork:
                     self._count_kill(trial)
 
     def record_kill(self, stand: ThreadActivity, why: str) -> bool:
-        """Record that a worker is ended; return whether its kill counts only after a verdict."""
+        """Record that a worker is ended; return whether its kill counts only after a verdict.
+
+        Otherwise it counts at once, because the worker did no work that another one does, too.
+        """
         item, connection = _work_item_of(stand), self._transaction.members.connection_of(stand.worker)
         node = self._transaction.members.nodes.get(node_of(stand.worker))
         if item is None or connection is None or node is None:
@@ -118,7 +124,10 @@ class SlowWork:
         return True
 
     def on_work_ended(self, stand: ThreadActivity) -> None:
-        """Handle the end of slow work: it clears other workers that were ended at the same item."""
+        """Handle the end of late work: if it took as long, it clears other workers that were ended at the same item.
+
+        The time of work that is known to be slow then raises the limit of this activity.
+        """
         item = _work_item_of(stand)
         state = self._states.get(item) if item is not None else None
         if state is None:
@@ -131,7 +140,7 @@ class SlowWork:
             self._remember_slow_work(stand)
 
     def _count_kill(self, trial: _Trial) -> None:
-        """Count a kill against its node, unless its agent was replaced meanwhile."""
+        """Order the agent to count a kill against its node, unless the agent was replaced meanwhile."""
         node = self._transaction.members.nodes.get(node_of(trial.stand.worker))
         if node is not None and node.agent_pid == trial.agent_pid:
             self._transaction.send(node.connection, CountHang(worker=trial.stand.worker, why=trial.why))
@@ -139,7 +148,11 @@ class SlowWork:
     # ---- who is late ----
 
     def exclude_slow_work(self, hung: Sequence[ThreadActivity]) -> list[ThreadActivity]:
-        """Return the workers that seem to hang and are not excused by slow work, with their current limits."""
+        """Return the workers that seem to hang and are not excused by slow work, with their current limits.
+
+        A worker at work is left out within its limit, which grows with earlier kills and slow work. It is excused if
+        another worker is late at the same item; that is reported.
+        """
         items = [_work_item_of(stand) for stand in hung]
         at_work = [item for item in items if item is not None]
         left: list[ThreadActivity] = []
@@ -162,7 +175,15 @@ class SlowWork:
         return left
 
     def _limit_s(self, item: WorkItem, stand: ThreadActivity, at_once: int) -> float:
-        """Return the current limit of a worker, or 0 if unknown."""
+        """Return the current limit of a worker's activity: longer after kills on its node at this item, and after slow
+        work.
+
+        Args:
+            at_once: how many workers are late at their work now; several get longer limits.
+
+        Returns:
+            Seconds; 0 if unknown.
+        """
         state, node = self._states.get(item), node_of(stand.worker)
         before = (state.late if state is not None else set[str]()) - {stand.worker}
         factor = max(
@@ -181,7 +202,7 @@ class SlowWork:
         return True
 
     def _excuse(self, item: WorkItem, stand: ThreadActivity) -> None:
-        """Excuse a worker with slow work, and report that once for each worker."""
+        """Record that a work item is slow, drop other nodes' kills there, and emit that once for each worker."""
         state, node = self._state_of(item), node_of(stand.worker)
         state.slow = True
         state.trials = [trial for trial in state.trials if node_of(trial.stand.worker) == node]
@@ -201,7 +222,7 @@ class SlowWork:
         )
 
     def _state_of(self, item: WorkItem) -> _WorkState:
-        """Return the state of a work item; the oldest items are forgotten."""
+        """Return the state of a work item, perhaps a new one; the oldest items are forgotten."""
         state = self._states.setdefault(item, _WorkState())
         while len(self._states) > _MAX_ITEMS:
             del self._states[next(iter(self._states))]
@@ -210,7 +231,7 @@ class SlowWork:
     # ---- how long slow work takes ----
 
     def _remember_slow_work(self, stand: ThreadActivity) -> None:
-        """Remember how long slow work took.
+        """Remember how long slow work took, which raises the limit of its activity.
 
         It is forgotten after the window of the nodes' budgets. Work that is slow less often (for example once an hour)
         is remembered for twice the time between the last two.

@@ -32,20 +32,26 @@ class Pace:
         self._entering = False
 
     def on_generation(self, world: int, now: float) -> None:
-        """Handle the start of a generation."""
+        """Handle the start of a generation: its members enter now.
+
+        Args:
+            world: the number of members.
+        """
         self._world = world
         self.since = now
         self._entering = True
         self._step = 0
 
     def on_entered(self, now: float) -> None:
-        """Handle that all members have entered."""
+        """Learn how long the entry took, once all members have entered. Later calls change nothing."""
         if self._entering:
             self._add_time(Activity.ENTERING, now)
         self._entering = False
 
     def on_applied(self, step: int, now: float) -> None:
-        """Handle that a worker has applied a step."""
+        """Learn the time of a step when the first worker has applied it. Older steps, and steps during an entry, are
+        ignored.
+        """
         if self._entering or step <= self._step:
             return
         if self._step:
@@ -58,19 +64,19 @@ class Pace:
         self._step, self.since = 0, now
 
     def _add_time(self, activity: Activity, now: float) -> None:
-        """Add the time since the last event to the times of an activity."""
+        """Add the time since the last event to the times of an activity, and start again."""
         took_s = max(0.0, now - self.since)
         self._times.add(activity, self._world, Total(1, took_s, took_s))
         self.since = now
 
     @property
     def mean_s(self) -> float | None:
-        """Seconds that a step usually takes, or None if unknown."""
+        """The mean seconds of a step with this number of members, or None if unknown."""
         limit_s = self._times.limit_s(Activity.VOTED, self._world)
         return None if limit_s is None else (limit_s - FLOOR_S) / FAILURE
 
     def should_ask(self, now: float) -> bool:
-        """Return whether a probe is due."""
+        """Return whether a probe is due: the step takes 1.5 times as long as usual, or the entry longer than it may."""
         still_s, mean_s = now - self.since, self.mean_s
         if self._entering:
             return still_s > self._enter_s
@@ -117,7 +123,7 @@ class _SlowestAnswer:
     before_s: float = 0.0
 
     def roll(self, now: float) -> None:
-        """Start a new window if the current one is over."""
+        """Start a new window if the current one is over. Of older windows nothing is kept."""
         if now - self.started > WINDOW_S:
             self.before_s = self.now_s if now - self.started < 2 * WINDOW_S else 0.0
             self.started = now
@@ -143,7 +149,7 @@ class AnswerTimes:
         slowest.now_s = max(slowest.now_s, took_s)
 
     def patience_s(self, node: str, now: float) -> float:
-        """Return how long a node's answer may take: three times its slowest recent one, for loaded machines."""
+        """Return how long a node's answer may take: three times its slowest one of the last minute, at least 0.2 s."""
         slowest = self._slowest.get(node)
         if slowest is None:
             return PATIENCE_S

@@ -120,7 +120,12 @@ class HangProbe:
     # ---- messages ----
 
     def on_late(self, node: Node, late: Late) -> None:
-        """Handle the report that a worker is late, or that late work has ended."""
+        """Handle the report that a member is late, or that late work has ended. Reports about other workers are
+        ignored.
+
+        A late worker leads to a probe of all nodes; with current answers, they are judged at once. Ended work may clear
+        other workers.
+        """
         plan, stand, question = self._transaction.record.plan, late.stand, self._question
         if node_of(stand.worker) != node.name or plan is None or plan.rank(stand.worker) is None:
             return
@@ -134,7 +139,9 @@ class HangProbe:
             self._act_on_answers()
 
     def on_answer(self, node: Node, answer: ProbeAnswer) -> None:
-        """Handle a node's answer to a probe."""
+        """Record a node's answer to the newest probe, and judge once all have answered. Learn how fast the node
+        answers.
+        """
         now = self._transaction.now
         self._answers.on_answer(node.name, now - self._silent_since.pop(node.name, now), now)
         question = self._question
@@ -150,7 +157,9 @@ class HangProbe:
         self._stack_dumps.on_stacks(node, stacks)
 
     def classify_end(self, node: Node, down: WorkerDown) -> Failure:
-        """Return the failure of a worker that has ended: the hang for which it was ended, or the end of its process."""
+        """Return the failure of a worker that has ended: the hang for which its agent ended it, or the end of its
+        process.
+        """
         ending = self._ending.pop(down.worker, None)
         if ending is None or down.kind is not FailureKind.HANG:
             return process_ended(node.name, down, self._transaction.now)
@@ -159,7 +168,11 @@ class HangProbe:
     # ---- time ----
 
     def tick(self) -> None:
-        """Check whether the job makes progress, and probe the nodes if it does not."""
+        """Handle members without a report in time as failures, and probe all nodes if a step, entry or report takes too
+        long.
+
+        Also judge the answers of the last probe that are there, and run the timeouts of stack dumps and memory reports.
+        """
         transaction, plan = self._transaction, self._transaction.record.plan
         self._stack_dumps.tick()
         self.memories.tick()
@@ -178,14 +191,16 @@ class HangProbe:
             self._send_probe()
 
     def restart_waiting(self) -> None:
-        """Restart all waiting times: this coordinator did not run, so missing messages prove nothing."""
+        """Restart all waiting times and drop the probe: this process did not run, so missing messages prove nothing."""
         self._stopping.restart_timeout()
         self._question = None
         self._silent_since.clear()
         self.pace.restart_waiting(self._transaction.now)
 
     def _follow_plan(self, plan: GenerationPlan) -> None:
-        """Follow the current plan: a new generation restarts the times."""
+        """Restart the times for a new generation, note when all members have entered, and give due verdicts on slow
+        work.
+        """
         transaction = self._transaction
         if plan.generation != self._generation:
             self._generation = plan.generation
@@ -209,7 +224,9 @@ class HangProbe:
     # ---- probes and their results ----
 
     def _send_probe(self) -> None:
-        """Send a probe to all members' nodes, and schedule the next one."""
+        """Send a probe to the nodes of all planned workers, and schedule the next one: rarer, the longer the
+        standstill.
+        """
         transaction, stopping = self._transaction, self._stopping
         nodes = transaction.members.nodes
         here = [nodes[name] for name in dict.fromkeys(map(node_of, transaction.planned)) if name in nodes]
@@ -224,7 +241,11 @@ class HangProbe:
         transaction.broadcast((node.connection for node in here), Probe(number=self._number))
 
     def _act_on_answers(self) -> None:
-        """Act on the answers, once all that can be expected have arrived."""
+        """Judge a probe, once every node has answered or taken too long: end hung workers and remove silent nodes.
+
+        If all wait without a suspect, members check their network, once for each generation. Any of these starts a
+        stack dump.
+        """
         question, transaction, stopping = self._question, self._transaction, self._stopping
         plan = transaction.record.plan
         if question is None or plan is None:
@@ -270,7 +291,7 @@ class HangProbe:
         return [info.id for info in infos if info is not None and info.entered < plan.generation]
 
     def _is_silent(self, name: str) -> bool:
-        """Return whether a node has sent nothing since the probe, for longer than an answer may take."""
+        """Return whether a node has sent nothing since the probe, for longer than its answers may take."""
         node, now = self._transaction.members.nodes[name], self._transaction.now
         since = self._silent_since.get(name, now)
         return node.seen <= since and now - since > self._answers.patience_s(name, now)
@@ -282,7 +303,11 @@ class HangProbe:
         return [stand for stand, ending in known if ending is None or now - ending.at > END_AGAIN_S]
 
     def _end_worker(self, stand: ThreadActivity) -> None:
-        """Order the agent to end a hung worker."""
+        """Order the agent to end a hung worker, if its node is connected.
+
+        If its kill counts only after a verdict, all nodes are asked to report workers that need as long for the same
+        work.
+        """
         transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:
             if not (stand.limit_s or stand.stopped):  # This may be wrong: compiling takes one worker far longer.

@@ -58,7 +58,14 @@ class _NodePace:
     run: int = 0
 
     def add_report(self, log_ratio: float) -> None:
-        """Add a report: update the scatter, and then the test."""
+        """Add a report: update the scatter, then the test's sum and its verdict `slow`.
+
+        The node is slow once the sum reaches its threshold, and until it is 0 again. The first 8 reports cannot reach
+        it.
+
+        Args:
+            log_ratio: the logarithm of the node's time relative to the others' median.
+        """
         if self.log_ratio is not None:
             # A change from fast to slow is not scatter, so a difference counts as at most three times the known
             # scatter.
@@ -85,7 +92,9 @@ class SlowNodes:
     def keep_nodes(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
         """Forget all other nodes.
 
-        Nodes `known` to be slow, with their factors, count as slow until reports prove otherwise.
+        Args:
+            known: nodes that are known to be slow, with their factors: they count as slow until reports prove
+                otherwise.
         """
         self._paces = {name: pace for name, pace in self._paces.items() if name in nodes}
         for name in known:
@@ -97,7 +106,9 @@ class SlowNodes:
         self._paces.pop(node, None)
 
     def on_report(self, node: str, computed: Mapping[str, tuple[int, float]]) -> None:
-        """Handle a node's report.
+        """Compare a node's slowest worker with the median of the other nodes' newest reports, and update its test.
+
+        Ignored if nothing was computed; with the first node, nothing can be compared.
 
         Args:
             node: its name

@@ -51,7 +51,13 @@ class StackDumps:
         self._newest_stacks: Mapping[str, WorkerStack] = {}
 
     def start(self, nodes: Sequence[Node], stands: Mapping[str, ThreadActivity], suspects: Iterable[str]) -> None:
-        """Ask these nodes for stacks of their workers, unless a dump is being collected."""
+        """Ask these nodes for stacks of their workers, of at most 64 workers, unless a dump is being collected.
+
+        Args:
+            nodes: the nodes that answer.
+            stands: the activities of the workers in the event.
+            suspects: workers or silent nodes; their stacks come first.
+        """
         if self._dump is not None:
             return
         self._number += 1
@@ -73,7 +79,9 @@ class StackDumps:
         transaction.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
 
     def on_stacks(self, node: Node, answer: Stacks) -> None:
-        """Handle the stacks of a node."""
+        """Add a node's stacks to the dump that is being collected; emit it if all nodes have answered. Others are
+        ignored.
+        """
         dump = self._dump
         if dump is None or answer.number != dump.number or node.name not in dump.open:
             return
@@ -86,18 +94,18 @@ class StackDumps:
             self._emit_dump(dump)
 
     def tick(self) -> None:
-        """Emit the dump once the other nodes have had time to answer."""
+        """Emit the dump without the nodes that have not answered within a second."""
         dump = self._dump
         if dump is not None and self._transaction.now - dump.at > ANSWER_S:
             self._emit_dump(dump)
 
     def stack_lines(self, worker: str) -> tuple[str, ...]:
-        """Return the lines at which a worker's threads stood in the newest dump."""
+        """Return the lines at which a worker's threads stood in the newest dump; () if it has none."""
         stack = self._newest_stacks.get(worker)
         return tuple(stack.stack.splitlines()) if stack is not None else ()
 
     def _emit_dump(self, dump: _Dump) -> None:
-        """Emit the event of a dump."""
+        """Emit `stacks_taken` with a dump's activities and stacks, and keep the stacks as the newest ones."""
         self._dump, self._newest_stacks = None, dump.stacks
         self._transaction.emit(
             StacksTaken,
@@ -128,7 +136,7 @@ def _describe_worker(dump: _Dump, worker: str) -> SeenWorker:
 
 
 def _group_stacks(dump: _Dump) -> tuple[SharedStack, ...]:
-    """Return the stacks with the workers that share each, up to a limit of characters."""
+    """Return the different stacks, each with the names of the workers that share it, until a limit of characters."""
     alike: dict[str, list[str]] = {}
     for worker in dump.stands:
         stack = dump.stacks.get(worker)

@@ -45,14 +45,20 @@ class StragglerPolicy:
         self._generation = 0
 
     def on_own_times(self, node: str, times: OwnTimes) -> None:
-        """Handle a node's report of the micro-batches computed since its last report."""
+        """Handle a node's report of the micro-batches computed since its last report: test it, and react to slow nodes.
+
+        Ignored if the policy is off, and for nodes outside the plan.
+        """
         plan = self._transaction.record.plan
         if self._config.spec.recovery.stragglers != "off" and plan is not None and self._transaction.planned_on(node):
             self._slow.on_report(node, times.computed)
             self._check_nodes(plan)
 
     def _check_nodes(self, plan: GenerationPlan) -> None:
-        """Check whether a member of the current plan is slow."""
+        """React to every node that is slow now, and restore the shares of nodes that are fast again.
+
+        In a new generation, nodes outside the plan are forgotten first.
+        """
         if plan.generation != self._generation:
             self._generation = plan.generation
             nodes = {member.node for member in plan.members}
@@ -79,7 +85,10 @@ class StragglerPolicy:
             self._transaction.change(relieved=relieved)
 
     def _on_slow_node(self, node: str, factor: float) -> None:
-        """React to a slow node as the policy says."""
+        """React to a slow node as the policy says: move it to a warm standby, else reduce its share; or only report it.
+
+        Nodes that leave already are skipped. A node is reported once an hour at most; moving it is tried each time.
+        """
         policy, leaving = self._config.spec.recovery.stragglers, {one.node for one in self._transaction.record.leaving}
         if node in leaving:
             return
@@ -101,7 +110,11 @@ class StragglerPolicy:
             self._report(node, factor, "told", f"{why}; `holdfast move {node}` replaces it by a standby")
 
     def _reduce_share(self, node: str, factor: float) -> bool:
-        """Reduce the micro-batches of a slow node; return False if that makes no step shorter."""
+        """Record a slow node's factor if it has changed by 10 %, so that it computes fewer micro-batches.
+
+        Returns:
+            Whether fewer micro-batches make a step shorter; never with experts.
+        """
         record = self._transaction.record
         if record.plan is None or record.expert_shape is not None:
             return False
@@ -112,7 +125,9 @@ class StragglerPolicy:
         return bool(divided(record.micro_batches, factors))
 
     def _move_to_standby(self, node: str) -> str:
-        """Replace a node by a warm standby; return the reason if that is impossible, else ""."""
+        """Request that a warm standby takes over a node's ranks, and forget its reports; return why it is impossible,
+        else "".
+        """
         asked = Departure(node=node, since=self._transaction.now, stays=True)
         to, _ = self._replacing.targets([asked]).get(node, ("", ""))
         if not to:
@@ -127,7 +142,7 @@ class StragglerPolicy:
         return ""
 
     def _record_slow_node(self, node: str, factor: float) -> None:
-        """Record a slow node, so that it is avoided for some time."""
+        """Record a slow node, so that it replaces no other node for an hour, if there is an alternative."""
         others = (
             one for one in self._transaction.record.slow if one.node != node and one.until > self._transaction.now
         )
@@ -135,6 +150,6 @@ class StragglerPolicy:
         self._transaction.change(slow=(*others, slow)[-_KEPT:])
 
     def _report(self, node: str, factor: float, action: str, why: str) -> None:
-        """Emit the event of a slow node."""
+        """Emit that a node is slow, with the action, and note the time."""
         self._reported_at[node] = self._transaction.now
         self._transaction.emit(StragglerFound, node=node, factor=round(factor, 3), action=action, why=why)

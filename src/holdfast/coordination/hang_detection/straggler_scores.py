@@ -43,7 +43,7 @@ class WorkerTimes:
         self._times: dict[str, OwnTimes] = {}
 
     def on_own_times(self, node: str, times: OwnTimes) -> None:
-        """Handle a node's report about its workers."""
+        """Store a node's newest report about its workers, and count the slow activities in it."""
         self._times[node] = times
         self.slow.update(times.slow)
 
@@ -63,7 +63,7 @@ class WorkerTimes:
         return [LinkPace(worker=worker, bytes_per_s=rates[worker], score=score) for worker, _, score in scored]
 
     def _times_of(self, worker: str) -> OwnTimes:
-        """Return the report about a worker."""
+        """Return the newest report of a worker's node, or an empty one."""
         return self._times.get(node_of(worker), _NO_TIMES)
 
 
@@ -71,7 +71,10 @@ _NO_TIMES = OwnTimes(compute_s={}, slow={}, link_bytes_per_s={})
 
 
 def _score(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Return (worker, seconds, seconds / median of the others), the slowest first."""
+    """Return (worker, seconds, seconds / median of the others), the slowest first; [] for a single worker.
+
+    Workers with 0 seconds are unknown, and left out.
+    """
     known = sorted(((seconds, worker) for worker, seconds in took_s.items() if seconds > 0.0), reverse=True)
     ordered = [seconds for seconds, _ in known]
     return [

@@ -108,7 +108,15 @@ class LateWatch:
     def learn(
         self, now: float, readings: Mapping[str, Reading], accounts: Mapping[str, ProgressAccount]
     ) -> list[OwnTimes]:
-        """Add the durations that have ended since the last call; return reports to send, if any are due."""
+        """Add the durations that have ended since the last call to the usual ones; return reports to send, if any are
+        due.
+
+        A report is due at intervals, sooner if a worker's pace has changed.
+
+        Args:
+            readings: the current activity of each worker
+            accounts: the totals of each worker's activities
+        """
         self._learnt_at = now
         before, self._totals = self._totals, {}
         for worker, account in accounts.items():
@@ -137,7 +145,7 @@ class LateWatch:
 
     @property
     def _has_changed(self) -> bool:
-        """Whether a worker has become slower, or is as fast as before again."""
+        """Whether a worker has become slower or faster since the last report, compared with its mean."""
         usual = {
             worker: count * self._own[worker].mean_s
             for worker, (count, _) in self._since.items()
@@ -150,7 +158,12 @@ class LateWatch:
         )
 
     def _add_times(self, worker: str, world: int, old: Mapping[Activity, Total], new: Mapping[Activity, Total]) -> None:
-        """Add the new durations of a worker."""
+        """Add the durations of a worker that are in its new totals and not in the old ones, and the pace of its
+        micro-batches.
+
+        Args:
+            world: the number of members, on which usual durations depend.
+        """
         none = Total(0, 0.0, 0.0)
         for activity, total in new.items():
             known = old.get(activity, none)
@@ -163,7 +176,12 @@ class LateWatch:
                     self._since[worker] = before + count, before_s + sum_s
 
     def find_late(self, now: float, readings: Mapping[str, Reading]) -> list[Late]:
-        """Return the late workers, once for each activity, and again while it lasts; set `check_interval_s`."""
+        """Return the late workers, once for each activity and again while it lasts, and late or expected work that has
+        ended.
+
+        Also sets `check_interval_s`, the time until the next check, and `closely_watched`. Times in which this agent
+        did not run do not count.
+        """
         if self._last is not None and now - self._last > self.check_interval_s + AWAY_S:
             self._away.append((self._last, now))
         self._last = now
@@ -197,21 +215,24 @@ class LateWatch:
         return late
 
     def _activity_of(self, worker: str, reading: Reading) -> _CurrentActivity:
-        """Return the entry of a worker's current activity, perhaps a new one."""
+        """Return the entry of a worker's current activity, a new one if the activity has changed."""
         began, seen = _activity_key(reading), self._activities.get(worker)
         if seen is None or seen.key != began:
             seen = self._activities[worker] = _CurrentActivity(began)
         return seen
 
     def expect_end(self, work: WatchWork) -> None:
-        """Report the end of this work if it takes as long here."""
+        """Report the end of this work later if it takes as long here. At most 16 such requests are kept."""
         self._expected.pop(place := (work.step, work.activity, work.micro_batch), None)
         self._expected[place] = work.for_s
         while len(self._expected) > MAX_EXPECTED:
             del self._expected[next(iter(self._expected))]
 
     def _report_end(self, worker: str, reading: Reading) -> Late | None:
-        """Return the report that late or expected work has ended since the last check, or None."""
+        """Return the report that late or expected work has ended since the last check, or None.
+
+        None also if the activity goes on, or if it was neither late nor as long as expected.
+        """
         seen = self._activities.get(worker)
         if seen is None or seen.key == _activity_key(reading):
             return None
@@ -232,7 +253,10 @@ class LateWatch:
         return Late(stand=stand, ended=True)
 
     def _limit_s(self, worker: str, reading: Reading) -> float | None:
-        """Return the limit of a worker's activity in seconds, or None if unknown."""
+        """Return the limit of a worker's activity in seconds, or None if unknown.
+
+        In a collective it is the time between polls; for a worker's first times, that of first times.
+        """
         if reading.waits_since is not None:
             return STALLED_S
         _, totals = self._totals.get(worker, (0, dict[Activity, Total]()))
@@ -263,7 +287,7 @@ class LateWatch:
     def list_activities(
         self, now: float, readings: Mapping[str, Reading], stopped: Collection[str]
     ) -> tuple[ThreadActivity, ...]:
-        """Return the activities of all workers, late or not.
+        """Return the activities of all workers with a reading, late or not.
 
         Args:
             now: the time
@@ -276,7 +300,7 @@ class LateWatch:
         )
 
     def _thread_activity(self, now: float, worker: str, reading: Reading, *, stopped: bool = False) -> ThreadActivity:
-        """Return the activity of a worker."""
+        """Return the activity of a worker for a report: how long it lasts, its limit (0 if unknown), and its wait."""
         return ThreadActivity(
             worker=worker,
             generation=reading.generation,
@@ -298,9 +322,14 @@ def _activity_key(reading: Reading) -> tuple[int, int, Activity, int | None, flo
 
 
 def _core_wait_s(of: dict[str, _CoreWait], worker: str, since: float, reading: Reading) -> float:
-    """Return how long a worker had no core since a time, at earliest since the last check before it.
+    """Return how long a worker had no core since a time, at earliest since the last check before it; update its entry.
 
-    While its thread does not run, it may wait for another thread of its process that has no core.
+    While its thread does not run, it may wait for another thread of its process that has no core: the longest such wait
+    is added.
+
+    Args:
+        of: the entries, by worker.
+        since: the start of the activity or wait.
     """
     starved, total_s = of.get(worker), reading.starved_s + reading.collected_s
     if starved is None or starved.since != since:
