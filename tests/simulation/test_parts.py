@@ -188,13 +188,13 @@ def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
     next_one = msg.GenerationPlan(term=1, generation=2, members=members[1:])
     whole, change = change_of(base, None), change_of(next_one, base)
     plans = SharedPlans()
-    known = plans.plan(whole, None)
+    known = plans.build_plan(whole, None)
     assert known == base
-    assert plans.plan(whole, None) is known
-    assert plans.plan(change, known) is plans.plan(change, known) == next_one
-    assert plans.plan(change_of(base, None), None) is not known
+    assert plans.build_plan(whole, None) is known
+    assert plans.build_plan(change, known) is plans.build_plan(change, known) == next_one
+    assert plans.build_plan(change_of(base, None), None) is not known
     with pytest.raises(MisfitError):
-        plans.plan(change, None)
+        plans.build_plan(change, None)
 
 
 def test_a_state_shows_whatever_went_wrong() -> None:
