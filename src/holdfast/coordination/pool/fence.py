@@ -67,14 +67,22 @@ class Fence:
         return self._newest.identity
 
     def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
-        """Handle the pool's message about the owner of the node; ignore it if a newer one was received."""
+        """Handle the pool's message about the owner of the node: return instructions to start the granted job's
+        processes, or first to end others.
+
+        Ignore it if a newer one was received.
+        """
         if (grant.term, grant.version) < (self._newest.term, self._newest.version):
             return []
         self._newest = grant
         return self._apply_grant()
 
     def on_reaped(self, grant: int) -> list[FenceInstruction]:
-        """Handle that no process of a grant is left, whether the pool, the job or the processes ended it."""
+        """Handle that no process of a grant is left, whether the pool, the job or the processes ended it: report it,
+        and start the newest grant.
+
+        Ignore other grants than the running one.
+        """
         if grant != self.running:
             return []
         self.running = 0
@@ -88,7 +96,11 @@ class Fence:
         return [ReportState(self.state)]
 
     def _apply_grant(self) -> list[FenceInstruction]:
-        """Return the instructions that lead to the newest grant."""
+        """Return the instructions that lead to the newest grant: end the processes of another one, or start them and
+        report that.
+
+        Empty if it runs, has ended, or processes are being ended.
+        """
         newest = self._newest
         if self.running:
             if newest.grant == self.running or self._reaping:

@@ -14,7 +14,9 @@ from holdfast.protocol.pool.record import Grant
 
 
 def forecast_drain(state: PoolState, names: Sequence[str]) -> list[DrainForecast]:
-    """Return the effects of draining these nodes, all at once; the pool does not change.
+    """Return for each node the effect of draining all of them at once: its job, its replacement, the cost, in words.
+
+    It plans on a copy, so the pool does not change.
 
     Raises:
         BadInputError, UnreachableError: The pool would refuse the drain.
@@ -39,7 +41,13 @@ class _Replacements:
         ]
 
     def select(self, job: str, leaves: str) -> tuple[str, str]:
-        """Return the node that replaces a node of a job, and its present use in words; "" if no node does."""
+        """Return the node that replaces a node of a job, and its present use in words; "" if none does.
+
+        Nodes granted to the job come first, then nodes that other jobs give up. Each is returned once.
+
+        Args:
+            leaves: The node to be replaced.
+        """
         if mine := self._given.get(job):
             node = mine.pop(0)
             return node, "which waits there as a standby" if node in self._standbys else "which is free"
@@ -59,7 +67,14 @@ def _starts_training(before: Grant | None, after: Grant) -> bool:
 
 
 def _forecast_node(before: PoolState, after: PoolState, spare: _Replacements, name: str) -> DrainForecast:
-    """Return the forecast for one node."""
+    """Return the forecast for one drained node: unused, already left by its job, a standby, or replaced, given up or
+    kept until another joins, with the cost in seconds of training.
+
+    Args:
+        before: The pool now.
+        after: The pool once all the nodes are drained.
+        spare: The replacements; the selected one is removed.
+    """
     grant = before.grants.get(name)
     if grant is None:
         return DrainForecast(node=name, why="no job has it, and none will get it")

@@ -66,7 +66,11 @@ class Allocator:
         )
 
     def build_bid(self, job: PooledJob, nodes: int) -> Bid:
-        """Return a job as a policy sees it, in a pool that divides this many nodes."""
+        """Return a job as a policy sees it, in a pool that divides this many nodes: its sizes, rights, nodes and
+        measured costs.
+
+        A job that grew lately may not grow further. Throughput and losses are left out if the policy does not use them.
+        """
         state, spec = self._state, job.spec
         change_s = min(state.move_s.get(job.name, GUESSED_CHANGE_S), MAX_CHANGE_S)
         hit_s = min(state.costs.get(job.name, JobCosts()).hit_s, MAX_CHANGE_S) or change_s
@@ -104,7 +108,10 @@ class Allocator:
         return bool(job.spec.checkpoint.dir) and self._state.now >= job.admitted_at + MIN_RUN_S
 
     def _lost_share(self, job: PooledJob, nodes: int, change_s: float) -> tuple[float, ...]:
-        """Return the share of a job's time that roll-backs cost, with 0, 1, ... nodes."""
+        """Return the share of a job's time that roll-backs cost, with 0, 1, ... nodes (entries go beyond `nodes`).
+
+        Unmeasured costs are estimated from the saving period.
+        """
         costs = self._state.costs.get(job.name, JobCosts())
         saved_s = (costs.saves_every_s or SAVED_S) if job.spec.checkpoint.dir else UNSAVED_S
         lost_s = min(costs.rolled_back_s, UNSAVED_S) or RESTART_S + saved_s / 2
@@ -129,7 +136,11 @@ class Allocator:
         return min((end for end in ends if end > state.now), default=inf)
 
     def allocate(self) -> None:
-        """Decide how many nodes each job should have, and do the part that is possible now."""
+        """Plan how many nodes each job should have, emit the plan if it is new, and do the part that is possible now:
+        promote standbys, admit and resize jobs, recall, move and grant nodes.
+
+        Also request plans for the next events.
+        """
         self._moves.cancel_hopeless()
         self._state.update_failure_rate(self._plan.observed_failure_rate())
         demand, division = self._plan.divide(self.build_demand)
@@ -168,7 +179,7 @@ class Allocator:
         return promoted
 
     def _announce_plan(self, demand: Demand, division: Division) -> None:
-        """Emit the plan as an event if it differs from the last one."""
+        """Emit the plan as an event if its shares, reasons or reserve differ from the last one."""
         plan = (demand.nodes, dict(division.nodes), dict(division.why), self._state.reserve)
         if plan[1:] != (self._announced[1:] if self._announced else ({}, {}, self._state.reserve)):
             self._emit_plan(
@@ -180,7 +191,10 @@ class Allocator:
         self._announced = plan
 
     def _find_starved(self, demand: Demand, division: Division) -> dict[str, str]:
-        """Return the jobs that the plan would leave without nodes if no job kept a minimum, and why."""
+        """Return the jobs that the plan would leave without nodes if no job kept a minimum, and why.
+
+        Empty if the policy ignores throughput or starves jobs anyway.
+        """
         policy = self._state.config.policy
         if not policy.uses_throughput or policy.allows_starvation:
             return {}
@@ -188,7 +202,10 @@ class Allocator:
         return find_starved(mine, max(0, demand.nodes - demand.kept_back), demand.failure_rate)
 
     def _emit_plan(self, plan: _Plan, before: dict[str, int], worth: Worth | None, starved: dict[str, str]) -> None:
-        """Emit the event of a plan."""
+        """Emit the event of a plan, with its trigger and its worth if the policy computes one.
+
+        `before`: the shares of the last plan. `starved`: from `_find_starved`.
+        """
         nodes, shares, waiting, reserve = plan
         worth_fields = asdict(worth) if worth is not None else {}
         worth_fields.pop("waf", None)
@@ -207,7 +224,10 @@ class Allocator:
         )
 
     def _resize_job(self, bid: Bid, size: int, why: str) -> None:
-        """Admit, preempt, starve, grow or shrink a job, as the plan says."""
+        """Admit, preempt, starve, grow or shrink a job to `size` nodes, as the plan says.
+
+        Surplus nodes are recalled; new ones are granted later. A job that waits gets the reason.
+        """
         state, job = self._state, self._state.jobs[bid.name]
         if not bid.admitted:
             if size:
@@ -228,7 +248,11 @@ class Allocator:
                 state.recall_node(node)
 
     def _change_share(self, job: PooledJob, size: int, lost: int) -> None:
-        """Record the new share of an admitted job, and emit the event."""
+        """Record the new share of an admitted job, and emit the event with the reason.
+
+        Args:
+            lost: How many nodes it has lost without replacement; the event says so.
+        """
         state = self._state
         why = "nodes are available for it" if size > job.share else "other jobs get them"
         if size < job.share and lost:
@@ -237,9 +261,8 @@ class Allocator:
         state.put_job(job, share=size, grew_at=state.now if size > job.share else job.grew_at)
 
     def _recall_replaced(self, demand: Demand, division: Division) -> None:
-        """Recall drained or replaced nodes once their replacements train.
-
-        No job falls below its minimum. Standbys are recalled at once.
+        """Recall drained or replaced nodes, standbys at once, others only while enough other nodes of the job train:
+        its share as far as it has the nodes, and never fewer than its minimum.
         """
         state, least = self._state, {bid.name: bid.smallest for bid in demand.bids}
         for grant in list(state.grants.values()):
@@ -255,9 +278,11 @@ class Allocator:
                     state.recall_node(grant.node)
 
     def _grant_free_nodes(self, demand: Demand, division: Division) -> None:
-        """Grant free nodes to jobs that should have more: jobs below their minimum first, then in order of submission.
+        """Grant free nodes that a job accepts to jobs that should have more: jobs that are not preemptible first, then
+        jobs below their minimum, then in order of submission.
 
-        The remaining nodes become standbys of the jobs that should have some.
+        If a job accepts none, another may exchange nodes with it. The remaining nodes become standbys of the jobs that
+        should have some.
         """
         state = self._state
         free = set(state.free_nodes())
@@ -275,13 +300,18 @@ class Allocator:
             self._adjust_standbys(bid, division.standbys.get(bid.name, 0), free)
 
     def _update_stranded(self, demand: Demand) -> None:
-        """Record the jobs that cannot start or continue because they refuse too many nodes."""
+        """Record the jobs that cannot start or continue, because the nodes that they have not refused are fewer than
+        their minimum.
+        """
         state = self._state
         mine = (bid for bid in demand.bids if state.refused.get(bid.name))
         state.set_stranded(frozenset(bid.name for bid in mine if state.usable_count(bid.name) < bid.smallest))
 
     def _adjust_standbys(self, bid: Bid, count: int, free: set[str]) -> None:
-        """Recall or grant standbys until the job has `count`, as far as free nodes suffice."""
+        """Recall standbys until the job has `count`, or grant it more from `free`, as far as it accepts those nodes.
+
+        Granted ones are removed from `free`.
+        """
         state, waiting = self._state, self._state.standbys(bid.name)
         if count < len(waiting):
             for node in select_surplus(state.nodes, waiting, state.connected, len(waiting) - count):

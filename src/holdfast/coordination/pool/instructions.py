@@ -96,7 +96,9 @@ PoolInstruction = (
 
 
 def merge_answers(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:
-    """Return the answers to several inputs as one list, with at most one record: see `with_one_record`."""
+    """Return the answers to several inputs as one list with at most one record, the last, whose outbox then has all
+    their events: see `with_one_record`.
+    """
 
     def merged(_first: PersistPool, last: PersistPool, emits: Iterable[EmitPool]) -> PersistPool:
         return PersistPool(msgspec.structs.replace(last.record, outbox=tuple(emit.event for emit in emits)))

@@ -27,7 +27,10 @@ class PooledJobs:
                 self._state.start_coordinator(job)
 
     def admit(self, job: PooledJob, size: int) -> None:
-        """Take a job out of the queue, with `size` nodes as its share."""
+        """Remove a job from the queue and give it `size` nodes as its share: emit that and start its coordinator.
+
+        Nodes are granted later.
+        """
         state = self._state
         state.emit(ev.JobAdmitted, job=job.name, nodes=size, waited_s=max(0.0, state.now - job.submitted_at))
         now = state.now
@@ -58,9 +61,10 @@ class PooledJobs:
         )
 
     def stop(self, job: PooledJob, why: str, *, unsaved: bool = False) -> None:
-        """End a job; one without a coordinator ends at once.
+        """Order a job's coordinator to end it; a job without one ends at once.
 
-        A job that already ends unsaved is not saved, whatever `unsaved` is now.
+        Args:
+            unsaved: Whether it ends without saving; once True, it stays so.
         """
         if job.state in COORDINATED:
             at, unsaved = self._state.version, unsaved or job.unsaved
@@ -69,7 +73,11 @@ class PooledJobs:
             self._end_job(job, "stopped", why)
 
     def on_report(self, name: str, report: JobState) -> None:
-        """Handle the report of a job: release returned grants, and end or suspend the job if it says so."""
+        """Handle the report of a job: record its pace, refusals and costs, release the grants that it no longer holds
+        (as failures if they trained), note its standbys, and end or suspend it if it says so.
+
+        Reports about an earlier job of that name are ignored.
+        """
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:
             return  # The report is about an earlier job of that name, or about one that has ended.
@@ -94,7 +102,10 @@ class PooledJobs:
             self._finish_suspension(job)
 
     def _finish_suspension(self, job: PooledJob) -> None:
-        """Suspend or queue a job that has saved its state and returned all grants."""
+        """Stop the coordinator of a job that has saved its state and returned all grants.
+
+        A preempted job goes back into the queue, any other one stays suspended.
+        """
         state = self._state
         state.emit(ev.JobSuspended, job=job.name, preempted=job.preempted)
         why = (job.why or _PREEMPTED) if job.preempted else ""
@@ -102,7 +113,10 @@ class PooledJobs:
         state.stop_coordinator(job)
 
     def _end_job(self, job: PooledJob, over: PooledState, why: str) -> None:
-        """Record the end of a job, and forget its reports."""
+        """Record and emit the end of a job, stop its coordinator and forget its reports.
+
+        Also forget the oldest ended jobs.
+        """
         state = self._state
         state.put_job(job, state=over, share=0, why=why)
         state.emit(ev.JobEnded, job=job.name, state=over, why=why)

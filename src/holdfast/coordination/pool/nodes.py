@@ -23,9 +23,12 @@ class PooledNodes:
         self._next_check_at = 0.0
 
     def on_hello(self, connection: int, hello: PoolHello) -> None:
-        """Handle the first message of a node: connect or refuse it.
+        """Handle the first message of a node: connect it, with the grant that it reports and the one that it should
+        have, or refuse it.
 
-        Processes of the node's earlier agent died with that agent.
+        Refused are another protocol, a node that knows a newer record, a full pool, and the name of a connected node.
+        If the record is outdated, this server stops. Processes of the node's earlier agent died with it: its grant is
+        released.
         """
         state = self._state
         known, here = state.nodes.get(hello.node), state.connected.get(hello.node)
@@ -94,7 +97,10 @@ class PooledNodes:
         return f"grant {grant}" if grant > record.last_grant else ""
 
     def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeState) -> None:
-        """Refuse a node that knows more than the record; its processes continue."""
+        """Write the record and refuse a node that knows more than it; the node's processes continue.
+
+        `knows`: from `_describe_newer`.
+        """
         pool = self._state.record.pool
         why = (
             f"node {node} knows {knows} of a pool {pool} that this one does not: it is another one, or its store was "
@@ -110,7 +116,10 @@ class PooledNodes:
         self._state.close_connection(connection)
 
     def on_state(self, here: Connected, stands: NodeState) -> None:
-        """Handle the report of a connected node: the grant that runs there, and the grants that have ended."""
+        """Handle the report of a connected node: release its grant if that has ended.
+
+        Refuse and disconnect the node if it knows of a newer grant than the record.
+        """
         if knows := self._describe_newer(stands):
             self._refuse_newer(here.connection, here.name, knows, stands)
             self.on_disconnect(here.connection)
@@ -118,7 +127,7 @@ class PooledNodes:
             self._apply_state(here, stands)
 
     def _apply_state(self, here: Connected, stands: NodeState) -> None:
-        """Release the node's grant if it has ended, and outdate refusals if the node has changed."""
+        """Release the node's grant if it has ended, and if the node has changed, forget that jobs refused it."""
         grant = self._state.grants.get(here.name)
         if grant is not None and grant.number <= stands.ended:
             self._state.release_grant(grant, by="node")
@@ -127,7 +136,9 @@ class PooledNodes:
             self._state.outdate_unfit(here.name)
 
     def on_leave(self, here: Connected, _: LeavePool) -> None:
-        """Handle that a node leaves permanently; no process is left on it."""
+        """Handle that a node leaves permanently, with no process left on it: release its grant, close its connection,
+        and forget it.
+        """
         state = self._state
         grant = state.grants.get(here.name)
         if grant is not None:
@@ -137,14 +148,17 @@ class PooledNodes:
         self._drop_node(here.name, "it has left")
 
     def on_disconnect(self, connection: int) -> None:
-        """Handle a closed connection. The node keeps its owner: the job may still reach it."""
+        """Record the time at which a connection closed.
+
+        The node keeps its grant: the job may still reach it. Unknown connections are ignored.
+        """
         here = self._state.by_connection.pop(connection, None)
         if here is not None:
             del self._state.connected[here.name]
             self._state.away[here.name] = self._state.now
 
     def expire_nodes(self) -> None:
-        """Close connections that were silent for too long, and forget nodes that stayed away."""
+        """Close connections that were silent for longer than the lease; now and then, forget nodes that stayed away."""
         state = self._state
         before = state.now - state.config.lease_s
         for here in [node for node in state.connected.values() if node.seen < before]:
@@ -155,7 +169,10 @@ class PooledNodes:
             self._forget_absent_nodes()
 
     def _forget_absent_nodes(self) -> None:
-        """Forget nodes that stayed away too long. One that returns joins as a new node."""
+        """Forget nodes without a grant that stayed away too long, transient ones earlier.
+
+        One that returns joins as a new node.
+        """
         state = self._state
         for name in self._list_forgettable():
             away_s = state.now - state.away[name]
@@ -168,7 +185,7 @@ class PooledNodes:
         return [name for name in state.away if name not in state.grants and not state.nodes[name].drained]
 
     def _make_room(self) -> bool:
-        """Forget the node that was away longest; return whether there was one."""
+        """Forget the node without a grant that was away longest; return whether there was one."""
         forgettable = self._list_forgettable()
         if forgettable:
             self._drop_node(forgettable[0], f"another has come, and the pool keeps {self._state.config.most_nodes}")

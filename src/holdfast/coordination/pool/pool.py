@@ -70,7 +70,8 @@ class Pool:
         return self.state.record
 
     def start(self, now: float, url: str, pid: int) -> list[PoolInstruction]:
-        """Open a new term.
+        """Open a new term: emit events that the journal lacks, start the coordinators of the jobs, and return all
+        instructions.
 
         Nodes and jobs reconnect on their own. Until all nodes have, or time is up, nothing new is decided.
         """
@@ -87,7 +88,9 @@ class Pool:
         return state.flush([EmitPool(event) for event in self._lost])
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
-        """Apply one input.
+        """Apply one input, allocate nodes again, and return all resulting instructions.
+
+        A tick allocates only if that is due; signs of life and prepared plans do not.
 
         Raises:
             BadInputError, UnreachableError, RefusedError: The pool refuses a user's request.
@@ -131,7 +134,7 @@ class Pool:
         return demand, demand_after(self.state, demand, self._allocator.build_bid, change)
 
     def _apply_input(self, event: PoolInput) -> None:
-        """Pass an input to its handler."""
+        """Pass an input to its handler. Messages of unknown connections are ignored, except the first one."""
         match event:
             case NodeMessage(connection, message):
                 here = self.state.by_connection.get(connection)
@@ -156,7 +159,7 @@ class Pool:
                 handle_request(self.state, self._jobs, self._nodes, self.moves, event)
 
     def _on_node_message(self, here: Connected, message: NodeState | NodeAlive | LeavePool) -> None:
-        """Handle a message of a connected node."""
+        """Record that a connected node is alive, and handle its state or that it leaves."""
         here.seen = self.state.now
         if isinstance(message, NodeState):
             self._nodes.on_state(here, message)
@@ -164,7 +167,10 @@ class Pool:
             self._nodes.on_leave(here, message)
 
     def _tick(self, now: float) -> None:
-        """Expire silent nodes. After a pause of this server itself, renew all leases first."""
+        """Expire silent nodes, after which an allocation is due.
+
+        After a pause of this server itself, renew all leases first.
+        """
         if now - self._last_tick > self.config.lease_s / 3:
             self._nodes.renew_leases()  # This server did not listen.
         self._last_tick = now
@@ -174,7 +180,10 @@ class Pool:
             self._due_at = now
 
     def _advance(self) -> None:
-        """Allocate nodes, unless a new server still waits for nodes to reconnect."""
+        """Allocate nodes and set when that is due again, unless a new server still waits for nodes to reconnect.
+
+        Once all have, or time is up, the record counts as the newest.
+        """
         now = self.state.now
         here = bool(self.state.nodes) and self._nodes.all_connected
         self.state.is_newest = self.state.is_newest or here or now >= self._proven_at
@@ -187,9 +196,9 @@ class Pool:
 
 
 def _missing_events(record: PoolRecord, last_seq: int) -> list[AnyPoolEvent]:
-    """Return the events that the journal lacks, by the record.
+    """Return the events of the record that the journal lacks after number `last_seq`.
 
-    If the record no longer has all of them, one event stands for the others.
+    If the record no longer has all of them, one `PoolJournalRepaired` stands for the lost ones.
     """
     lost = [event for event in record.outbox if event.seq > last_seq]
     first = lost[0].seq if lost else record.seq + 1

@@ -35,7 +35,8 @@ CHANGEABLE = ("min_nodes", "max_nodes", "sizes", "weight", "priority")
 
 
 def check_sharing(spec: JobSpec) -> None:
-    """Refuse a job with contradictory settings for a pool.
+    """Refuse a job with contradictory settings for a pool: sizes outside of its limits, an incomplete pace, or
+    preemptible without checkpoints.
 
     Raises:
         BadInputError: with the setting and the value
@@ -97,7 +98,12 @@ def handle_request(
 
 
 def _submit(state: PoolState, spec: JobSpec) -> None:
-    """Put a new job into the queue."""
+    """Put a new job into the queue, and emit that.
+
+    Raises:
+        BadInputError: A live job has this name, its settings are contradictory, or it is too large for the pool.
+        RefusedError: The pool has too many jobs.
+    """
     known = state.jobs.get(spec.name)
     if known is not None and known.state not in OVER:
         raise BadInputError(
@@ -115,7 +121,9 @@ def _submit(state: PoolState, spec: JobSpec) -> None:
 
 
 def check_fits(state: PoolState, spec: JobSpec) -> None:
-    """Refuse a job that is too large even for the whole pool.
+    """Refuse a job that needs more nodes to start than the whole pool has, or will have, without the reserve.
+
+    An empty pool accepts all.
 
     Raises:
         BadInputError: with the size that would fit
@@ -135,7 +143,11 @@ def check_fits(state: PoolState, spec: JobSpec) -> None:
 
 
 def _check_room(state: PoolState, spec: JobSpec) -> None:
-    """Refuse a job if the record would grow too large: it is written as a whole at every change."""
+    """Refuse a job (`RefusedError`) if there are too many, or if the record would grow too large: it is written as a
+    whole at every change.
+
+    Ended jobs are forgotten to make room.
+    """
     live = [job.spec for job in state.jobs.values() if job.state not in OVER]
     if len(live) >= MAX_JOBS:
         raise RefusedError(f"the pool has {len(live)} jobs, and takes no more: wait until some are over, or stop some")
@@ -154,7 +166,10 @@ def _encoded_size(spec: JobSpec) -> int:
 
 
 def _suspend(state: PoolState, jobs: PooledJobs, job: PooledJob, *, force: bool) -> None:
-    """Suspend a job unless it is suspended, or refuse."""
+    """Suspend a job, or take it out of the queue; one that is being preempted will not be queued again.
+
+    Raises `RefusedError` if it is stopping, or has no checkpoints and not `force`. Nothing if it is suspended.
+    """
     if job.state == "stopping":
         raise RefusedError(f"job {job.name} is about to end: it can no longer be suspended")
     if job.state == "suspended" or (job.state == "suspending" and not job.preempted):
@@ -173,7 +188,10 @@ def _suspend(state: PoolState, jobs: PooledJobs, job: PooledJob, *, force: bool)
 
 
 def _resume(state: PoolState, job: PooledJob) -> None:
-    """Resume a suspended job."""
+    """Queue a suspended job again, at once or when it is saved, and emit that.
+
+    Raises `RefusedError` if it is stopping; other states change nothing.
+    """
     if job.state == "suspending" and not job.preempted:
         state.put_job(job, preempted=True)  # Once it is saved, it goes into the queue.
     elif job.state == "suspended":
@@ -186,7 +204,12 @@ def _resume(state: PoolState, job: PooledJob) -> None:
 
 
 def _update(state: PoolState, request: UpdateJob) -> None:
-    """Change settings of a job."""
+    """Change settings of a job.
+
+    Raises:
+        BadInputError: A setting cannot be changed, is invalid, or the job then fits no longer.
+        UnreachableError, RefusedError: There is no such job, or it has ended.
+    """
     job = _get_live_job(state, request.job)
     for key in request.changes:
         if key not in CHANGEABLE:

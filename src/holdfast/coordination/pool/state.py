@@ -141,7 +141,10 @@ class PoolState:
         self._jobs_to_notify: dict[str, None] = {}
 
     def copy(self) -> PoolState:
-        """Return a copy for forecasts; nothing is sent from it."""
+        """Return a copy for forecasts; nothing is sent from it.
+
+        It is made from the last written record, with the connections and reports of now.
+        """
         other = PoolState(self.config, self.record)
         other.now = self.now
         for name in (
@@ -203,7 +206,7 @@ class PoolState:
         self._changed = True
 
     def drop_node(self, name: str) -> None:
-        """Forget a node without a grant."""
+        """Forget a node, which must have no grant. If it had failed, its absence counts as a repair time."""
         assert name not in self.grants, name
         del self.nodes[name]
         self.record_repair(name)
@@ -217,7 +220,10 @@ class PoolState:
         return self._last_submission
 
     def put_job(self, job: PooledJob, **changes: Any) -> PooledJob:
-        """Record a job with changes; notify its coordinator if its state has changed."""
+        """Record a job with changes, and return it.
+
+        Its coordinator is notified if its state or whether it ends unsaved has changed.
+        """
         changed = replace(job, **changes) if changes else job
         known = self.jobs.get(job.name)
         self.jobs[job.name] = changed
@@ -227,7 +233,9 @@ class PoolState:
         return changed
 
     def forget_old_jobs(self, room: int = 0, size: Callable[[JobSpec], int] = lambda _: 0) -> None:
-        """Forget the oldest ended jobs, beyond a fixed number and beyond the room in the record.
+        """Forget the oldest ended jobs, beyond `KEPT_JOBS` and beyond the room in the record.
+
+        By default, only their number counts.
 
         Args:
             room: bytes for ended jobs
@@ -255,7 +263,7 @@ class PoolState:
         return {node: unfit.why for node, unfit in known if not 0 < unfit.grant <= self._unfit_outdated.get(node, 0)}
 
     def outdate_unfit(self, node: str) -> None:
-        """Ignore earlier refusals of a node that has changed: jobs may accept it now."""
+        """Ignore refusals of a node by grants up to now, because it has changed: jobs may accept it again."""
         self._unfit_outdated[node] = self._last_grant
         for job, known in self._unfit.items():
             if node in known:
@@ -281,7 +289,7 @@ class PoolState:
             self.repairs = (*self.repairs, max(0.0, self.now - failed_at))[-KEPT_REPAIRS:]
 
     def update_failure_rate(self, failure_rate: float) -> None:
-        """Send jobs the failure rate of nodes if it differs much from the one they know."""
+        """Keep a new failure rate of nodes and send it to the jobs, if it differs much from the one they know."""
         known = self.failure_rate
         if abs(failure_rate - known) > RATE_CHANGE * known:
             self.failure_rate = failure_rate
@@ -289,7 +297,7 @@ class PoolState:
                 self.notify_job(job)
 
     def set_stranded(self, jobs: frozenset[str]) -> None:
-        """Set the jobs for which too few nodes are usable, and notify them."""
+        """Set the jobs for which too few nodes are usable, and notify the ones for which that has changed."""
         for job in jobs ^ self.stranded:
             self.notify_job(job)
         self.stranded = jobs
@@ -297,7 +305,9 @@ class PoolState:
     # ---- grants ----
 
     def grant_node(self, node: str, job: str, *, standby: bool = False) -> None:
-        """Grant a free node to a job, to train or as a standby."""
+        """Grant a free node to a job, to train or as a standby: record it under a new number, notify node and job, and
+        emit it.
+        """
         assert node not in self.grants, f"node {node} has an owner: {self.grants[node]}"
         self._last_grant += 1
         session = self.nodes[node].session
@@ -327,7 +337,7 @@ class PoolState:
         self._emit_role(node, by="pool")
 
     def set_standby(self, node: str, *, standby: bool) -> None:
-        """Record the job's report whether a node of it is a standby."""
+        """Record the job's report whether a node of it is a standby; notify both and emit it if that has changed."""
         if self.grants[node].standby != standby:
             self._put_grant(replace(self.grants[node], standby=standby))
             self._emit_role(node, by="job")
@@ -344,7 +354,9 @@ class PoolState:
         self._notify_both(grant)
 
     def release_grant(self, grant: Grant, by: str, *, failed: bool = False) -> None:
-        """End a grant that the job's record or the node itself no longer has.
+        """End a grant that the job's record or the node itself no longer has: notify both and emit it.
+
+        A failure counts for the failure rate, and its time for repairs if the node is disconnected.
 
         Args:
             grant: the grant
@@ -360,7 +372,7 @@ class PoolState:
         self.emit(NodeReleased, node=grant.node, job=grant.job, grant=grant.number, by=by)
 
     def _notify_both(self, grant: Grant) -> None:
-        """Send the state to node and job of a grant after this call."""
+        """Send the node and the job of a changed grant their state after this call."""
         self._changed = True
         self._nodes_to_notify[grant.node] = None
         self._jobs_to_notify[grant.job] = None
@@ -394,7 +406,7 @@ class PoolState:
         return [name for name in self.connected if name not in self.grants and not self.nodes[name].drained]
 
     def usable_count(self, job: str) -> int:
-        """Return how many nodes a job could use: granted, connected, expected, or recently disconnected ones."""
+        """Return how many nodes a job has not refused: granted, connected, expected, or recently disconnected ones."""
         before = self.now - self.config.back_s
         present = [name for name in self.nodes if name in self.grants or self.away.get(name, self.now) > before]
         refused = self.refused.get(job, frozenset())
@@ -431,7 +443,8 @@ class PoolState:
         self._sends.append(SolveNextPlans(question))
 
     def flush(self, before: Sequence[PoolInstruction] = ()) -> list[PoolInstruction]:
-        """Return all pending instructions in order, and clear them.
+        """Return all pending instructions, and clear them: first the record if it has changed, then events,
+        coordinators, notifications and other messages.
 
         Args:
             before: instructions that come first
@@ -468,7 +481,9 @@ class PoolState:
         return out
 
     def _list_notifications(self) -> list[PoolInstruction]:
-        """Return the messages with the current state to nodes and jobs."""
+        """Return the messages with the current grant to connected nodes, and with the current shares to jobs with a
+        coordinator, that must be notified.
+        """
         out: list[PoolInstruction] = []
         for name in self._nodes_to_notify:
             if name in self.connected:
@@ -480,7 +495,9 @@ class PoolState:
         return out
 
     def _node_grant(self, node: str) -> NodeGrant:
-        """Return the message with the owner of a node."""
+        """Return the message with the owner of a node: its job and grant, or no owner if the grant is of an earlier
+        session of its agent.
+        """
         term, version, grant = self.record.term, self.record.version, self.grants.get(node)
         if grant is None or grant.session != self.nodes[node].session:
             return NodeGrant(term=term, version=version, identity=self._identity)

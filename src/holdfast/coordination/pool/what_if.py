@@ -61,7 +61,9 @@ class WhatIf:
 
 
 def compute_what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
-    """Return the plan for a changed demand."""
+    """Return the plan for a changed demand next to the present shares, with the jobs that it would starve if none kept
+    a minimum.
+    """
     division = divide(policy, then)
     mine = [bid for bid in then.bids if division.nodes[bid.name]]
     nodes = max(0, then.nodes - then.kept_back)
@@ -79,7 +81,7 @@ def compute_what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
 
 
 def demand_after(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int], Bid], change: Change) -> Demand:
-    """Return the demand after a change.
+    """Return the demand after a node was lost, nodes were added, or a job was submitted. The pool does not change.
 
     Args:
         state: the pool
@@ -106,7 +108,12 @@ def demand_after(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, 
 
 
 def _without(state: PoolState, demand: Demand, node: str) -> Demand:
-    """Return the demand without a node; a drained or absent node is not part of it already."""
+    """Return the demand without a node. If a job has the node, it counts as lost by that job.
+
+    Raises:
+        UnreachableError: The pool has no such node.
+        BadInputError: It is drained or absent, so it is not part of the demand.
+    """
     if node not in state.nodes:
         known = ", ".join(sorted(state.nodes)) or "none"
         raise UnreachableError(f"there is no node {node!r}: the nodes are {known}")
@@ -124,7 +131,14 @@ def _without(state: PoolState, demand: Demand, node: str) -> Demand:
 
 
 def _with_job(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, int], Bid], spec: JobSpec) -> Demand:
-    """Return the demand with one more job."""
+    """Return the demand with one more job.
+
+    Args:
+        bid_of: returns a job as a policy sees it, given a number of nodes
+
+    Raises:
+        BadInputError: A live job has this name, its settings are contradictory, or it is too large.
+    """
     known = state.jobs.get(spec.name)
     if known is not None and known.state not in OVER:
         raise BadInputError(f"name is {spec.name!r}: a job of this name is {known.state}; give another (--name)")

@@ -59,7 +59,15 @@ def _fit_key(size: int, wanted: int) -> tuple[bool, int]:
 
 
 def select_surplus(nodes: Mapping[str, PoolNode], has: Collection[str], here: Collection[str], count: int) -> list[str]:
-    """Return the `count` nodes that a job should return, disconnected ones first."""
+    """Return the `count` nodes that a job should return: disconnected ones first, then nodes in the zone and the rack
+    in which it has the fewest.
+
+    Args:
+        nodes: all nodes of the pool, by name
+        has: the job's nodes
+        here: the connected nodes
+        count: how many to select
+    """
     in_rack = Counter(_rack_of(nodes[name]) for name in has)
     in_zone = Counter(nodes[name].zone for name in has)
 

@@ -76,7 +76,10 @@ class Compaction:
 
 
 def compact(at: Occupancy, worth_s: float) -> Compaction:
-    """Return the moves that are worth their cost, if any.
+    """Return the moves that gather jobs into fewer racks and zones and are worth their cost, with racks and zones of
+    each job before and after.
+
+    No moves if none is.
 
     Args:
         at: the nodes and their owners
@@ -100,7 +103,15 @@ def compact(at: Occupancy, worth_s: float) -> Compaction:
 def _search_moves(
     board: _Assignment, turns: Sequence[str], worth_s: float
 ) -> tuple[float, list[Relocation], _Assignment]:
-    """Make steps until none gains anything; return the net gain, the moves, and the nodes of each job afterwards."""
+    """Make the best step of each job in turn until none gains anything.
+
+    Return the net gain in seconds, the moves, and the changed assignment.
+
+    Args:
+        board: The assignment to start from; it is changed.
+        turns: The jobs in the order of their turns.
+        worth_s: Seconds of a job's training that one rack fewer is worth.
+    """
     moves: list[Relocation] = []
     saved = 0.0
     goes_on = True
@@ -132,7 +143,7 @@ class _Assignment:
         return _Assignment(self.occupancy, self.owners)
 
     def apply(self, moves: Sequence[Relocation]) -> None:
-        """Make these moves."""
+        """Make these moves, in order: each job leaves `from_node` for the free `to_node`."""
         for move in moves:
             assert self.owners.pop(move.from_node) == move.job, move
             self.owners[move.to_node] = move.job
@@ -158,7 +169,11 @@ class _Assignment:
 
 
 def _weigh_steps(board: _Assignment, job: str, worth_s: float) -> Iterator[tuple[float, list[Relocation]]]:
-    """Yield ways to gather a job around a rack, with the net gain of each."""
+    """Yield ways to gather a job around one of its best racks, with the net gain of each in seconds: onto free nodes,
+    or also onto nodes of other jobs, which may or may not get its old ones.
+
+    The assignment does not change.
+    """
     at, mine = board.occupancy, sorted(board.nodes[job])
     held, room = Counter(map(at.rack_of, mine)), Counter(map(at.rack_of, board.free))
     racks = sorted(map(at.rack_of, at.owners.keys() | at.free), key=lambda rack: (-held[rack], -room[rack], rack))
@@ -174,9 +189,10 @@ def _weigh_steps(board: _Assignment, job: str, worth_s: float) -> Iterator[tuple
 
 
 def _select_targets(board: _Assignment, job: str, mine: Sequence[str], rack: _Rack, *, swaps: bool) -> list[str]:
-    """Return the nodes that a job has once it is gathered around a rack.
+    """Return the nodes that a job has once it is gathered around a rack, as many as now.
 
-    Nodes of that rack come first, then of its zone, then of the job's other racks.
+    Nodes of that rack come first, then of its zone, then of the job's other racks. Only nodes that it accepts: its own
+    and free ones, and if `swaps`, other jobs'.
     """
     at = board.occupancy
     held, room = Counter(map(at.rack_of, mine)), Counter(map(at.rack_of, board.free))
@@ -194,7 +210,8 @@ def _select_targets(board: _Assignment, job: str, mine: Sequence[str], rack: _Ra
 
 
 def _move_to_targets(then: _Assignment, job: str, targets: Sequence[str], *, goes_on: bool) -> list[Relocation]:
-    """Make the moves that bring a job to its targets, and return them; [] if that is impossible or unnecessary.
+    """Make the moves in `then` that bring a job to its targets, and return them; [] if that is impossible or
+    unnecessary.
 
     If another job has a target, the two exchange nodes by way of a free node. Without `goes_on` the other job stays on
     that free node.
@@ -215,7 +232,11 @@ def _move_to_targets(then: _Assignment, job: str, targets: Sequence[str], *, goe
 
 
 def _plan_exchange(then: _Assignment, job: str, old: str, node: str, *, goes_on: bool) -> list[Relocation]:
-    """Return the moves by which a job exchanges one node for another, or [] if no free node allows it."""
+    """Return the moves by which a job leaves `old` for `node`.
+
+    If another job has `node`, that job first moves to the free node that suits it best, and if `goes_on`, later on to
+    `old`. [] if it accepts no free node, or not `old`.
+    """
     other = then.owners.get(node)
     if other is None:
         return [Relocation(job, old, node)]

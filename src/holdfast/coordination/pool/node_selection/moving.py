@@ -32,7 +32,12 @@ class MoveQueue:
         self._waiting = deque(moves)
 
     def start_next(self) -> None:
-        """Start the next move unless one is under way; skip moves that have become impossible."""
+        """Start the next waiting move unless one is under way: the job gets the new node, and its old one is marked as
+        replaced.
+
+        A standby of another job is recalled from there first; the move then waits. Moves that have become impossible
+        are dropped.
+        """
         grants = self._state.grants
         if any(grant.replaced for grant in grants.values()):
             return
@@ -56,9 +61,8 @@ class MoveQueue:
                 return
 
     def cancel_hopeless(self) -> None:
-        """Keep the old node of a job that has lost the replacement.
-
-        There may be no other replacement.
+        """Keep the replaced node of a job that has fewer nodes than its share without it, as when the replacement was
+        lost: there may be no other.
         """
         state = self._state
         for grant in [grant for grant in state.grants.values() if grant.replaced and not grant.recalled]:
@@ -67,7 +71,10 @@ class MoveQueue:
                 state.unmark_replaced(grant.node)
 
     def free_usable_node(self, short: str, free: set[str]) -> None:
-        """Free a node that a job can use: move another job from it to a node that only that one accepts.
+        """Free a node that a job can use: grant a free node, which this job refuses, to another job that accepts it and
+        has its share, and replace one of its nodes.
+
+        Does nothing while a move is under way, or if no job can exchange.
 
         Args:
             short: the job that lacks a node

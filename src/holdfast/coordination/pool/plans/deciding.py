@@ -48,7 +48,15 @@ class CurrentPlan:
     _next_plans: dict[Situation, Division] = field(default_factory=dict[Situation, Division])
 
     def divide(self, demanded: Callable[[], Demand]) -> tuple[Demand, Division]:
-        """Return the current demand, and how to divide its nodes."""
+        """Return the current demand, and how to divide its nodes.
+
+        If nothing has changed, the shares of the last plan stay. After a change, the prepared plan is looked up; if
+        there is none, or measurements or the reserve have changed, a new one is computed. Policies without throughput
+        always compute.
+
+        Args:
+            demanded: Returns the demand as the pool is now; the reserve may change between calls.
+        """
         demand, policy = demanded(), self.state.config.policy
         seen = outline_demand(demand)
         why, self._last_outline = find_trigger(self._last_outline, seen), seen
@@ -80,7 +88,11 @@ class CurrentPlan:
         return demand, self._set_plan(divide(policy, demand), "solved")
 
     def next_question(self, demand: Demand) -> NextPlansQuestion | None:
-        """Return the question for the next plans, or None if it was asked already."""
+        """Return the question for the plans after each possible next event, or None if it was asked already or there is
+        no plan.
+
+        Earlier answers are forgotten.
+        """
         demand = replace(demand, now=0.0)  # No prepared plan depends on the time.
         if self._plan is None or (self._question is not None and self._question.demand == demand):
             return None
@@ -92,7 +104,10 @@ class CurrentPlan:
         return self._question
 
     def on_next_plans(self, answer: NextPlansSolved) -> None:
-        """Handle the plans for the possible next situations."""
+        """Keep the plans for the possible next situations.
+
+        Ignore answers to earlier questions, or of the wrong length.
+        """
         if self._question is None or answer.number != self._question.number:
             return
         expected = list_futures(self._question.demand)
@@ -100,7 +115,10 @@ class CurrentPlan:
             self._next_plans = dict(zip(map(situation_of, expected), answer.divisions, strict=True))
 
     def _update_reserve(self, demand: Demand) -> bool:
-        """Choose the size of the reserve, if that is automatic; return whether it changed."""
+        """Choose the best size of the reserve, and note the reason; return whether it changed.
+
+        False if the size is a setting.
+        """
         state = self.state
         self._check_reserve = False
         if not state.config.auto_reserve:
@@ -120,7 +138,7 @@ class CurrentPlan:
         return plan
 
     def observed_failure_rate(self) -> float:
-        """Return the failures of a node per second, as observed so far."""
+        """Return the failures of a node per second, as observed so far, with one failure at `KNOWN_RATE` as a prior."""
         state = self.state
         seen_s = max(0.0, state.now - state.began_at) * len(state.nodes)
         return observed_rate(state.failures, seen_s, known_rate=KNOWN_RATE, known_s=1 / KNOWN_RATE)
@@ -142,6 +160,7 @@ class _FixedShares:
         return self._policy.nodes_to_start(bid)
 
     def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
+        """Give each job its nodes of the fixed plan, in order while `free` ones last; none loses any."""
         sizes = dict(nodes)
         for bid in bids:
             more = max(0, min(self._plan.nodes.get(bid.name, 0) - sizes[bid.name], free))

@@ -50,7 +50,10 @@ def declared_pace(spec: JobSpec) -> JobPace | None:
 
 
 def _layouts_with_places(places: Sequence[int]) -> Layouts:
-    """Return layouts with these numbers of local ranks for 1, 2, ... nodes; plans ignore by which dimension."""
+    """Return layouts with `places[i]` local ranks for `i + 1` nodes, one for each change, at most `MAX_LAYOUTS`.
+
+    Plans ignore by which dimension. Empty if all have one.
+    """
     before = (1, *places)
     new = [nodes for nodes, count in enumerate(places, 1) if count != before[nodes - 1]]
     found = [ListedLayout(layout=Layout(shard=places[nodes - 1]), nodes=nodes) for nodes in new]
@@ -110,7 +113,9 @@ class Paces:
         self._lost: dict[str, tuple[object, tuple[float, ...]]] = {}
 
     def refresh(self, *, force: bool) -> bool:
-        """Use the newest measurements if forced, or if they differ too much; return whether they did."""
+        """Use the newest measurements for plans if `force`, if one differs too much from the used one, or if some were
+        forgotten to be repeated; return whether one of the latter two holds.
+        """
         again = self._remeasurements.forget_due()
         known = {job.name: job.pace for job in self._state.jobs.values() if job.pace is not None}
         off = again or any(_is_off(self._planned.get(name), pace) for name, pace in known.items())
@@ -121,7 +126,10 @@ class Paces:
         return off
 
     def achieved_flops(self, job: PooledJob, nodes: int) -> tuple[float, ...]:
-        """Return FLOP/s with 0, 1, ... nodes, or samples/s if the FLOP of a sample are unknown; () if not measured."""
+        """Return FLOP/s with 0, 1, ... nodes, or samples/s if the FLOP of a sample are unknown; () if not measured.
+
+        Entries go beyond `nodes`. Cached.
+        """
         pace, room = self._pace_of(job), round_up_nodes(nodes)
         if pace is None or not _measured_steps(pace):
             return ()
@@ -133,7 +141,14 @@ class Paces:
         return known[1]
 
     def lost_share(self, job: PooledJob, nodes: int, danger: FailureRisk) -> tuple[float, ...]:
-        """Return the share of a job's time that roll-backs cost, with 0, 1, ... nodes."""
+        """Return the share of a job's time that roll-backs cost, with 0, 1, ... nodes; entries go beyond `nodes`.
+
+        With experts, the loss of all copies of one counts. Cached.
+
+        Args:
+            danger: Failures of a node per second, seconds until a lost copy is restored, and seconds that a roll-back
+                costs.
+        """
         pace, room = self._pace_of(job), round_up_nodes(nodes)
         shape = (min(pace.experts, MOST), min(pace.slots, MOST)) if pace is not None else (0, 0)
         known = self._lost.get(job.name)
@@ -164,7 +179,9 @@ class Paces:
 
 
 def _is_off(taken: JobPace | None, known: JobPace) -> bool:
-    """Return whether a pace differs too much from the one that the plan was made with."""
+    """Return whether a known pace differs too much from the taken one, with which the plan was made: in a step time,
+    the layouts or FLOP, or in a size that was not measured then.
+    """
     if taken is known:  # Fast path: this runs after every message, and the pace seldom changes.
         return False
     if taken is None or (*_step_shape(taken), taken.flop_per_sample) != (*_step_shape(known), known.flop_per_sample):

@@ -45,7 +45,11 @@ class Remeasurements:
         self._tries: dict[tuple[str, int], int] = {}
 
     def forget_due(self) -> bool:
-        """Forget measurements that are due to be repeated; return whether there were any."""
+        """Update the history of the running jobs, and forget measurements that are due to be repeated, at most one of
+        each job; return whether there were any.
+
+        At most every `_CHECK_S` seconds.
+        """
         state = self._state
         if state.now < self._next_check_at:
             return False
@@ -62,7 +66,12 @@ class Remeasurements:
         return any(forgot)
 
     def _check_job(self, job: PooledJob, pace: JobPace) -> bool:
-        """Update the history of a job, and forget at most one of its measurements; return whether it did."""
+        """Update the history of a job, and forget the measurement of one number of nodes if the job was not there for
+        long and the measurement says that it is slower than the others predict.
+
+        The wait doubles with each try. Declared ones stay. Return whether one was forgotten; a forgotten one that the
+        job has confirmed is restored instead.
+        """
         state, now = self._state, self._state.now
         size = len(state.training_grants.get(job.name, ()))
         before, since = self._at.get(job.name, (size, now))

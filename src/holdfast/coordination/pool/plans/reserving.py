@@ -47,7 +47,10 @@ class StopTimes:
 
 
 def estimate_stop_times(costs: JobCosts, move_s: float) -> StopTimes:
-    """Return how long failures stop a job, from the costs that it has measured.
+    """Return how long failures stop a job: if a standby replaces the node, if it goes on with fewer, and if it must
+    wait for another.
+
+    Unmeasured costs have defaults.
 
     Args:
         costs: measured costs of failures
@@ -75,7 +78,7 @@ class Reserve:
 
     @property
     def why(self) -> str:
-        """The reason, in words."""
+        """The reason for this many nodes, in words: the rate of failures and repairs, and the gain."""
         between = _format_duration(1 / self.failure_rate)
         rate = f"a node fails once in {between} and is back after {_format_duration(self.repair_s)}"
         if not self.nodes:
@@ -86,7 +89,8 @@ class Reserve:
 def find_best_reserve(
     bids: Sequence[Bid], nodes: int, failure_rate: float, repair_s: float, stops: Mapping[str, StopTimes], now: int = 0
 ) -> Reserve:
-    """Return how many of the nodes to reserve.
+    """Return how many of the nodes to reserve for the largest mean worth, the fewest among equals; 0 without a job that
+    is not preemptible, or if their minima take all nodes.
 
     Args:
         bids: jobs that keep their minimum, and jobs that wait
@@ -114,7 +118,14 @@ def find_best_reserve(
 def compute_reserve_worth(
     divisions: Divisions, most: int, failure_rate: float, repair_s: float, stops: Mapping[str, StopTimes]
 ) -> FloatArray:
-    """Return the mean weighted FLOP/s with 0..most nodes reserved, `(most + 1,)`."""
+    """Return the mean weighted FLOP/s with 0..most nodes reserved, `(most + 1,)`: over the numbers of nodes in repair,
+    less the time in which failures stop jobs.
+
+    Args:
+        failure_rate: failures of a node per second
+        repair_s: mean time to repair
+        stops: stop times by job
+    """
     nodes = divisions.nodes
     load = nodes * failure_rate * repair_s
     away = min(nodes - 1, max(most, int(load + _DEVIATIONS * load**0.5) + 1))
@@ -168,6 +179,9 @@ def _mean_stop_times(
     bids: Sequence[Bid], sizes: Sequence[int], reserve: int, without: float, stops: Mapping[str, StopTimes]
 ) -> FloatArray:
     """Return how long a failure stops each job on average, in seconds.
+
+    The jobs with the largest weighted sizes have a warm standby from the reserve; others get a cold node, or go on with
+    fewer if that is faster.
 
     Args:
         bids: the jobs

@@ -28,7 +28,9 @@ def outline_demand(demand: Demand) -> Outline:
 
 
 def find_trigger(before: Outline | None, now: Outline) -> str:
-    """Return the first difference between two outlines, in words, or "" if they are equal."""
+    """Return the first difference between two outlines in words, or "" if they are equal: the server's start, jobs
+    submitted or over, nodes lost or more, a job changed, or the reserve (`RESERVE`).
+    """
     if before is None:
         return "the pool's server began"
     added = now.asks.keys() - before.asks.keys()

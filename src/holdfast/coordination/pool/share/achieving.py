@@ -55,7 +55,11 @@ class Waf:
         return bid.smallest
 
     def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
-        """Give the remaining nodes to the jobs for which they are worth most."""
+        """Divide the free nodes so that the weighted FLOP until the next failure are the most, losses by changes
+        included; no job falls below its nodes.
+
+        The shares have that worth. Of equal divisions, the one by the policy's order wins.
+        """
         if not bids:
             return Shares(nodes)
         # Of equal divisions the first wins. A fixed order keeps that choice once new jobs run.
@@ -98,7 +102,11 @@ def guess_throughput(on_one: float, nodes: int) -> FloatArray:
 
 
 def _throughput(bid: Bid, on_one: float, nodes: int) -> FloatArray:
-    """Return FLOP/s with 0..nodes nodes, measured or guessed."""
+    """Return FLOP/s with 0..nodes nodes, measured or guessed.
+
+    Args:
+        on_one: FLOP/s that one node is assumed to achieve, for jobs without measurements or without known FLOP.
+    """
     achieved = np.array(bid.achieves)
     on_each = _flops_per_node(bid)
     if not on_each:

@@ -33,7 +33,9 @@ class Admitted:
 
 
 def compute_reservation(head: int, free: int, running: Sequence[tuple[float, int]], now: float) -> Reservation:
-    """Return when enough nodes will be free for the first job in the queue.
+    """Return when enough nodes will be free for the first job in the queue, and how many more are free then.
+
+    Time inf and none to spare if running jobs without a time limit hold too many.
 
     Args:
         head: nodes that it needs
@@ -56,7 +58,10 @@ def compute_reservation(head: int, free: int, running: Sequence[tuple[float, int
 def admit(
     queue: Sequence[Bid], admitted: Sequence[Bid], nodes: int, needs: Callable[[Bid], int], now: float
 ) -> Admitted:
-    """Decide which jobs start.
+    """Decide which jobs start, in order of the queue, and why the others wait.
+
+    A job behind one that does not fit starts only if it does not delay that one (backfilling): it ends in time, or uses
+    spare nodes.
 
     Args:
         queue: waiting jobs, in order
@@ -92,7 +97,12 @@ def admit(
 
 
 def _explain_wait(bid: Bid, head: Bid, need: int, free: int) -> str:
-    """Return why a job behind the first waits."""
+    """Return why a job behind the first waits: too few nodes, or it would delay `head`, the first.
+
+    Args:
+        need: nodes that it needs
+        free: nodes that are free
+    """
     if need > free:
         return (
             f"it needs {_format_nodes(need)}, and {free if free > 0 else 'none'} can be given; {head.name} is before it"

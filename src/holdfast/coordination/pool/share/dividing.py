@@ -12,7 +12,7 @@ from holdfast.coordination.pool.share.starving import explain_starved
 
 
 def divide(policy: Policy, demand: Demand) -> Division:
-    """Return how many nodes each job should have.
+    """Return how many nodes and standbys each job should have, why jobs wait, and the worth if the policy computes it.
 
     No running job falls below its minimum for another job. Exceptions are preemptible jobs, which use leftover nodes,
     and jobs that the policy starves.
@@ -38,7 +38,11 @@ def _can_use_standby(bid: Bid, nodes: int) -> bool:
 def _divide_with_minimum(
     policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand
 ) -> tuple[Shares, dict[str, str]]:
-    """Divide nodes with a policy under which each running job keeps its minimum."""
+    """Divide nodes with a policy under which each running job keeps its minimum: first these, then new jobs from the
+    queue start with theirs, then the policy distributes the rest.
+
+    Return the shares, 0 for waiting jobs, and why those wait.
+    """
     running = policy.order([bid for bid in bids if bid.admitted])
     queue = policy.order([bid for bid in bids if not bid.admitted])
     floors = _compute_floors(running, nodes)
@@ -57,7 +61,8 @@ def _divide_with_minimum(
 def _divide_with_starvation(
     policy: Policy, bids: Sequence[Bid], nodes: int, demand: Demand
 ) -> tuple[Shares, dict[str, str]]:
-    """Divide nodes with a policy that may leave jobs without nodes.
+    """Divide nodes with a policy that may leave jobs without nodes; return the shares, and why jobs without nodes have
+    none.
 
     That applies to jobs that save their state, and to jobs that have not started. If only a measurement has changed, no
     job is stopped or started: two jobs of about equal worth would exchange nodes again and again. A job below its
@@ -97,7 +102,11 @@ def _at_minimum(running: Sequence[Bid], sizes: dict[str, int]) -> list[Bid]:
 
 
 def _divide_leftover(bids: Sequence[Bid], nodes: int) -> tuple[dict[str, int], dict[str, str]]:
-    """Divide the remaining nodes among preemptible jobs: running jobs first, then in order of submission."""
+    """Divide the remaining nodes among preemptible jobs: running jobs first, then in order of submission; what is left
+    then makes jobs larger, the smallest first.
+
+    Return the shares, and why jobs without nodes wait.
+    """
     sizes: dict[str, int] = {}
     why: dict[str, str] = {}
     begun: list[Bid] = []

@@ -12,7 +12,9 @@ MAX_MORE_NODES = 4096
 
 
 def find_remedies(policy: Policy, demand: Demand, name: str) -> list[str]:
-    """Return changes that would each let a waiting job start at once, in words; perhaps []."""
+    """Return changes that would each let a waiting job start at once, in words: more nodes, a smaller size, or the end
+    of a running job. [] if none helps, or if the job is unknown or would start anyway.
+    """
     if name not in (bid.name for bid in demand.bids) or _would_start(policy, demand, name):
         return []
     found = (
@@ -29,7 +31,9 @@ def _would_start(policy: Policy, demand: Demand, name: str) -> bool:
 
 
 def _find_more_nodes(policy: Policy, demand: Demand, name: str) -> str:
-    """Return the fewest further nodes that suffice; all jobs together need at most their sum."""
+    """Return in words the fewest further nodes with which the job would start, or "" if `MAX_MORE_NODES` are not
+    enough.
+    """
     most = sum(max(policy.nodes_to_start(bid), bid.smallest) for bid in demand.bids) + demand.kept_back
     low, high = 0, max(1, min(most, MAX_MORE_NODES))
     if not _would_start(policy, replace(demand, nodes=demand.nodes + high), name):
@@ -44,7 +48,7 @@ def _find_more_nodes(policy: Policy, demand: Demand, name: str) -> str:
 
 
 def _find_smaller_size(policy: Policy, demand: Demand, name: str) -> str:
-    """Return the largest demand with which the job would start."""
+    """Return in words the largest number of nodes, below its present minimum, with which the job would start, or ""."""
     mine = next(bid for bid in demand.bids if bid.name == name)
     for least in range(min(policy.nodes_to_start(mine) - 1, demand.nodes), 0, -1):
         smaller = replace(mine, least=min(least, mine.least), most=least, sizes=())
@@ -54,7 +58,11 @@ def _find_smaller_size(policy: Policy, demand: Demand, name: str) -> str:
 
 
 def _find_blocking_job(policy: Policy, demand: Demand, name: str) -> str:
-    """Return the smallest running job; its end would let the job start."""
+    """Return in words the running job that ends for this one to start: the smallest, then the oldest, that suffices
+    alone.
+
+    "" if none does.
+    """
     running = [bid for bid in demand.bids if bid.admitted and bid.name != name]
     for other in sorted(running, key=lambda bid: (bid.has, bid.order)):
         rest = tuple(bid for bid in demand.bids if bid is not other)

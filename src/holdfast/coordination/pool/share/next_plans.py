@@ -35,7 +35,7 @@ class NextPlansQuestion:
     starves: bool = False
 
     def solve(self) -> list[Division]:
-        """Return the plan for each of `list_futures`, in that order."""
+        """Return the plan for each of `list_futures`, in that order. Computed tables are shared between them."""
         policy = _CachedWaf(starves=self.starves)
         divide(policy, self.demand)
         return [divide(policy, future) for future in list_futures(self.demand)]
@@ -69,7 +69,9 @@ def list_futures(demand: Demand) -> list[Demand]:
 
 
 def _generate_futures(demand: Demand) -> Iterator[Demand]:
-    """Yield the demand after each possible next event."""
+    """Yield the demand after each possible next event: a job loses a node or a standby, a node joins the jobs or the
+    reserve, or a job ends.
+    """
     fewer = replace(demand, nodes=demand.nodes - 1, kept_back=max(0, demand.kept_back - 1))
     for bid in demand.bids:
         if bid.admitted and bid.has:
@@ -95,7 +97,11 @@ class _CachedWaf(Waf):
         self._planners: list[_PlannerTables] = []
 
     def _best(self, bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, running_s: float) -> WafPlan:
-        """Return the best plan, from cached tables if possible."""
+        """Return the best plan for `bids`, none below its floor.
+
+        Looked up in cached tables of the same nodes and time if they hold it; else tables are computed and kept, unless
+        a job is new.
+        """
         for made in self._planners:
             if (
                 made.nodes == nodes

@@ -16,7 +16,10 @@ _KEEP_FACTOR = 2.0
 
 
 def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, left: int) -> dict[str, int]:
-    """Return how many standbys each job should have.
+    """Return how many standbys each job should have; jobs without any are left out.
+
+    Requested ones come from nodes outside the reserve first; then each job without any gets one of the reserve, the
+    ones with the most to lose first.
 
     Args:
         bids: jobs that standbys help
@@ -40,7 +43,10 @@ def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: in
 
 
 def _give_requested(turns: Sequence[Bid], given: dict[str, int], nodes: int) -> int:
-    """Give nodes to jobs that have asked for standbys; return how many are left."""
+    """Give nodes, in order of `turns`, to jobs up to the standbys that they have asked for; return how many are left.
+
+    `given` is changed.
+    """
     for bid in turns:
         more = max(0, min(bid.standbys - given.get(bid.name, 0), nodes))
         if more:

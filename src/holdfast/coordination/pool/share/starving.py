@@ -11,7 +11,9 @@ from holdfast.planning.waf.starved_jobs import Shortfall, find_shortfalls
 
 
 def find_starved(bids: Sequence[Bid], nodes: int, failure_rate: float) -> dict[str, str]:
-    """Return the jobs that would get no nodes if no job kept a minimum, and why.
+    """Return the jobs that would get no nodes if no job kept a minimum, and why, in words.
+
+    Preemptible jobs are left out.
 
     Args:
         bids: jobs that share the nodes
@@ -24,7 +26,8 @@ def find_starved(bids: Sequence[Bid], nodes: int, failure_rate: float) -> dict[s
 
 
 def explain_starved(bids: Sequence[Bid], sizes: Mapping[str, int], nodes: int, failure_rate: float) -> dict[str, str]:
-    """Return the reason for each of these jobs that has no nodes.
+    """Return in words, for each of these jobs that has no nodes, why: its nodes are worth more to other jobs, or the
+    others need them.
 
     Args:
         bids: the jobs
@@ -48,7 +51,9 @@ def explain_starved(bids: Sequence[Bid], sizes: Mapping[str, int], nodes: int, f
 
 
 def format_shortfall(short: Shortfall) -> str:
-    """Return why a job gets no nodes, in words."""
+    """Return in words why a job gets no nodes: which jobs get more instead, how much more that is worth, and the factor
+    on its weight that would be enough.
+    """
     others = " and ".join(f"{name} ({nodes})" for name, nodes in sorted(short.to.items())) or "no other job"
     would = f"{short.times:.3g} times its weight would do" if short.times else "no weight would do: it achieves nothing"
     return (
@@ -65,7 +70,12 @@ def _keeps_minimum(bid: Bid) -> bool:
 def _find_shortfalls(
     bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, failure_rate: float
 ) -> dict[str, Shortfall]:
-    """Return the shortfall of each job that would get no nodes."""
+    """Return the shortfall of each job that would get no nodes.
+
+    Args:
+        floors: nodes that each job keeps in any case
+        nodes: nodes to divide; if fewer than the floors, the result is empty
+    """
     if not bids or nodes < max(1, sum(floors[bid.name] for bid in bids)):
         return {}
     return find_shortfalls(build_tasks(bids, floors, nodes), nodes, running_s(nodes, failure_rate, MAX_RUNNING_S))
