@@ -1,4 +1,4 @@
-"""Warnings that strangers can cause: the first of a kind at once, those like it as one line with a count."""
+"""Warnings that unauthenticated peers can cause: the first of a kind at once, later ones as one line with a count."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Door:
 
 def play(story: Callable[[Door], Awaitable[None]], **limits: float) -> None:
     async def run() -> None:
-        door = Door(ConnectionLimits(**{"strangers": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
+        door = Door(ConnectionLimits(**{"pending": 4, "seconds": 60.0, "a_second": 1e9, **limits}))  # type: ignore[arg-type]
         try:
             with door.keeper.accepting():
                 await asyncio.wait_for(story(door), DEADLINE_S)
@@ -156,7 +156,7 @@ def test_who_came_at_once_does_not_go_at_once() -> None:
         assert min(left) >= 1.0
         assert max(left) - min(left) > 0.2
 
-    play(story, strangers=40, seconds=2.0)
+    play(story, pending=40, seconds=2.0)
 
 
 def test_nobody_is_dropped_before_it_could_speak() -> None:

@@ -141,8 +141,8 @@ class _Server:
         on_event: Callable[[AnyEvent], None],
     ) -> None:
         self._settings = settings
-        self._stranger_log = CountedLog(_log, clock.monotonic)
-        self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        self._unauthenticated_log = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, self._unauthenticated_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._token = settings.token or secrets.token_urlsafe(32)
         self._url = listener_url(listener, tls=settings.tls_cert is not None)
         self._signals = 0
@@ -233,7 +233,7 @@ class _Server:
         gate = TokenCheck(
             token=self._token,
             on_authenticated=self._web.on_authenticated,
-            log=self._stranger_log,
+            log=self._unauthenticated_log,
             open_metrics=self._settings.loopback,
         )
         await self._web.serve(TokenGate(self._job.app(), gate), gate.has_access)

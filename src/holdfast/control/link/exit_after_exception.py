@@ -41,7 +41,7 @@ class ScriptErrorHook:
 
     @classmethod
     def find_installed(cls) -> ScriptErrorHook | None:
-        """Return the installed hook, or None if no session trains in this process."""
+        """Return the installed hook, or None if no session trains in this process or the script has replaced it."""
         hook = sys.excepthook
         return hook if isinstance(hook, cls) else None
 

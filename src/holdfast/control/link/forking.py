@@ -99,7 +99,7 @@ def start_zygote(
     abandoned: str = "",
     preload: Sequence[str] = PRELOAD,
 ) -> ChildProcess:
-    """Start a zygote that listens at once. Requests wait until its imports are done.
+    """Start a zygote that listens at once; requests wait until its imports are done. It ends when its stdin is closed.
 
     Args:
         socket_path: its socket; the folder must be private.
@@ -141,7 +141,10 @@ class ForkedProcess:
             raise
 
     def describe_end(self, timeout_s: float) -> str:
-        """Describe how the process ended, after waiting at most `timeout_s` for the zygote's message."""
+        """Describe how the process ended: by exit code or signal, that its zygote is gone, or why it was not forked.
+
+        Wait at most `timeout_s` for the message of the zygote; without one, say that it is not known.
+        """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError, FrameError):
             while select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -176,7 +179,10 @@ class ProcessForker:
         self._folder = ""
 
     def fork(self, module: str, channel: socket.socket) -> ForkedProcess:
-        """Return a new `ForkedProcess` with these arguments.
+        """Request a process that runs `main(descriptor)` of a module, and return it.
+
+        If there is no zygote, or it is gone, start an own one in a temporary folder first. `channel` is the process's
+        end of the connection to it.
 
         Raises:
             OSError: no zygote can be started.
@@ -192,7 +198,7 @@ class ProcessForker:
         return ForkedProcess(self._path, module, channel)
 
     def close(self) -> None:
-        """End the own zygote, and with it the processes that it has forked."""
+        """Kill the own zygote and the processes that it has forked, and remove its folder. Another zygote goes on."""
         own, self._own = self._own, None
         if own is not None:
             own.send_signal(signal.SIGKILL)

@@ -87,6 +87,8 @@ class FrameDecoder(Generic[T]):
     def feed(self, data: bytes) -> list[T]:
         """Add received bytes, and return the messages that are now complete.
 
+        Keep an incomplete frame for the next call.
+
         Raises:
             FrameError: a frame is too long, or is not a message of the expected type.
         """
@@ -106,6 +108,11 @@ class FrameDecoder(Generic[T]):
         return messages
 
     def _decode(self, payload: bytes) -> T:
+        """Return the message in a frame.
+
+        Raises:
+            FrameError: it is not a message of the expected type.
+        """
         try:
             return self._decoder.decode(payload)
         except MALFORMED as error:

@@ -185,7 +185,10 @@ class ProgressWriter:
         self._generation, self._step, self._world = generation, step, world
 
     def start_activity(self, activity: Activity, micro_batch: int = -1) -> None:
-        """Start an activity, which ends the previous one."""
+        """Add the time of the previous activity to its totals, and store the new activity with its position and start.
+
+        `micro_batch` is -1 for an activity without one.
+        """
         code, now, page, at = self._activity, time.monotonic(), self._page, self._at
         took = now - self._since
         count = self._counts[code] = self._counts[code] + 1
@@ -211,14 +214,20 @@ class ProgressWriter:
         )
 
     def start_pause(self, reason: str) -> None:
-        """Note that the script does something of its own, until the next activity starts."""
+        """Start the activity `PAUSED`, and store the reason, at most 64 bytes of it.
+
+        The script does something of its own until the next activity starts.
+        """
         text = reason.encode()[:_REASON_BYTES]
         begin = self._at + _REASON_AT
         self._page[begin : begin + _REASON_BYTES] = text.ljust(_REASON_BYTES, b"\0")
         self.start_activity(Activity.PAUSED)
 
     def start_wait(self, what: str, size: int, nbytes: int) -> None:
-        """Start a wait in a collective."""
+        """Store the start of a wait in a collective, instead of the oldest of four stored waits.
+
+        `what` is the name of the collective (at most 16 bytes are stored), `size` the number of its members.
+        """
         now = time.monotonic()
         number = self._waited = self._waited + 1
         self._times[_LOOKED], self._times[_WAITS_SINCE] = now, now
@@ -230,7 +239,7 @@ class ProgressWriter:
         self._times[_LOOKED] = time.monotonic()
 
     def end_wait(self) -> None:
-        """End the wait."""
+        """Store the end of the last wait, and that the thread no longer waits."""
         entry = _WAITS_AT + self._waited % _WAITS * _WAIT.size
         now = time.monotonic()
         self._times[(entry + _ENDED_AT) // 8] = now
@@ -241,15 +250,16 @@ class ProgressWriter:
         self._times[_LINK_AT // 8] = bytes_per_s
 
     def add_moved_bytes(self, sent: int, received: int) -> None:
-        """Add bytes of state that were sent and received. Any thread."""
+        """Add bytes of state that were sent and received to the totals, and store them. Any thread may call it."""
         with self._moving:
             self._sent, self._received = self._sent + sent, self._received + received
             _MOVED.pack_into(self._page, self._at + _MOVED_AT, self._sent, self._received)
 
     def on_collection(self, phase: str, info: dict[str, int]) -> None:
-        """Store when a garbage collection of the whole heap runs (`gc.callbacks`).
+        """Store when a garbage collection of the whole heap runs, and the total seconds of all.
 
-        All threads stand still meanwhile.
+        It is for `gc.callbacks`: `phase` is "start" or "stop", and collections of younger generations are ignored. All
+        threads stand still meanwhile.
         """
         if info["generation"] < 2:
             return
@@ -267,7 +277,10 @@ class ProgressWriter:
 
 
 def open_progress(settings: WorkerSettings) -> ProgressSlot:
-    """Open a worker's slot of its agent's page. Without a page, or if it cannot be opened, progress is ignored."""
+    """Open a worker's slot of its agent's page, and store garbage collections and dump stacks on request from now on.
+
+    Without a page, return a `NoProgress`. If the page cannot be opened, log a warning and return one, too.
+    """
     if not settings.progress:
         return NoProgress()
     try:
@@ -329,7 +342,11 @@ class ProgressPage(AgentMemory):
         super().close()
 
     def read(self, index: int, pid: int) -> Reading | None:
-        """Return the current activity of the process `pid` in a slot, or None if it is not known."""
+        """Return the current activity of the process `pid` in slot `index`.
+
+        Return None if the slot is being written, is empty, belongs to another process, or has values that make no
+        sense.
+        """
         slot = self._read_slot(index, _TOTALS_AT)
         if slot is None:
             return None
@@ -352,7 +369,11 @@ class ProgressPage(AgentMemory):
         )
 
     def read_account(self, index: int, pid: int) -> ProgressAccount | None:
-        """Return the totals and the newest waits of the process `pid` in a slot, or None if they are not known."""
+        """Return the totals, the newest waits, the pause reason and the link rate of the process `pid` in a slot.
+
+        Values that make no sense are left out, and a rate then is 0. Return None if the slot is being written or
+        belongs to another process.
+        """
         slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:
             return None
@@ -368,7 +389,10 @@ class ProgressPage(AgentMemory):
         )
 
     def read_moved_bytes(self, index: int, pid: int) -> tuple[int, int]:
-        """Return the bytes of state that the process `pid` has sent and received, or zeros if they are not known."""
+        """Return the bytes of state that the process `pid` has sent and received.
+
+        Return zeros if the slot is being written, belongs to another process, or has values that make no sense.
+        """
         slot = self._read_slot(index, SLOT_BYTES)
         if slot is None or _HEAD.unpack_from(slot)[4] != pid:
             return 0, 0
@@ -376,14 +400,17 @@ class ProgressPage(AgentMemory):
         return (sent, received) if max(sent, received) < _MAX_MOVED else (0, 0)
 
     def _collected_s(self, index: int) -> float:
-        """Return the seconds that a process has collected garbage so far, including a running collection."""
+        """Return the seconds that a process has collected garbage so far.
+
+        A running collection counts with at most 30 s. Return 0 for values that make no sense.
+        """
         total_s, since = _COLLECTED.unpack_from(self._page, index * SLOT_BYTES + _COLLECTED_AT)
         if not (_is_time(total_s) and _is_time(since)):
             return 0.0
         return total_s + (min(max(0.0, time.monotonic() - since), _MAX_COLLECTION_S) if since else 0.0)
 
     def _read_slot(self, index: int, size: int) -> bytes | None:
-        """Return the first bytes of a slot, or None while they are being written."""
+        """Return the first `size` bytes of a slot, or None if they change while they are read, three times in a row."""
         at = index * SLOT_BYTES
         for _ in range(3):
             first, second = self._page[at : at + size], self._page[at : at + size]

@@ -26,7 +26,7 @@ def block_incoming_tcp() -> int:
 
 
 def _attach_filter(descriptor: int, program: bytes) -> bool:
-    """Attach the filter to a TCP socket.
+    """Attach a packet filter to a TCP socket.
 
     Return False if the descriptor is not a TCP socket, or was closed meanwhile.
     """

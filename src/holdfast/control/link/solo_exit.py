@@ -40,7 +40,10 @@ class SoloExitHook:
             raise SystemExit(error.exit_code)
 
     def install(self) -> None:
-        """Become the hook of the process, instead of the hook of an earlier job."""
+        """Become the hook of the process.
+
+        Replace the hook of an earlier job, but keep the hook that it has replaced.
+        """
         if isinstance(self._before, SoloExitHook):
             self._before = self._before._before
         sys.excepthook = self

@@ -16,7 +16,9 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3
 
 
 def dump_stacks_on_signal(path: str) -> IO[str]:
-    """Append this process's stacks to a file whenever the signal arrives. The returned file must stay open.
+    """Append the stacks of all threads to the file `path` whenever `STACKS_SIGNAL` arrives.
+
+    The file appears once the handler is installed. The returned file must stay open.
 
     Raises:
         OSError: the file cannot be created.

@@ -39,14 +39,17 @@ class TrainingGuard(MetaPathFinder):
         return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
 
     def install(self) -> None:
-        """Watch from now on, including modules that are imported already."""
+        """Become an entry of `sys.meta_path`, and guard the frameworks that are imported already."""
         sys.meta_path.insert(0, self)
         for name in (_OPTIMIZERS, *_LOOPS):
             if name in sys.modules:
-                self._watch(sys.modules[name])
+                self._guard_module(sys.modules[name])
 
     def allow_optimizers(self) -> None:
-        """Allow optimizers: the script has called `holdfast.init()`, and may use optimizers of its own."""
+        """Allow the steps of all optimizers: the script has called `holdfast.init()`.
+
+        Training loops of frameworks stay refused.
+        """
         if self._stop_watching is not None:
             self._stop_watching()
         self._expects_script = False
@@ -60,7 +63,10 @@ class TrainingGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a framework's module as Python would, and watch it once it is loaded. Ignore all other modules."""
+        """Find torch's optimizer module or a framework's module as Python would, and guard it once it is loaded.
+
+        Return None if it does not exist, and for every other module.
+        """
         if fullname not in (_OPTIMIZERS, *_LOOPS):
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
@@ -71,12 +77,16 @@ class TrainingGuard(MetaPathFinder):
 
             def load_and_watch(module: ModuleType) -> None:
                 load(module)
-                self._watch(module)
+                self._guard_module(module)
 
             loader.exec_module = load_and_watch
         return spec
 
-    def _watch(self, module: ModuleType) -> None:
+    def _guard_module(self, module: ModuleType) -> None:
+        """Refuse optimizer steps in torch's module, unless they are allowed.
+
+        In a framework's module, replace the training loop.
+        """
         found: Any = module
         if module.__name__ == _OPTIMIZERS:
             if self._expects_script:
@@ -87,6 +97,11 @@ class TrainingGuard(MetaPathFinder):
 
         @functools.wraps(loop)
         def refuse(*args: object, **options: object) -> object:
+            """Run the training loop if the guard was removed.
+
+            Raises:
+                BadInputError: the guard is still installed.
+            """
             if self in sys.meta_path:
                 name = f"{module.__name__.split('.')[0]}.{kind}.{method}()"
                 raise BadInputError(f"{name} would train the whole model on each node, into one folder: {_REMEDY}")

@@ -60,11 +60,23 @@ class Wire:
         self._count = count
 
     def read(self, count: int) -> bytes:
+        """Return exactly `count` bytes, after waiting for them.
+
+        Raises:
+            ClosedError: the other side has closed the connection before.
+            OSError: it failed, or nothing came for `SILENCE_S`.
+        """
         buffer = bytearray(count)
         self.read_into([memoryview(buffer)])
         return bytes(buffer)
 
     def read_into(self, buffers: list[memoryview]) -> None:
+        """Fill all buffers in their order with received bytes, and report each number of bytes to `count`.
+
+        Raises:
+            ClosedError: the other side has closed the connection before.
+            OSError: it failed, or nothing came for `SILENCE_S`.
+        """
         left = list(buffers)
         while left:
             count = self._socket.recvmsg_into(left[:_VECTOR], 0, socket.MSG_WAITALL)[0]
@@ -74,6 +86,11 @@ class Wire:
             left = _advance(left, count)
 
     def write(self, *buffers: bytes | memoryview) -> None:
+        """Send the buffers one after another, completely, and report each number of bytes to `count`.
+
+        Raises:
+            OSError: the connection failed, or the other side read nothing for `SILENCE_S`.
+        """
         left = [memoryview(buffer) for buffer in buffers]
         while left:
             count = self._socket.sendmsg(left[:_VECTOR])
@@ -116,6 +133,7 @@ class SocketSet:
         self.shut = False
 
     def add(self, connection: socket.socket) -> None:
+        """Add a socket, and shut it down at once if `shut_all` was called before."""
         with self._changed:
             self._open.append(connection)
             if self.shut:
@@ -160,7 +178,7 @@ class PendingPeers:
         self._since: dict[socket.socket, float] = {}
 
     def add(self, connection: socket.socket) -> None:
-        """Add a connection, and drop the oldest one if there are too many."""
+        """Add a connection, and shut down the oldest ones while there are too many."""
         with self._lock:
             self._since[connection] = self._monotonic()
             while len(self._since) > self._places:
@@ -172,7 +190,7 @@ class PendingPeers:
             self._since.pop(connection, None)
 
     def drop_expired(self) -> None:
-        """Drop the connections that have exceeded their time."""
+        """Shut down and forget the connections that have not authenticated within their time."""
         until = self._monotonic() - self._seconds
         with self._lock:
             for connection in [connection for connection, since in self._since.items() if since <= until]:
@@ -213,7 +231,7 @@ class ThreadedListener:
         self._connections = SocketSet()
 
     def start(self) -> int:
-        """Listen on a free port, and return it.
+        """Listen on a free port in a background thread, and return the port.
 
         Raises:
             OSError: no port is free.
@@ -229,7 +247,10 @@ class ThreadedListener:
         return listener.getsockname()[1]
 
     def close(self) -> None:
-        """Stop listening, and shut down the open connections."""
+        """Stop listening, shut down the open connections, and wait for their threads, at most `CLOSE_S`.
+
+        Log the counted warnings.
+        """
         self._connections.shut_all()
         if self._listener is not None and self._thread is not None:
             shut_down(self._listener)
@@ -239,6 +260,10 @@ class ThreadedListener:
         self._log.flush(everything=True)
 
     def _listen(self, listener: socket.socket) -> None:
+        """Accept connections until `close`, and serve each as a pending peer in its own thread.
+
+        Drop expired peers about once a second. If no connection can be accepted, log a warning and pause.
+        """
         while not self._connections.shut:
             self.pending.drop_expired()
             self._log.flush()
@@ -257,6 +282,7 @@ class ThreadedListener:
             threading.Thread(target=self._serve, args=(connection,), name=f"holdfast-{self._name}", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Serve a connection until its end, then close it. An OSError or struct.error is logged as a rejected peer."""
         peer = _peer(connection)
         try:
             self._serve_one(connection)
@@ -268,6 +294,7 @@ class ThreadedListener:
 
 
 def _peer(connection: socket.socket) -> str:
+    """Return the IP address of the other side, or "an unknown address" if the connection has ended."""
     try:
         return str(connection.getpeername()[0])
     except OSError:

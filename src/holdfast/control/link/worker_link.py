@@ -53,7 +53,7 @@ class WorkerLink:
         return int.from_bytes(credentials[:4], sys.byteorder)
 
     def send(self, message: FromWorkerProcess) -> None:
-        """Send one message, in the order of the calls.
+        """Send one message, in the order of the calls. If the agent is gone, do nothing: `on_lost` reports it.
 
         Raises:
             FrameError: the message is too large.
@@ -69,18 +69,22 @@ class WorkerLink:
     def start(self, on_order: Callable[[Order], None], on_lost: Callable[[], None]) -> None:
         """Start a daemon thread that calls `on_order` for each order, and `on_lost` once when the agent is gone.
 
-        From now on `on_lost` replaces the callback that `meet` was given.
+        If `listen_for_unit` has started the thread, the callbacks replace the earlier ones. If the agent is gone
+        already, call `on_lost` now.
         """
         self._on_order = on_order
         self._listen(on_lost)
 
     def listen_for_unit(self, on_unit: Callable[[UnitAnswer], None], on_lost: Callable[[], None]) -> None:
-        """Listen before there are any orders: call `on_unit` for each answer about this worker's replica group."""
+        """Listen as `start` does, before there are any orders.
+
+        Call `on_unit` for each answer about this worker's replica group.
+        """
         self._on_unit = on_unit
         self._listen(on_lost)
 
     def close(self) -> None:
-        """End the link from this side; `on_lost` is not called."""
+        """End the link from this side, and wait until the listening thread has ended. `on_lost` is not called."""
         self._closed = True
         with contextlib.suppress(OSError):  # the agent closed first
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -89,6 +93,10 @@ class WorkerLink:
         self._socket.close()
 
     def _listen(self, on_lost: Callable[[], None]) -> None:
+        """Set the callback for the loss of the agent, and start the thread unless it runs.
+
+        If the agent is lost already, call it now.
+        """
         with self._lock:
             self._on_lost, lost = on_lost, self._lost
             if self._listener is None:
@@ -98,6 +106,10 @@ class WorkerLink:
             on_lost()
 
     def _run(self) -> None:
+        """Receive until the connection ends, then call `on_lost` unless `close` has ended it.
+
+        Print an error of the stream or of a callback.
+        """
         try:
             self._receive()
         except FrameError as error:
@@ -113,6 +125,11 @@ class WorkerLink:
                 on_lost()
 
     def _receive(self) -> None:
+        """Pass each answer about the replica group to `on_unit`, and each order to `on_order`, until the socket ends.
+
+        Raises:
+            FrameError: the bytes are not a valid message.
+        """
         decoder: FrameDecoder[ToWorkerProcess] = FrameDecoder(ToWorkerProcess, MAX_WHOLE_BYTES)
         while True:
             try:

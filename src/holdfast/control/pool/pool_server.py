@@ -145,8 +145,8 @@ class _PoolServer:
         assert settings.token is not None
         self._settings = settings
         self._token = settings.token
-        self._stranger_log = CountedLog(_log, clock.monotonic)
-        self._web = WebServer(listener, self._stranger_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
+        self._unauthenticated_log = CountedLog(_log, clock.monotonic)
+        self._web = WebServer(listener, self._unauthenticated_log, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
         self._url = listener_url(listener, tls=settings.tls_cert is not None)
         #: URL of the previous server, or "" without one
         self._predecessor_url = keeper.record.url if keeper.record is not None else ""
@@ -285,7 +285,7 @@ class _PoolServer:
         gate = TokenCheck(
             token=self._token,
             on_authenticated=self._web.on_authenticated,
-            log=self._stranger_log,
+            log=self._unauthenticated_log,
             open_metrics=is_loopback(self._settings.host),
             accepts_other=self._is_job_token,
         )

@@ -89,7 +89,11 @@ class AgentConnection:
     # outgoing messages
 
     def send(self, message: bytes) -> None:
-        """Send a message after the waiting ones. If too many bytes wait, abort the connection."""
+        """Send a message, or queue it while the socket has no room.
+
+        If more than `max_queued_bytes` would wait, log a warning and abort the connection. Ignored once the connection
+        is closing.
+        """
         if self.closing:
             return
         frame = self._framed(message)
@@ -108,7 +112,10 @@ class AgentConnection:
         self._queue.append(frame)
 
     def close(self, code: int = _NORMAL, why: str = "") -> None:
-        """Close the connection after the sent messages. Later inbound messages are ignored."""
+        """Close the connection after the queued messages, with this WebSocket code and reason.
+
+        Later inbound messages are ignored. A repeated call does nothing.
+        """
         if not self.closing:
             self.closing = True
             self.code, self.why = code, why
@@ -116,7 +123,10 @@ class AgentConnection:
             self.on_writable()
 
     def refuse(self, why: str) -> None:
-        """Close the connection because of an invalid message, or a missing one."""
+        """Close the connection because of an agent's invalid or missing message.
+
+        Log the reason, and count the refusal.
+        """
         _log.warning("connection %d is closed: %s", self.number, why)
         self._shell.count_refusal()
         self.close(_POLICY_VIOLATION, why)
@@ -124,7 +134,10 @@ class AgentConnection:
     # called by the socket
 
     def on_writable(self) -> None:
-        """Send waiting messages while the socket has room."""
+        """Send waiting messages while the socket has room.
+
+        If the connection is closing and none is left, complete `empty`.
+        """
         while self._queue and self._socket.is_writable:
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
@@ -133,7 +146,10 @@ class AgentConnection:
             _set_done(self.empty)
 
     def on_closed(self, code: int) -> None:
-        """Handle the end of the connection."""
+        """Handle the end of the connection: drop the queued messages, and complete `closed` and `empty`.
+
+        An end because of a message that was too big is counted as a refusal.
+        """
         if code == _TOO_BIG:
             self.refuse(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
         self._queue.clear()
@@ -141,7 +157,10 @@ class AgentConnection:
         _set_done(self.empty)
 
     def on_message(self, data: bytes | None) -> None:
-        """Handle a received message, or queue it while another one is being handled."""
+        """Handle a received message (None: a text frame).
+
+        While another one is being handled, queue it and stop reading.
+        """
         if self._handling is None:
             self._process(data)
         elif not self.closing:
@@ -157,7 +176,11 @@ class AgentConnection:
     # inbound messages
 
     def _process(self, data: bytes | None) -> None:
-        """Handle a message, or start to handle it."""
+        """Decode a message and pass it to the shell.
+
+        Ignore it if the connection is closing. If the shell does not finish it at once, later messages wait for it. If
+        the shell has failed, close the connection.
+        """
         message = None if self.closing else self._read(data)
         if message is None:
             return
@@ -171,7 +194,11 @@ class AgentConnection:
             rest.add_done_callback(self._on_handled)
 
     def _read(self, data: bytes | None) -> Any:
-        """Return the decoded message, or None if it is invalid and the connection was closed."""
+        """Decode a message.
+
+        Return None, and close the connection as refused, for a text frame, a malformed message, a first message that is
+        not a Hello, or a second Hello.
+        """
         if data is None:
             self.refuse("a text frame")
             return None
@@ -186,7 +213,11 @@ class AgentConnection:
         return message
 
     def _handle(self, message: Any) -> asyncio.Future[None] | None:
-        """Return the rest of the work as a future, or None if all is done."""
+        """Pass a message to the shell; a Hello adds the connection.
+
+        Return the rest of the work as a future, or None if all is done. After `AppliedSteps` the future only lets other
+        connections run.
+        """
         if isinstance(message, self._hello):
             self.has_hello = True
             return asyncio.ensure_future(self._shell.add_connection(self.number, self, message))
@@ -197,7 +228,10 @@ class AgentConnection:
         return rest
 
     def _on_handled(self, done: asyncio.Future[None]) -> None:
-        """Continue with the waiting messages after one was handled."""
+        """Handle the queued messages after one was handled, and resume reading once none is left.
+
+        If it failed, close the connection, and log errors that are not of holdfast.
+        """
         self._handling = None
         if not done.cancelled() and (error := done.exception()) is not None:
             if not isinstance(error, HoldfastError):
@@ -246,7 +280,11 @@ class AgentChannel:
         await self.serve_socket(websocket, direct_socket(websocket))
 
     async def serve_socket(self, websocket: WebSocket, socket: DirectSocket) -> None:
-        """Serve one agent over an accepted socket."""
+        """Serve one agent over an accepted socket until its connection ends.
+
+        Refuse it if no Hello comes in time. At the end, wait until its messages are handled, and remove it from the
+        shell.
+        """
         connection = AgentConnection(
             next(self._numbers), self._shell, socket, self._decoder.decode, self._framer, hello=self._hello
         )
@@ -264,7 +302,10 @@ class AgentChannel:
 
 
 async def _close_gracefully(connection: AgentConnection, websocket: WebSocket, socket: DirectSocket) -> None:
-    """Send the remaining messages and the close frame, or abort the connection if that takes too long."""
+    """Send the remaining messages, then the close frame with code and reason.
+
+    If either takes longer than `CLOSE_FRAME_S`, or the agent is gone, abort the connection.
+    """
     await asyncio.wait((connection.empty,), timeout=CLOSE_FRAME_S)
     if not connection.empty.done():
         socket.abort()

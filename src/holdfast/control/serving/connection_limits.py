@@ -1,12 +1,12 @@
 """Connection limits of a server: unauthenticated connections are few and short, and newer ones replace older ones.
 
 The web server would accept any number of connections for any time. So this module accepts them, and passes them to it.
-A connection is a stranger until a request with a valid token has come over it. Strangers have a limited number of
-slots. If none is free, the oldest one of the host with the most strangers is dropped. So an agent always gets in, even
-if many strangers connect from many addresses. Authenticated connections do not count as strangers.
+A connection is pending until a request with a valid token has come over it. Pending connections have a limited number
+of slots. If none is free, the oldest one of the host with the most of them is dropped. So an agent always gets in, even
+if many peers without a token connect from many addresses. Authenticated connections need no slot.
 
-Strangers get time limits of different lengths. Otherwise a crowd that came at once would be dropped at once and come
-back at once, forever, and each time delay the other work of the processor.
+Pending connections get time limits of different lengths. Otherwise a crowd that came at once would be dropped at once
+and come back at once, forever, and each time delay the other work of the processor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def room_for_connections() -> int:
 
 
 def check_room(nodes_to_begin: int, max_nodes: int) -> str:
-    """Return a warning if a job may get more nodes than can be connected, else "".
+    """Return a warning if more nodes may join a job than can be connected under the limit on open files, else "".
 
     Raises:
         BadInputError: the nodes at the start are too many already.
@@ -58,14 +58,14 @@ def check_room(nodes_to_begin: int, max_nodes: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionLimits:
-    """Limits on unauthenticated connections (strangers)."""
+    """Limits on pending connections, over which no valid token has come yet."""
 
-    #: most strangers at a time; fewer if few files may be open
-    strangers: int = 2048
-    #: most seconds that a stranger may take to send the token; each gets between half and all of them
+    #: most pending connections at a time; fewer if few files may be open
+    pending: int = 2048
+    #: most seconds that a peer may take to send the token; each gets between half and all of them
     seconds: float = 5.0
-    #: most strangers per second that newer ones may replace. So a crowd costs little processor time, and each keeps its
-    #: slot for a while. Newer connections wait in the kernel meanwhile.
+    #: most pending connections per second that newer ones may replace. So a crowd costs little processor time, and each
+    #: keeps its slot for a while. Newer connections wait in the kernel meanwhile.
     a_second: float = 500.0
 
 
@@ -82,6 +82,7 @@ class _Connection:
         return self.socket.fileno() < 0
 
     def drop(self) -> None:
+        """Abort the connection. During a TLS handshake, shut its socket down, so that the handshake fails."""
         self.dropped = True
         if self.transport is not None:
             self.transport.abort()
@@ -108,7 +109,7 @@ class ConnectionLimiter:
             protocol: makes the protocol of one connection, which must call the given callback when the connection ends.
             tls: the TLS context, or None without TLS.
             log: gets one line per address, not per connection.
-            limits: limits on unauthenticated connections.
+            limits: limits on pending connections.
         """
         self._listener = listener
         self._protocol = protocol
@@ -116,8 +117,8 @@ class ConnectionLimiter:
         self._log = log
         self._limits = limits or ConnectionLimits()
         self._loop = asyncio.get_running_loop()
-        #: unauthenticated connections by host and port, oldest first
-        self._strangers: dict[str, dict[int, _Connection]] = {}
+        #: pending connections by host and port, oldest first
+        self._pending: dict[str, dict[int, _Connection]] = {}
         self._count = 0
         self._admitted = 0
         self._known: dict[Address, _Connection] = {}
@@ -126,7 +127,10 @@ class ConnectionLimiter:
 
     @contextlib.contextmanager
     def accepting(self) -> Generator[None]:
-        """Accept connections while inside. Accepted connections stay open afterwards."""
+        """Accept connections while inside, and forget closed ones twice a second.
+
+        Accepted connections stay open afterwards.
+        """
         self._resume()
         self._forget_closed()
         try:
@@ -138,7 +142,7 @@ class ConnectionLimiter:
             self._log.flush(everything=True)
 
     def on_authenticated(self, client: Address | None) -> None:
-        """Note that the peer with this address has sent a valid token."""
+        """Move the connection from this address to the authenticated ones. Ignored if it is not pending."""
         connection = self._remove(client) if client else None
         if client and connection is not None:
             self._known[client] = connection
@@ -154,7 +158,12 @@ class ConnectionLimiter:
         self._timers["resume"] = self._loop.call_later(seconds, self._resume)
 
     def _accept_next(self) -> None:
-        """Accept one connection. Others wait for the next call, so that accepted ones can send in between."""
+        """Accept one connection once a slot for pending ones is free.
+
+        Others wait for the next call, so that accepted ones can send in between.
+
+        If the system has no file descriptor left, drop the oldest pending connection, and pause.
+        """
         wait_s = self._free_slot()
         if wait_s > 0:
             self._pause(wait_s)
@@ -166,12 +175,16 @@ class ConnectionLimiter:
         except OSError as error:
             self._log.warn("accept", f"no connection can be accepted: {error.strerror}")
             if self._count:
-                self._drop(self._oldest(), "the system has no file descriptor left")
+                self._drop(self._oldest_pending(), "the system has no file descriptor left")
             self._pause(_NO_FILES_PAUSE_S)
             return
         self._admit(taken, (str(peer[0]), int(peer[1])))
 
     def _admit(self, taken: socket.socket, address: Address) -> None:
+        """Serve an accepted connection as pending, with a time limit.
+
+        Close it at once if authenticated connections use up the limit on open files.
+        """
         if len(self._known) >= room_for_connections():
             taken.close()
             why = f"{len(self._known)} agents and commands are connected, and no more files may be open"
@@ -181,13 +194,17 @@ class ConnectionLimiter:
         late = self._loop.call_later(self._next_time_limit(), self._on_late, address)
         connection = _Connection(taken, self._loop.time(), late)
         self._remove(address)  # an earlier connection from this address has ended
-        self._strangers.setdefault(address[0], {})[address[1]] = connection
+        self._pending.setdefault(address[0], {})[address[1]] = connection
         self._count += 1
         task = self._loop.create_task(self._serve(connection, address))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, connection: _Connection, address: Address) -> None:
+        """Make the TLS handshake, if any, and attach the protocol to the connection.
+
+        Log a failed handshake, unless the connection was dropped before.
+        """
         tls: dict[str, float] = {}
         if self._tls is not None:
             tls = {"ssl_handshake_timeout": self._limits.seconds, "ssl_shutdown_timeout": _TLS_SHUTDOWN_S}
@@ -207,58 +224,70 @@ class ConnectionLimiter:
             connection.drop()  # it was dropped while it was being accepted
 
     def _next_time_limit(self) -> float:
+        """Return between half and all of the time limit, in seconds, spread evenly over consecutive connections."""
         self._admitted += 1
         return self._limits.seconds * (1 + self._admitted * _GOLDEN % 1) / 2
 
     def _on_late(self, address: Address) -> None:
         self._drop(address, f"no token arrived within the limit of {self._limits.seconds:g} s")
 
-    # slots of strangers
+    # slots of pending connections
 
     def _free_slot(self) -> float:
-        """Free a slot for one more stranger. Return the seconds to wait first, or 0 if a slot is free now."""
+        """Return 0 if there is a slot for one more pending connection, if necessary after dropping the oldest one.
+
+        Return the seconds to wait if that one may not be replaced yet.
+        """
         room = room_for_connections()
-        places = max(1, min(self._limits.strangers, room // 2, room - len(self._known)))
+        places = max(1, min(self._limits.pending, room // 2, room - len(self._known)))
         if self._count < places:
             return 0.0
-        host, port = self._oldest()
-        wait_s = self._strangers[host][port].since + places / self._limits.a_second - self._loop.time()
+        host, port = self._oldest_pending()
+        wait_s = self._pending[host][port].since + places / self._limits.a_second - self._loop.time()
         if wait_s > 0:
             return wait_s
         self._drop((host, port), "newer connections need its slot")
         return 0.0
 
-    def _oldest(self) -> Address:
-        """Return the oldest stranger of the host with the most strangers."""
-        host = max(self._strangers, key=lambda host: len(self._strangers[host]))
-        return host, next(iter(self._strangers[host]))
+    def _oldest_pending(self) -> Address:
+        """Return the oldest pending connection of the host with the most of them."""
+        host = max(self._pending, key=lambda host: len(self._pending[host]))
+        return host, next(iter(self._pending[host]))
 
     def _drop(self, address: Address, why: str) -> None:
+        """End a pending connection, and log the reason. Ignored if it has authenticated or ended."""
         connection = self._remove(address)
         if connection is not None:
             connection.drop()
             self._log.warn(address[0], f"a connection from {address[0]} without the token is dropped: {why}")
 
     def _on_closed(self, address: Address, connection: _Connection) -> bool:
-        """Handle the end of a connection, and return whether it was still unauthenticated."""
-        if self._strangers.get(address[0], {}).get(address[1]) is not connection:
+        """Handle the end of a connection, and return whether it was still pending."""
+        if self._pending.get(address[0], {}).get(address[1]) is not connection:
             return False
         self._remove(address)
         return True
 
     def _remove(self, address: Address) -> _Connection | None:
+        """Remove a connection from the pending ones, and cancel its time limit.
+
+        Return it, or None if it is not pending.
+        """
         host, port = address
-        of_host = self._strangers.get(host, {})
+        of_host = self._pending.get(host, {})
         connection = of_host.pop(port, None)
         if connection is not None:
             connection.late.cancel()
             self._count -= 1
             if not of_host:
-                del self._strangers[host]
+                del self._pending[host]
         return connection
 
     def _forget_closed(self) -> None:
-        """Forget connections that have ended."""
+        """Forget authenticated connections that have ended, and log the counted warnings.
+
+        It repeats itself every `_CHECK_S`.
+        """
         self._known = {address: connection for address, connection in self._known.items() if not connection.is_closed}
         self._log.flush()
         self._timers["check"] = self._loop.call_later(_CHECK_S, self._forget_closed)

@@ -18,7 +18,10 @@ LARGE_BYTES = 1 << 18
 
 
 def short_message(data: bytes) -> bytes | None:
-    """Return the message if these bytes are exactly one short frame of a client, else None."""
+    """Return the unmasked message if the data is exactly one binary frame of a client, with 1 to 125 bytes.
+
+    Otherwise None.
+    """
     size = len(data) - _BEFORE
     if not 0 < size <= _SHORT or data[0] != _WHOLE_BINARY or data[1] != _MASKED | size:
         return None
@@ -33,7 +36,10 @@ class ReadBuffer:
         self.room = memoryview(bytearray(SMALL_BYTES))
 
     def get_data(self, count: int) -> bytes:
-        """Return the data that was read: the first `count` bytes of the buffer."""
+        """Return the first `count` bytes of the buffer, which were read.
+
+        Replace the buffer by a large one if it was full, or by a small one if little was read.
+        """
         data, size = bytes(self.room[:count]), len(self.room)
         if count == size < LARGE_BYTES:
             self.room = memoryview(bytearray(LARGE_BYTES))
@@ -55,7 +61,7 @@ class FrameTracker:
         return not (self._left or self._head)
 
     def process(self, data: bytes) -> None:
-        """Process received bytes."""
+        """Go past received bytes. Keep the beginning of an incomplete frame head for the next call."""
         data, at = bytes(self._head + data), self._left
         while at < len(data):
             size = _size(data, at)
@@ -67,7 +73,7 @@ class FrameTracker:
 
 
 def _size(data: bytes, at: int) -> int | None:
-    """Return the length of the frame that begins at `at`, or None if it is not known yet."""
+    """Return the bytes of the whole frame that begins at `at`, with its head, or None if the head is incomplete."""
     have = len(data) - at
     if have < 2:
         return None

@@ -64,6 +64,10 @@ class TokenGate:
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it has an accepted token, and report its connection as authenticated.
+
+        /metrics may need none. Answer other requests 401 after a delay, and end their connection.
+        """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -85,6 +89,7 @@ def _with_close_header(send: Send) -> Send:
     """Add a header that ends the connection with this answer, so that no further request can use it."""
 
     async def closing(message: Message) -> None:
+        """Send a message of the answer; its start gets the header."""
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await send(message)
@@ -122,6 +127,11 @@ def error_answer(status: int, why: str, headers: dict[str, str] | None = None) -
 
 
 def read_number(request: Request, name: str, default: float) -> float:
+    """Return a query parameter as a number, or the default if it is missing.
+
+    Raises:
+        BadInputError: it is not a number between 0 and 1e18.
+    """
     text = request.query_params.get(name, str(default))
     try:
         number = float(text)
@@ -133,7 +143,7 @@ def read_number(request: Request, name: str, default: float) -> float:
 
 
 async def read_body(request: Request, kind: type[T], limit_s: float) -> T:
-    """Read and decode a small JSON body. An empty body counts as `{}`.
+    """Read and decode a JSON body of at most `MAX_BODY_BYTES`, within `limit_s`. An empty body counts as `{}`.
 
     Raises:
         BadInputError: it is too large, too slow or malformed.

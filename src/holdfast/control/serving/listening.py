@@ -10,7 +10,7 @@ from holdfast.errors import BadInputError
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket, which reserves the port from now on.
+    """Return a non-blocking socket that listens on a TCP port, or on a free one for 0.
 
     Raises:
         BadInputError: the port is in use, or the address does not belong to this machine.
@@ -40,7 +40,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def steady_time(clock: Clock) -> Callable[[], float]:
-    """Return a function for unix time that follows the monotonic clock, so that it never steps.
+    """Return a function for unix time: the present time, continued by the monotonic clock, so that it never steps.
 
     Leases and events share it.
     """
@@ -49,7 +49,10 @@ def steady_time(clock: Clock) -> Callable[[], float]:
 
 
 def listener_url(listener: socket.socket, *, tls: bool) -> str:
-    """Return the URL at which other machines reach a listening socket."""
+    """Return the URL at which other machines reach a listening socket.
+
+    If it listens on all addresses, the URL has this machine's host name.
+    """
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

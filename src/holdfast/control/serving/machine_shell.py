@@ -63,7 +63,7 @@ class TransactionLock:
         return True
 
     def release(self) -> None:
-        """Release the lock: the longest waiter gets it."""
+        """Pass the lock to the longest waiter that was not cancelled, or free it."""
         while self._waiting:
             first = self._waiting.popleft()
             if not first.done():
@@ -72,6 +72,7 @@ class TransactionLock:
         self._is_held = False
 
     async def __aenter__(self) -> None:
+        """Wait for the lock behind earlier waiters. If it was passed to a waiter that is cancelled, pass it on."""
         if self.try_acquire():
             return
         acquired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -100,7 +101,7 @@ class _QueuedInput(Generic[I]):
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
-        """Set an error as the result."""
+        """Set an error as the result, unless there is a result."""
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved, because a cancelled waiter does not retrieve it
@@ -174,7 +175,9 @@ class MachineShell(ABC, Generic[I, O, R]):
     # transactions
 
     async def start_machine(self, start: Callable[[], list[O]]) -> None:
-        """Start the machine. Afterwards the store and the journal contain this server as the leader.
+        """Execute the instructions that `start` returns, as the first transaction.
+
+        Afterwards the store and the journal contain this server as the leader.
 
         Raises:
             SupersededError, JournalError, StoreError: as `feed`.
@@ -214,7 +217,9 @@ class MachineShell(ABC, Generic[I, O, R]):
         return await self._run_in_order(lambda: event)
 
     def on_message(self, number: int, message: Any) -> asyncio.Future[None] | None:
-        """Handle an agent's message as `feed` does, but at once if no transaction is open.
+        """Handle an agent's message as `feed` does.
+
+        If no transaction is open, handle it within this call, up to a write to the store.
 
         Returns:
             The rest of the work, or None if all is done.
@@ -234,9 +239,16 @@ class MachineShell(ABC, Generic[I, O, R]):
         return None if rest is None else asyncio.ensure_future(self._finish_transaction(*rest))
 
     async def add_connection(self, number: int, connection: Connection, hello: Any) -> None:
-        """Add a connection, and handle its first message."""
+        """Add a connection, report their number, and handle its first message, after the earlier inputs.
+
+        If the shell has stopped, close the connection instead.
+        """
 
         def admit() -> I | None:
+            """Add the connection, and return the input for its first message.
+
+            If the shell has stopped, close it, and return None.
+            """
             if self._stopped:
                 connection.close()
                 return None
@@ -247,9 +259,13 @@ class MachineShell(ABC, Generic[I, O, R]):
         await self._run_in_order(admit)
 
     async def remove_connection(self, number: int) -> None:
-        """Handle the end of a connection. One that never sent a Hello is ignored."""
+        """Remove a connection, report their number, and pass its end to the machine, after the earlier inputs.
+
+        One that never sent a Hello is ignored.
+        """
 
         def admit() -> I | None:
+            """Remove the connection, and return the input for its end, or None if it was never added."""
             if self.connections.pop(number, None) is None:
                 return None
             self._on_connected(len(self.connections))
@@ -268,7 +284,10 @@ class MachineShell(ABC, Generic[I, O, R]):
             return read()
 
     async def stop(self) -> None:
-        """Handle nothing from now on. The open transaction ends, or fails if the store is unavailable."""
+        """Handle nothing from now on, and wait for the open transaction.
+
+        It ends, or fails if the store is unavailable.
+        """
         self._stopped = True
         self._writer.give_up()
         async with self._lock:
@@ -282,18 +301,29 @@ class MachineShell(ABC, Generic[I, O, R]):
         self.feed_later(self._input_for_store_back(away_s))
 
     def feed_later(self, event: I) -> None:
-        """Handle an input after the open transaction."""
+        """Handle an input in a background task, after the open transaction. Its errors reach only `on_failure`."""
         task = asyncio.get_running_loop().create_task(self._feed(event))
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Forget a background task, and mark its error as retrieved."""
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # `_stop_on_failure` has reported it
 
     async def _run_in_order(self, admit: Callable[[], I | None]) -> bool:
-        """Handle an input after the earlier ones, together with all inputs that wait behind it by then."""
+        """Queue an input, and return once it is handled.
+
+        The inputs that wait when the lock is free share a transaction.
+
+        Returns:
+            Whether it was handled: False after `stop`.
+
+        Raises:
+            Exception: the error of the input or of its transaction, as in `feed`. A cancelled caller withdraws an input
+                that still waits.
+        """
         queued = _QueuedInput(admit)
         self._waiting.append(queued)
         try:
@@ -307,7 +337,10 @@ class MachineShell(ABC, Generic[I, O, R]):
         return queued.done.result()
 
     async def _handle_waiting(self) -> None:
-        """Handle the waiting inputs in their order, with one write."""
+        """Pass the waiting inputs to the machine, execute all instructions with one write, and complete the inputs.
+
+        If that fails, stop the shell, and give the error to all of these inputs.
+        """
         taken: list[_QueuedInput[I]] = []
         try:
             with self._stop_on_failure():
@@ -326,7 +359,13 @@ class MachineShell(ABC, Generic[I, O, R]):
                 queued.complete(handled=True)
 
     def _handle_queued(self, taken: list[_QueuedInput[I]]) -> list[list[O]]:
-        """Pass the waiting inputs to the machine, add them to `taken`, and return the instructions for each."""
+        """Pass up to `MAX_INPUTS` waiting inputs to the machine, and return the instructions for each.
+
+        Add the inputs to `taken`.
+
+        A refused request fails alone. Inputs that were dropped, or come after `stop`, are completed without
+        instructions.
+        """
         answers: list[list[O]] = []
         while self._waiting and len(taken) < MAX_INPUTS:
             queued = self._waiting.popleft()
@@ -342,7 +381,11 @@ class MachineShell(ABC, Generic[I, O, R]):
         return answers
 
     def _start_transaction(self, event: I) -> tuple[R, Iterator[O]] | None:
-        """Handle an input up to the first record to write. Return the record and the later instructions, or None."""
+        """Handle an input up to the first record to write.
+
+        Return the record and the later instructions, or None if all is done or the shell has stopped. An error that is
+        not a refusal stops the shell.
+        """
         if self._stopped:
             return None
         try:
@@ -353,6 +396,7 @@ class MachineShell(ABC, Generic[I, O, R]):
             raise
 
     async def _finish_transaction(self, record: R, rest: Iterator[O]) -> None:
+        """Write the record, execute the later instructions, and release the lock. A failure stops the shell."""
         try:
             with self._stop_on_failure():
                 await _wait_uninterrupted(self._write_and_continue(record, rest))
@@ -361,7 +405,10 @@ class MachineShell(ABC, Generic[I, O, R]):
 
     @contextlib.contextmanager
     def _stop_on_failure(self) -> Generator[None]:
-        """Stop the shell if the code inside fails."""
+        """Stop the shell if the code inside fails, other than by a refusal or a cancellation.
+
+        The error is raised again.
+        """
         try:
             yield
         except BaseException as error:
@@ -369,7 +416,7 @@ class MachineShell(ABC, Generic[I, O, R]):
             raise
 
     def _on_error(self, error: BaseException) -> None:
-        """Stop the shell, unless the error is a refused request of a user or a cancellation."""
+        """Stop the shell and report the error, unless it is a refused request of a user or a cancellation."""
         if isinstance(error, BadInputError | UnreachableError | RefusedError | asyncio.CancelledError):
             return
         # The state of the machine may contain decisions that were never announced. Another server must start from the
@@ -378,13 +425,14 @@ class MachineShell(ABC, Generic[I, O, R]):
         self._on_failure(error)
 
     async def _write_and_continue(self, record: R, rest: Iterator[O]) -> None:
+        """Write a record, and execute the instructions after it. Do the same for each further record among them."""
         unfinished: tuple[R, Iterator[O]] | None = record, rest
         while unfinished is not None:
             await self._writer.write(partial(self._write_record, unfinished[0]))
             unfinished = self._execute_until_record(rest)
 
     def _execute_until_record(self, instructions: Iterator[O]) -> tuple[R, Iterator[O]] | None:
-        """Execute instructions up to a record to write.
+        """Execute instructions up to the first record to write.
 
         Return it and the later instructions, or None if all are done.
         """
@@ -395,13 +443,14 @@ class MachineShell(ABC, Generic[I, O, R]):
         return None
 
     def _close(self, number: int) -> None:
+        """Close a connection after its sent messages, if it still exists."""
         connection = self.connections.get(number)
         if connection is not None:
             connection.close()
 
 
 def split_message(data: bytes) -> list[bytes]:
-    """Return an encoded message, split into parts if it is large.
+    """Return an encoded message alone, or if it is large, as several encoded `Part` messages for the agent to join.
 
     A message to a thousand agents waits as the same bytes for all, except for the part that each socket has not yet
     accepted. Parts keep that small.
@@ -414,7 +463,10 @@ def split_message(data: bytes) -> list[bytes]:
 
 
 async def _wait_uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that must not be interrupted. A cancellation takes effect once it has ended."""
+    """Wait for work that must not be interrupted, and raise its error.
+
+    A cancellation takes effect once it has ended.
+    """
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:

@@ -36,9 +36,10 @@ class ClientFactory(Protocol):
 async def check_predecessor_ended(
     make_client: ClientFactory, name: str, url: str, own: JobEntry, registry: Path | None, kind: str = "job"
 ) -> None:
-    """Check that the server which used this store before no longer serves.
+    """Ask the server that used this store before for its status, to check that it no longer serves.
 
-    If it cannot be reached, or refuses the token, it counts as ended.
+    If it cannot be reached, or refuses the token, it counts as ended. Its token is in the registry, or else is assumed
+    to be the own one.
 
     Args:
         make_client: Makes the client for this kind of server.

@@ -41,6 +41,8 @@ class RetryingWriter:
     async def write(self, write: Callable[[], None]) -> None:
         """Make a write in a thread, and return once it has succeeded.
 
+        While the store is unavailable, repeat it every `AGAIN_S`.
+
         Raises:
             StoreAwayError: the store is unavailable, and `give_up` was called.
             SupersededError, JournalError, StoreError: as the write raises them.
@@ -57,6 +59,7 @@ class RetryingWriter:
         return 0.0 if self._begun is None else self._now() - self._begun
 
     async def _write_until_answered(self, write: Callable[[], None]) -> None:
+        """Repeat a write until the store answers. After `give_up`, raise the error of an unavailable store."""
         while True:
             try:
                 await asyncio.to_thread(write)
@@ -75,7 +78,7 @@ class RetryingWriter:
         self._given_up.set()
 
     def check_available(self) -> None:
-        """Refuse a request that would have to wait for the store.
+        """Refuse a request if the last write has found the store unavailable, because it would have to wait.
 
         Raises:
             RefusedError: the store is unavailable; the message says since when, and what goes on without it.
@@ -88,12 +91,14 @@ class RetryingWriter:
             )
 
     def _on_unavailable(self, error: StoreAwayError) -> None:
+        """Note since when and why the store is unavailable. Log the first failure."""
         self._why = str(error)
         if self._away_since is None:
             self._away_since = self._now()
             _log.warning("nothing is decided until the store answers, training goes on: %s", error)
 
     def _on_answer(self) -> None:
+        """If the store was unavailable, log that it answers again, and call `on_back` with the seconds."""
         if self._away_since is not None:
             away_s, self._away_since = self._now() - self._away_since, None
             _log.warning("the store answers again, after %.1f s without a decision", away_s)

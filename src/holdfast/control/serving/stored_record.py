@@ -51,7 +51,7 @@ class StoredRecord(Generic[R]):
         self.record = _decode(entry.value, decoder, schema, f"{what} in the store {store.url}") if entry else None
 
     def swap(self, record: R) -> None:
-        """Replace the record.
+        """Replace the record in the store, and remember its new revision.
 
         Raises:
             SupersededError: another server has changed it since it was read or written here.
@@ -78,7 +78,11 @@ def outdated_store(what: str, url: str, newer: str) -> str:
 
 
 def _decode(value: bytes, decoder: msgspec.msgpack.Decoder[R], schema: int, what: str) -> R:
-    """Decode a record of this version, and refuse one of another version, which would be misread."""
+    """Decode a record. One with another schema number is refused, because it would be misread.
+
+    Raises:
+        BadInputError: it has another schema number, or is malformed. The message begins with `what` and names a remedy.
+    """
     try:
         found = _SCHEMA.decode(value).schema
         if found == schema:

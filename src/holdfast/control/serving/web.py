@@ -101,7 +101,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     # called by the application
 
     def take_over(self, user: SocketUser) -> None:
-        """Pass all messages to `user` from now on, and the ones that were received since the accept."""
+        """Pass all messages to `user` from now on, and the ones that came since the accept. Resume reading."""
         self._user = user
         while not self.queue.empty():
             event = cast(Mapping[str, Any], self.queue.get_nowait())
@@ -145,6 +145,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     # called by the event loop
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next read. The size hint is ignored."""
         if self._read is None:
             self._read = ReadBuffer()
         return self._read.room
@@ -156,6 +157,10 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
     # called by uvicorn
 
     def data_received(self, data: bytes) -> None:
+        """Pass data that is exactly one short message directly to the user. uvicorn's parser gets everything else.
+
+        It tracks where frames end, because data that begins within a frame must go to the parser.
+        """
         if self._ends is None:
             self._ends = FrameTracker()  # these bytes are the request, and nothing else
         elif not self._ends.is_between_frames:
@@ -172,11 +177,19 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         super().data_received(data)
 
     def handle_connect(self, event: Request) -> None:
+        """Handle the request that opens the WebSocket.
+
+        If it is accepted, store this object in the scope for `direct_socket`.
+        """
         super().handle_connect(event)
         if self.response.status_code == 101:
             self.scope.setdefault("state", {})[_SOCKET] = self  # the task of the connection has not started yet
 
     def send_receive_event_to_app(self) -> None:
+        """Pass a message that the parser has completed to the user (None for text), unless the socket is closed.
+
+        Without a user it goes to the application.
+        """
         if self._user is None:
             super().send_receive_event_to_app()
             return
@@ -185,17 +198,20 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self._user.on_message(b"".join(frames) if self.curr_msg_data_type == "bytes" else None)
 
     def resume_writing(self) -> None:
+        """Mark the socket as writable, and notify the user."""
         super().resume_writing()
         if self._user is not None:
             self._user.on_writable()
 
     def handle_parser_exception(self) -> None:
+        """Close the connection after invalid data, and report its end to the user with the code of the close frame."""
         code = self.conn.close_sent.code if self.conn.close_sent is not None else 1006
         super().handle_parser_exception()
         if self._user is not None:
             self._user.on_closed(code)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the connection as uvicorn does, and report it to the user."""
         super().connection_lost(exc)
         if self._user is not None:
             self._user.on_closed(1006)
@@ -241,7 +257,9 @@ class WebServer:
             self._limiter.on_authenticated(client)
 
     async def serve(self, app: ASGIApp, shown: TokenTest) -> None:
-        """Serve until `stop`.
+        """Serve an application with uvicorn, behind the connection limits, until `stop`.
+
+        Then wait for its cancelled tasks.
 
         Args:
             app: the application.
@@ -261,14 +279,17 @@ class WebServer:
             await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # wait for the cancelled tasks
 
     def stop(self) -> None:
-        """End `serve`."""
+        """End `serve`, or a later call of it."""
         self._stopped = True
         if self._server is not None:
             self._server.should_exit = True
 
     @contextlib.contextmanager
     def _libraries_counted(self) -> Generator[None]:
-        """Count repeated log records of libraries about bad connections, instead of printing each."""
+        """Count repeated log records of libraries about bad connections, instead of printing each.
+
+        Drop uvicorn's errors about connections that the server closes.
+        """
         filters = (_CancelFilter(), CountedRecords(self._log))
         loggers = [logging.getLogger(name) for name in _LIBRARIES]
         for logger, log_filter in itertools.product(loggers, filters):

@@ -280,7 +280,7 @@ class StateInbox:
             host: the address to bind to.
             admit: returns the ticket of an offer; waits up to this many seconds until it is known.
             open_receiver: returns the receiver of an authenticated sender's stream, or None if it comes too late.
-            monotonic: the clock for timeouts of strangers.
+            monotonic: the clock for the time limit of pending peers.
             make_wire: makes the reader and writer of a connection.
         """
         self._make_wire = make_wire
@@ -337,8 +337,10 @@ class StateInbox:
             self._slots[kind].release()
 
     def _await_plan(self, connection: socket.socket, offer: Offer) -> Ticket | None:
-        """Wait up to `OFFER_WAIT_S` for the plan that makes an offer valid, without blocking other strangers. Return
-        None if it does not come, or if `MAX_WAITING` offers are waiting already.
+        """Wait up to `OFFER_WAIT_S` for the plan that makes an offer valid, and return its ticket.
+
+        Return None if none comes, or if `MAX_WAITING` offers wait already. Meanwhile the peer is not pending, so that
+        it blocks no other peer.
         """
         if not self._waiting.acquire(blocking=False):
             return None

@@ -42,7 +42,7 @@ from holdfast.runtime.state.wire import (
 )
 
 CONNECT_S = 5.0
-#: seconds between two attempts to connect; strangers may block a sender, but only until the receiver knows its plan
+#: seconds between two attempts to connect: pending peers may block a sender until the receiver knows its plan
 PAUSE_S = 0.1
 CONNECT_ATTEMPTS = round(OFFER_WAIT_S / PAUSE_S)
 
@@ -199,7 +199,7 @@ class StateSender:
                 try:
                     self._authenticate(wire, receiver, stream)
                 except ClosedError:
-                    # Strangers may have taken all places for new connections, or all for waiting offers.
+                    # Pending peers may have taken all places for new connections, or all for waiting offers.
                     if not left or self._aborted.wait(PAUSE_S):
                         raise
                     continue
