@@ -95,15 +95,20 @@ class Evaluator:
         self._evaluations.append(evaluation)
 
     def on_state_replaced(self) -> None:
-        """Forget all results, which may belong to another state."""
+        """Forget all results of shards and evaluations, which may belong to another state."""
         self._step, self._shard_results, self._combined = 0, {}, []
 
     def due_at(self, step: int) -> list[ModelEvaluation]:
-        """Return the evaluations of the state of `step`."""
+        """Return the evaluations that are due after `step`; none at step 0."""
         return [evaluation for evaluation in self._evaluations if step > 0 and step % evaluation.every == 0]
 
     def run_due(self, step: int, generation: int) -> bool:
-        """Run the due evaluations of the state of `step`. Return False if the generation ended meanwhile.
+        """Run the due evaluations of the state of `step`, together with all ranks, and send the results.
+
+        Shards finished before a failure are kept while the step stays the same.
+
+        Returns:
+            True, also if none is due. False if the generation ended meanwhile, or a peer was lost, which is reported.
 
         Raises:
             BadInputError: a result is not valid.
@@ -132,7 +137,14 @@ class Evaluator:
         return True
 
     def _evaluate(self, evaluation: ModelEvaluation, groups: Groups, generation: int) -> bool:
-        """Run one evaluation; return False if a Stop came."""
+        """Run one evaluation: divide its missing shards among the ranks, gather all results, and record their means.
+
+        Args:
+            groups: of the generation; all ranks of both groups must call it.
+
+        Returns:
+            False if the generation ended meanwhile, or an exchange of tokens failed. Finished shards are kept.
+        """
         comm, held = groups.domain, self._shard_results.setdefault(evaluation.name, {})
         self._shared.progress.start_activity(Activity.EVALUATING)
         holders = self._find_holders(evaluation, groups.world, held)
@@ -165,9 +177,15 @@ class Evaluator:
         rank: int,
         generation: int,
     ) -> bool:
-        """Measure this rank's shard of a round; return False if an exchange of tokens was interrupted, or a Stop came.
+        """Measure this rank's shard of a round, and add its result to `held`.
 
         Experts do not move. A rank without a shard lets its experts take part in the shards of other ranks.
+
+        Args:
+            shards: of the round, by rank; maybe fewer than ranks.
+
+        Returns:
+            False if an exchange of tokens was interrupted, or a Stop came; then the result is not added.
 
         Raises:
             BadInputError: the model has experts, and the function does not call it once for each batch.
@@ -200,12 +218,13 @@ class Evaluator:
     def _find_holders(
         self, evaluation: ModelEvaluation, comm: Communicator, held: dict[int, ShardResult]
     ) -> list[int | None]:
-        """Return, for each shard, the first rank of the domain that has it.
+        """Exchange with all ranks which shards they have. Return the first rank that has each shard, or None.
 
-        A replica group has a shard if all its ranks do.
+        A replica group has a shard if all its ranks do. Ranks are those of the domain.
 
         Args:
             comm: of the world, because only some ranks of a replica group may have received results.
+            held: the results that this rank has, by shard.
 
         Raises:
             BadInputError: the workers have different evaluations.
@@ -222,6 +241,7 @@ class Evaluator:
         return find_first_holders([intersect_bits([share.bits for share in unit]) for unit in units], evaluation.shards)
 
     def _measure_shard(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
+        """Seed the random generators for a shard, fetch its batch, and return the script's result for it."""
         workload = self._workload
         seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
         batch = move_to_device(evaluation.fetch(self._step, shard), workload.loader.device)
@@ -230,7 +250,11 @@ class Evaluator:
         return evaluation.make_result(shard, evaluation.measure(batch))
 
     def _record_result(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
-        """Record the result of an evaluation, and save the state if it may be one of the best."""
+        """Add the means to the next step's metrics and to the results to send, and save the state if it may be best.
+
+        Rank 0 also logs the means, rates the saved state, and warns if the monitored value is not finite. A result of a
+        repeated evaluation is sent and logged once.
+        """
         step, name = self._step, evaluation.name
         self._workload.logged.evaluation_metrics |= {f"{name}/{key}": value for key, value in found.items()}
         best = self._may_be_best(evaluation, found)
@@ -260,7 +284,7 @@ class Evaluator:
         return bool(evaluation.choice.keep) and math.isfinite(found[evaluation.choice.monitor])
 
     def _save_state(self) -> None:
-        """Save this worker's part of the state, if it is not saved."""
+        """Save this worker's part of the evaluated state, unless it is saved or there is no checkpoint directory."""
         saver, plan, step = self._saver, self._shared.machine.plan, self._step
         if saver is None or plan is None:
             return
@@ -272,7 +296,10 @@ class Evaluator:
             )
 
     def _send_results(self, generation: int) -> None:
-        """Send the results of all evaluations, including earlier ones: the coordinator may have changed."""
+        """Send the newest results of all evaluations, if this worker is one that reports steps.
+
+        Earlier results are sent again, because the coordinator may have changed.
+        """
         with self._shared.changed:
             machine = self._shared.machine
             done = EvaluationDone(worker=machine.worker, generation=generation, results=tuple(self._combined))
@@ -282,7 +309,10 @@ class Evaluator:
 
 @contextmanager
 def _preserve_script_state(workload: Workload) -> Generator[None]:
-    """Restore random generators, modes and buffers afterwards."""
+    """Restore all random generators, the training modes of modules, and running statistics after the block.
+
+    Parameters that FSDP2 has gathered are dropped before and after it.
+    """
     modules: Sequence[tuple[torch.nn.Module, bool]] = [
         (module, module.training) for _, module in named_modules(workload.state.model)
     ]

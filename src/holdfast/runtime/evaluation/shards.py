@@ -38,13 +38,16 @@ class ModelEvaluation:
     def __init__(
         self, measure: Measure, data: Any, *, every: int, name: str, micro_batch: int, choice: BestChoice
     ) -> None:
-        """Split the data into shards.
+        """Check the arguments, and split the data into shards of one batch each.
 
         Args:
+            measure: the script's function.
             data: a map-style data set, in batches of `micro_batch`; or a DataLoader of one, with its own batch size.
+            every: steps between two evaluations.
+            choice: which states are kept as the best.
 
         Raises:
-            BadInputError: an argument is not valid.
+            BadInputError: an argument is not valid, or the data set has no length or no samples.
         """
         where = f"job.evaluate(name={format_value(name)})"
         if not isinstance(cast(object, name), str) or not re.fullmatch(NAME_PATTERN, name):
@@ -80,11 +83,11 @@ class ModelEvaluation:
 
     @property
     def settings(self) -> tuple[str, int, int, int]:
-        """The settings that must be equal on all workers."""
+        """The settings that must be equal on all workers: name, every, samples, batch size."""
         return self.name, self.every, self.samples, self.batch
 
     def indices(self, shard: int) -> list[int]:
-        """Return a shard's samples."""
+        """Return the indices of a shard's samples; the last shard may have fewer."""
         return list(range(shard * self.batch, min((shard + 1) * self.batch, self.samples)))
 
     def fetch(self, step: int, shard: int) -> Any:
@@ -92,10 +95,10 @@ class ModelEvaluation:
         return self._fetch(step, shard, self.indices(shard))
 
     def make_result(self, shard: int, found: object) -> ShardResult:
-        """Convert the script's result for a shard to numbers.
+        """Convert the script's result for a shard to numbers, with the number of samples of the shard.
 
         Raises:
-            BadInputError: it is not a mapping of names to numbers.
+            BadInputError: it is not a mapping of names to numbers, or it has too many names for the job's events.
         """
         where = f"the function of job.evaluate(name={self.name!r})"
         if not isinstance(found, Mapping):
@@ -117,8 +120,11 @@ class ModelEvaluation:
     def combine(self, results: Sequence[ShardResult]) -> dict[str, float]:
         """Return the means over all samples: shard by shard, in order, weighted by their samples.
 
+        Args:
+            results: of all shards, in order.
+
         Raises:
-            BadInputError: shards have different names, or the monitored value is missing.
+            BadInputError: shards have different names, or the value that decides about the best states is missing.
         """
         names = sorted(results[0].means)
         for number, result in enumerate(results):
@@ -142,7 +148,7 @@ class ModelEvaluation:
 
 
 def pack_shards(shards: Mapping[int, ShardResult], count: int) -> bytes:
-    """Return the set of these shards as bits, for `count` shards."""
+    """Return the set of these shards as packed bits, one bit for each of `count` shards, padded to whole bytes."""
     bits = np.zeros(count, dtype=np.bool_)
     bits[list(shards)] = True
     return np.packbits(bits).tobytes()
@@ -154,7 +160,11 @@ def intersect_bits(bits: Sequence[bytes]) -> bytes:
 
 
 def find_first_holders(bits: Sequence[bytes], count: int) -> list[int | None]:
-    """Return the first rank that has each shard, or None; `bits` has one element per rank."""
+    """Return, for each of `count` shards, the first rank that has it, or None.
+
+    Args:
+        bits: the shards of each rank, as from `pack_shards`.
+    """
     found: list[int | None] = [None] * count
     for rank in range(len(bits) - 1, -1, -1):
         present = np.unpackbits(np.frombuffer(bits[rank], dtype=np.uint8), count=count)

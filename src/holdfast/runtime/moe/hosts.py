@@ -19,7 +19,7 @@ Placement = Sequence[LayerPlacement]
 
 
 def count_layer_replicas(layer: LayerPlacement, experts: int) -> IntArray:
-    """Return replicas per expert and rank, `(E, N)`.
+    """Return replicas per expert and rank, `(E, N)`, for one layer's placement over N ranks.
 
     Raises:
         ValueError: the placement names an unknown expert, or leaves one out.

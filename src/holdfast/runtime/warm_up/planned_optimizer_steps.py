@@ -36,6 +36,10 @@ def dry_run_steps(optimizers: Iterable[Optimizer]) -> None:
 
 
 def _step_on_meta(optimizer: Optimizer) -> None:
+    """Run the step of a copy of the optimizer, without state and hooks, on parameters without memory.
+
+    Only sharded parameters on the CPU take part, one of each kind.
+    """
     stand_in: Any = copy.copy(optimizer)
     stand_in.state = defaultdict(dict)
     stand_in._optimizer_step_pre_hooks, stand_in._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
@@ -54,7 +58,11 @@ def _is_spread_here(parameter: torch.Tensor) -> bool:
 
 
 def _make_meta_parameter(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
-    """Return a parameter of the same kind, with a gradient, on the meta device; one per kind."""
+    """Return a parameter of the same kind, with a gradient, on the meta device.
+
+    Args:
+        kinds: the parameters made so far, by sharding and dtype; a known kind is returned again.
+    """
     spread: Any = parameter
     kind = spread._spec, parameter.dtype
     if kind not in kinds:

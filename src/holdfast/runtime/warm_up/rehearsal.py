@@ -31,7 +31,7 @@ class SavedGenerators:
         self._kept = ExitStack()
 
     def save(self) -> None:
-        """Save the current states."""
+        """Save the states of torch's, numpy's and Python's global generators, until `restore`."""
         untyped: Any = np.random
         self._kept.enter_context(fork_rng())
         self._kept.callback(random.setstate, random.getstate())
@@ -71,7 +71,13 @@ class ShadowSteps:
         return self._shared.machine.warming.is_running
 
     def next_step(self) -> ShadowAttempt | None:
-        """Return the next shadow step. After the last one, report that to the machine and return None."""
+        """Return the next shadow step; the first call starts them, and saves the random generators.
+
+        After the last one, or an error of memory, discard their results and report to the machine.
+
+        Returns:
+            None after the last one, or if no warm-up is due any longer.
+        """
         warming = self._shared.machine.warming
         with self._shared.changed:
             is_first = not self.is_under_way
@@ -90,13 +96,18 @@ class ShadowSteps:
         return None
 
     def cut_short(self) -> None:
-        """End the shadow steps early, because this worker is needed."""
+        """End the shadow steps early, because this worker is needed: discard their results, and tell the machine."""
         self._discard_results()
         with self._shared.changed:
             self._shared.machine.warming.interrupt()
             self._shared.changed.notify_all()
 
     def _start(self) -> None:
+        """Save the random generators, and choose the steps: `SHADOW_STEPS` for each optimizer.
+
+        Optimizers that are not updated before the last step of the loop are left out. Notes which optimizer state
+        exists, so that the rest can be discarded.
+        """
         self._started_at, self._done, self._error = self._clock.monotonic(), 0, ""
         self._generators.save()
         updates, last = self._workload.updates, self._workload.loader.last_step
@@ -108,7 +119,10 @@ class ShadowSteps:
         self._state_before = [{one: set(kept) for one, kept in optimizer.state.items()} for optimizer in optimizers]
 
     def _on_step_done(self) -> None:
-        """Run the reduction and the optimizer step after the script went through a shadow step."""
+        """Run the reduction and the optimizer step, in a world of one, after the script went through a shadow step.
+
+        If memory runs out, the error is kept for the report, and no more shadow steps follow.
+        """
         self._remaining.pop(0)
         self._done += 1
         try:
@@ -120,7 +134,10 @@ class ShadowSteps:
             self._error = f"the optimizer's state does not fit {what}: {error}"
 
     def _discard_results(self) -> None:
-        """Discard gradients and new optimizer state: received state replaces them."""
+        """Discard gradients and new optimizer state, and restore settings and random generators.
+
+        The memory of the optimizer state is kept for the state that will be received.
+        """
         self._workload.state.settings.restore()
         for step in range(1, len(self._workload.updates.order) + 1):
             self._workload.start_step(step, ())

@@ -20,10 +20,10 @@ class ShadowAttempt:
     """One shadow step, instead of an `Attempt`. For the training thread."""
 
     def __init__(self, shared: SharedContext, workload: Workload, step: int, on_done: Callable[[], None]) -> None:
-        """Start the shadow step.
+        """Start the shadow step: without sums, with up to two micro-batches, and with its data prefetched.
 
         Args:
-            step: the step with its samples.
+            step: number of the step that gives samples and optimizer.
             on_done: called when the script has gone through it.
         """
         self.step = step
@@ -39,12 +39,15 @@ class ShadowAttempt:
 
     @property
     def undone(self) -> bool:
-        """Whether it was cut short."""
+        """Whether it was cut short, because this worker is needed or no warm-up is due any longer."""
         with self._shared.changed:
             return not self._shared.machine.warming.is_due
 
     def micro_batches(self) -> Iterator[int]:
-        """Yield its micro-batches, until it is cut short."""
+        """Yield its micro-batches, each once all ranks of the replica group are ready for it.
+
+        Ends early, with `complete` False, when the shadow step is cut short.
+        """
         for micro_batch in self._micro_batches:
             # The ranks of a replica group compute them in step: all agree on each micro-batch before it starts.
             proposal = Proposal(0, self.step, micro_batch, ProposalKind.SHADOW)
@@ -83,6 +86,9 @@ class ShadowAttempt:
         self._workload.state.watch.check_unchanged()
 
     def conclude(self) -> None:
-        """End the shadow step where the script applies it; the step counts as undone."""
+        """End the shadow step where the script applies it: reduce and step as warm-up, unless it was cut short.
+
+        Returns None, as for a step that a failure undid.
+        """
         if not self.undone:
             self._on_done()

@@ -37,7 +37,12 @@ class RoutingChoices:
         self._totals: dict[int, torch.Tensor] = {}
 
     def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
-        """Sum the choices of all ranks; `scale` is only for gradients. All ranks must call it.
+        """Sum the choices of all ranks, and keep the sums for `use_reduced`; `scale` is only for gradients.
+
+        All ranks must call it. Nothing is sent if no layer has a bias.
+
+        Returns:
+            An empty summary, because choices are not gradients.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local choices are intact.
@@ -60,5 +65,6 @@ class RoutingChoices:
         self._totals = {}
 
     def _local_counts(self, layer: int) -> list[int]:
+        """Return this rank's choices of each expert in this attempt; zeros if the layer was not used."""
         counted_E = self._state.choices.get(layer)
         return to_ints(counted_E) if counted_E is not None else [0] * self._biases[layer][1]

@@ -110,7 +110,10 @@ class ExpertGradients:
         self.use_local()
 
     def collect(self) -> None:
-        """Add gradients that autograd put elsewhere because user code had reset `grad`. Called after each backward."""
+        """Add gradients that autograd put elsewhere because user code had reset `grad`, and restore `grad`.
+
+        Called after each backward.
+        """
         with torch.no_grad():
             for weights, buffers in zip(self._weights, self._local, strict=True):
                 for name, weight in weights.items():
@@ -129,6 +132,8 @@ class ExpertGradients:
     @torch.no_grad()
     def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
         """Sum this rank's shards of each expert's gradients over its hosts, times `scale`. All ranks must call it.
+
+        Experts with one host are only scaled. The sums are complete on all hosts after `all_gather`.
 
         Args:
             comm: the group of the placement, or a wrapper of it.
@@ -166,18 +171,19 @@ class ExpertGradients:
             copy_each(self._landing, self._arrived)
 
     def _start_all_to_all(self, comm: Communicator, traffic: _AllToAll) -> Pending:
+        """Fill the send buffer, and start an all-to-all; the caller waits for it."""
         if traffic.sources:
             torch.cat(traffic.sources, out=traffic.send)
         return comm.start_all_to_all(traffic.receive, traffic.send, traffic.receive_splits, traffic.send_splits)
 
     def _reduce_unreplicated(self, item: Item, scale: float) -> GradientSummary:
-        """Scale the gradient of a weight that exists only on this rank."""
+        """Write the scaled gradient of a weight that only this rank has to the reduced ones; return its summary."""
         reduced = self._reduced_gradient(item)
         torch.mul(self._local_gradient(item), scale, out=reduced)
         return GradientSummary.from_pieces(reduced, [reduced.numel()])
 
     def _sum_shards(self, group: ShardGroup, scale: float) -> GradientSummary:
-        """Sum this rank's shards of a group in rank order."""
+        """Sum all hosts' versions of this rank's shards of a group in rank order, times `scale`; return a summary."""
         shard, versions = self._owned[group.key], self._versions[group.key]
         own = self._local_shards(group, self._comm.rank)
         torch.cat(own, out=versions[group.hosts.index(self._comm.rank)])
@@ -187,12 +193,13 @@ class ExpertGradients:
     # ---- buffers and views ----
 
     def _set_gradients(self, buffers: list[dict[str, torch.Tensor]]) -> None:
+        """Set the `grad` of each expert parameter to its buffer; `buffers` are per layer, by name."""
         for weights, layer in zip(self._weights, buffers, strict=True):
             for name, weight in weights.items():
                 weight.grad = layer[name]
 
     def _allocate_reduced(self) -> list[dict[str, torch.Tensor]]:
-        """Return buffers for the reduced gradients; every reduction fills the used rows.
+        """Return buffers for the reduced gradients, per layer by name; every reduction fills the used rows.
 
         Rows without an expert of this rank are zero.
         """
@@ -207,7 +214,7 @@ class ExpertGradients:
         return buffers
 
     def _allocate_buffers(self) -> None:
-        """Allocate all targets of the all-to-alls, and the views into them."""
+        """Allocate the reduced gradients, the shards, and the buffers of both all-to-alls, with all views into them."""
         self._reduced = self._allocate_reduced()
         first = next((w for weights in self._weights for w in weights.values()), torch.empty(0))
         rank = self._comm.rank
@@ -218,13 +225,19 @@ class ExpertGradients:
         self._landing, self._arrived = self._gathered_views(rank)
 
     def _parts_to_sum(self, group: ShardGroup, peer: int) -> tuple[list[torch.Tensor], int]:
-        """Return this rank's versions of the shards that a peer sums, and the elements to receive from the peer."""
+        """Return this rank's versions of the shards that a peer sums, and how many elements to receive from it.
+
+        ([], 0) if they do not both host the experts of the group.
+        """
         if self._comm.rank not in group.hosts or peer not in group.hosts:
             return [], 0
         return self._local_shards(group, peer), group.shard_length(self._comm.rank)
 
     def _parts_to_gather(self, group: ShardGroup, peer: int) -> tuple[list[torch.Tensor], int]:
-        """Return the sums that a peer will apply, and the elements to receive from the peer."""
+        """Return the sums that a peer will apply, and the number of elements to receive from the peer.
+
+        No sums if this rank does not host the group's experts, 0 if it will not apply them.
+        """
         rank = self._comm.rank
         leaving = [self._owned[group.key]] if rank in group.hosts and peer in group.receivers else []
         return leaving, group.shard_length(peer) if peer in group.hosts and rank in group.receivers else 0
@@ -232,7 +245,7 @@ class ExpertGradients:
     def _lay_out_all_to_all(
         self, like: torch.Tensor, between: Callable[[ShardGroup, int], tuple[list[torch.Tensor], int]]
     ) -> _AllToAll:
-        """Lay out one all-to-all with every peer.
+        """Allocate the buffers of one all-to-all with every peer, and list the views to send and the split sizes.
 
         Args:
             like: gives dtype and device.
@@ -270,11 +283,15 @@ class ExpertGradients:
         return self._reduced[item.layer][item.weight][row].view(-1)
 
     def _received_parts(self, traffic: _AllToAll, peer: int, lengths: list[int]) -> list[torch.Tensor]:
+        """Return a peer's part of the receive buffer, split into views of these lengths."""
         start = sum(traffic.receive_splits[:peer])
         return list(split_tensor(traffic.receive[start : start + sum(lengths)], lengths))
 
     def _versions_by_host(self, rank: int) -> dict[ShardGroupKey, list[torch.Tensor]]:
-        """Return all hosts' versions of this rank's shards, in rank order."""
+        """Return all hosts' versions of this rank's shards, in rank order, by group.
+
+        Those of peers are views of received data, and this rank's own is a new buffer.
+        """
         found: dict[ShardGroupKey, list[torch.Tensor]] = {f.key: [] for f in self._summed}
         for peer in range(self._comm.size):
             common = [group for group in self._summed if peer in group.hosts]
@@ -286,7 +303,7 @@ class ExpertGradients:
         return found
 
     def _gathered_views(self, rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return views of the reduced gradients, and the received data to copy into each."""
+        """Return views of the reduced gradients, and the sums of this rank and its peers to copy into them."""
         landing: list[torch.Tensor] = []
         arrived: list[torch.Tensor] = []
         for peer in range(self._comm.size):

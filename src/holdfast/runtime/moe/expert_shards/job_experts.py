@@ -121,7 +121,11 @@ class JobExperts:
     ) -> int:
         """Enter a generation's group and placement, and keep all experts that still count.
 
+        Drops the others, receives the missing ones, and binds the layers. If experts move during the step, only starts
+        that: the present placement serves until `on_step_passed`, and nothing is received here.
+
         Args:
+            plan: the experts of each rank now and in the new placement.
             change: which experts to keep, and whether to take part in a migration.
             moving: the same group, wrapped for the migration; None to use `comm`.
 
@@ -160,7 +164,15 @@ class JobExperts:
         self._bind(comm, serving)
 
     def _receive_missing(self, comm: Communicator, held: IntArray, wanted: IntArray) -> int:
-        """Receive the missing experts of a placement, and return the received bytes."""
+        """Receive the experts that this rank lacks, and keep the present ones too; return the received bytes.
+
+        Args:
+            held, wanted: replicas now and in the new placement, `(L, E, N)`.
+
+        Raises:
+            CorruptExpertError: a checksum is wrong.
+            HaltedError, PeerLostError: abandoned; nothing is changed.
+        """
         before, after = placement_from_counts(held), placement_from_counts(wanted)
         moves = plan_moves(before, after, [self.experts] * len(self.layers))
         staged = stage_migration(comm, self.shards, held=before, wanted=after, transfers=moves)
@@ -169,18 +181,20 @@ class JobExperts:
         return staged.received_bytes
 
     def _bind(self, comm: Communicator, placement: Placement) -> None:
+        """Bind the layers to a group and a placement, with new buffers for gradients and choices."""
         self._bind_layers(comm, placement)
         self.gradients = ExpertGradients(self.layers, placement, comm, self._next_placement)
         self.choices = RoutingChoices(self.layers, self.state)
 
     def _bind_layers(self, comm: Communicator, placement: Placement) -> None:
+        """Bind the layers to a group and a placement, with a new state that is not void."""
         self._comm = comm
         self._placement = placement
         self.state = bind_layers(self.layers, comm, placement)
         self.state.seed = self._seed
 
     def _decode_counts(self, blobs: Sequence[bytes]) -> IntArray:
-        """Return replicas per layer, expert and rank, `(L, E, N)`."""
+        """Return replicas per layer, expert and rank, `(L, E, N)`, from one encoded placement per rank."""
         return np.stack([decode_experts(blob, self.shape(1)) for blob in blobs], axis=2)
 
     def _keep_only(
@@ -188,14 +202,21 @@ class JobExperts:
         names: Sequence[Sequence[int]],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]] | None = None,
     ) -> None:
-        """Keep exactly these experts of each layer, and release the memory of all others."""
+        """Keep exactly these experts of each layer, and release the memory of all others.
+
+        Args:
+            arrived: per layer, received rows of new experts, by (expert, name of the tensor).
+        """
         for layer, (experts, rows) in enumerate(zip(names, _row_counts(names), strict=True)):
             self.shards.rearrange(layer, experts, rows=rows, arrived=arrived[layer] if arrived else None)
 
     # ---- a step ----
 
     def start_step(self) -> None:
-        """Start a step without gradients; if a migration has ended, release the memory that it needed."""
+        """Start a step with zero gradients and without counts.
+
+        If a migration has ended, release the memory that it needed, and make new gradient buffers.
+        """
         hosted = self.shards.hosted
         if any(layer.experts.rows > rows for layer, rows in zip(self.layers, _row_counts(hosted), strict=True)):
             self._keep_only(hosted)
@@ -208,7 +229,7 @@ class JobExperts:
         self.state.start_attempt()
 
     def serve_micro_batch(self, step: int, micro_batch: int) -> None:
-        """Compute for the other ranks' micro-batches of one round, without an own one."""
+        """Compute this rank's experts for the other ranks' micro-batches of one round, forward and backward."""
         self.state.start_micro_batch(step, micro_batch)
         serve_round(self.layers)
         self.finish_micro_batch()
@@ -222,7 +243,7 @@ class JobExperts:
         return self.void is not None or 2 * self.state.exchanges == self.state.expected_exchanges
 
     def serve_evaluation_shard(self, step: int, shard: int) -> None:
-        """Compute for the other ranks' shards in one round of an evaluation, if this rank has no shard in it.
+        """Compute forward for the other ranks' shards in one round of an evaluation, if this rank has no shard in it.
 
         Args:
             shard: index of the round's first shard.
@@ -242,6 +263,9 @@ class JobExperts:
 
     def skip_micro_batch(self, step: int, micro_batch: int) -> None:
         """Leave the script's micro-batch out, but serve the other ranks' micro-batches of the round.
+
+        Before the forward pass, it is served as by a rank without a micro-batch. After it, a backward pass of zeros
+        runs. Does nothing if the step is void, or this worker is alone.
 
         Raises:
             StepUseError: the forward pass has used only some of the layers.
@@ -266,7 +290,7 @@ class JobExperts:
         self.finish_micro_batch()
 
     def on_step_passed(self) -> None:
-        """Drop the experts that this rank no longer hosts, because all members now hold theirs.
+        """Add the loads of the step, and drop the experts that this rank no longer hosts: all members now hold theirs.
 
         Called when a commit operation of this generation has passed. The number of rows stays the same, because the
         reduced gradients use the same rows. After a background migration, the received experts get the rows that were
@@ -294,7 +318,10 @@ class JobExperts:
         self._rebind = True
 
     def _add_step_loads(self) -> None:
-        """Add the loads of the step that has passed; abandoned attempts do not count."""
+        """Add the loads of the step that has passed to the moving average, and forget them.
+
+        Loads of abandoned attempts are never added.
+        """
         none = np.zeros(self.experts, dtype=np.int64)
         tokens = np.stack([self.state.loads.get(layer, none) for layer in range(len(self.layers))])
         self._loads = self._loads.add(tokens, steps=1, half_life=HALF_LIFE_OF_WINDOW * self._window)
@@ -347,7 +374,11 @@ class JobExperts:
         return [self.shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
 
     def describe_layers(self) -> tuple[LayerSpec, ...]:
-        """Return the specification of each layer's tensors and optimizer values."""
+        """Return the specification of each layer's tensors and optimizer values.
+
+        Raises:
+            BadInputError: the optimizer has state that is neither one row per expert nor one value.
+        """
         return tuple(self.shards.describe(layer) for layer in range(len(self.layers)))
 
     def planned_experts(self, plan: ExpertPlan, rank: int) -> tuple[tuple[int, ...], ...]:
@@ -364,7 +395,13 @@ class JobExperts:
         specs: Sequence[LayerSpec],
         arrived: Sequence[Mapping[tuple[int, str], torch.Tensor]],
     ) -> None:
-        """Replace all experts by the experts of a checkpoint."""
+        """Replace all experts by the experts of a checkpoint, with their optimizer state.
+
+        Args:
+            names: the experts of this rank, per layer.
+            specs: per layer, the tensors and the optimizer values of the checkpoint.
+            arrived: per layer, the rows that were read, by (expert, name of the tensor).
+        """
         for layer, spec in enumerate(specs):
             self.shards.adopt(layer, spec)
         self._keep_only(names, arrived)

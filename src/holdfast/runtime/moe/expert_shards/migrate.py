@@ -63,7 +63,7 @@ class StagedMigration:
     received_bytes: int
 
     def apply(self) -> None:
-        """Add the new experts, and drop the ones that moved to other ranks."""
+        """Add the received experts, drop the ones that moved to other ranks, and set the shared optimizer values."""
         for layer, (spec, experts) in enumerate(zip(self.specs, self.wanted, strict=True)):
             self.shards.adopt(layer, spec)
             rows = None if self.rows is None else self.rows[layer]
@@ -97,7 +97,9 @@ def stage_migration(
     rows: Sequence[int] | None = None,
     wave_bytes: int = WAVE_BYTES,
 ) -> StagedMigration:
-    """Receive all experts that this rank lacks; every rank of the new group must call it with the same plan.
+    """Receive all experts that this rank lacks into new buffers; all ranks must call it with the same plan.
+
+    The ranks exchange descriptions first, then send in waves.
 
     Args:
         comm: the new group.
@@ -110,7 +112,7 @@ def stage_migration(
     Raises:
         LostExpertsError: a rank would lack an expert; all ranks raise it.
         CorruptExpertError: a checksum is wrong.
-        ValueError: this rank's experts differ from `held`, or the ranks' states are of different kinds.
+        ValueError: this rank lacks experts of `held`, `rows` are too few, or the ranks' states are of different kinds.
         HaltedError, PeerLostError: abandoned. Nothing is changed.
     """
     moves = transfers.as_tuples()
@@ -139,7 +141,11 @@ def stage_migration(
 
 
 def _check_moves(held: Placement, wanted: Placement, moves: Sequence[Move]) -> None:
-    """Raise if a rank would lack an expert, or if a sender does not have an expert that it should send."""
+    """Check that after the moves each rank has its wanted experts, and that each sender has the experts it sends.
+
+    Raises:
+        LostExpertsError: not so; it names the experts.
+    """
     owned = {(layer, e, rank) for layer, ranks in enumerate(held) for rank, es in enumerate(ranks) for e in es}
     wrong = [(layer, expert) for layer, expert, source, _ in moves if (layer, expert, source) not in owned]
     owned |= {(layer, expert, to) for layer, expert, _, to in moves}
@@ -152,8 +158,10 @@ def _check_moves(held: Placement, wanted: Placement, moves: Sequence[Move]) -> N
 def _agree_on_specs(comm: Communicator, shards: ExpertShards, held: Placement) -> tuple[LayerSpec, ...]:
     """Return the specification of the ranks that hold experts: a joiner's optimizer has no state yet.
 
+    All ranks compare size and checksum of theirs. Only if they differ, the specifications are sent.
+
     Raises:
-        ValueError: on all ranks, if the holders have different kinds of state.
+        ValueError: on all ranks, if the holders have different kinds of state, or no rank holds an expert.
     """
     own = tuple(shards.describe(layer) for layer in range(len(shards.layers)))
     mine = msgspec.msgpack.encode(own)
@@ -174,7 +182,15 @@ def _agree_on_specs(comm: Communicator, shards: ExpertShards, held: Placement) -
 def _gather_specs(
     comm: Communicator, mine: bytes, sizes: Sequence[int], device: torch.device
 ) -> dict[int, tuple[LayerSpec, ...]]:
-    """Return every rank's specification."""
+    """Return every rank's specification.
+
+    Args:
+        mine: this rank's, encoded.
+        sizes: of all ranks' encoded ones, in bytes.
+
+    Raises:
+        ValueError: the largest has more than `MAX_SPEC_BYTES`.
+    """
     longest = max(sizes)
     if longest > MAX_SPEC_BYTES:
         raise ValueError(f"the description of the experts has {longest} bytes: at most {MAX_SPEC_BYTES}")
@@ -188,7 +204,7 @@ def _gather_specs(
 
 
 def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iterator[list[Move]]:
-    """Split the moves, in order, into waves of at most `most` bytes per rank and direction, or one move."""
+    """Split the moves, in order, into waves that a rank sends or receives at most `most` bytes in, or one move."""
     wave: list[Move] = []
     load: dict[tuple[str, int], int] = {}
     for move in moves:
@@ -207,7 +223,11 @@ def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: i
 def _send_wave(
     comm: Communicator, shards: ExpertShards, specs: Sequence[LayerSpec], wave: Sequence[Move]
 ) -> tuple[torch.Tensor, list[Move]]:
-    """Send this rank's parcels of a wave; return the received bytes and their moves, in order."""
+    """Send and receive the experts of a wave by one all-to-all.
+
+    Returns:
+        The received bytes, and the moves to this rank in their order, by sender.
+    """
     device = shards.layers[0].experts.device
     outgoing = sorted((m for m in wave if m[2] == comm.rank), key=lambda m: m[3])
     incoming = sorted((m for m in wave if m[3] == comm.rank), key=lambda m: m[2])
@@ -246,7 +266,11 @@ def _unpack(
     specs: Sequence[LayerSpec],
     arrived: Sequence[dict[tuple[int, str], torch.Tensor]],
 ) -> None:
-    """Check the received experts, and record their rows.
+    """Check the received experts, and record views of their rows.
+
+    Args:
+        buffer: from `_send_wave`.
+        arrived: per layer, gets the rows by (expert, name of the tensor).
 
     Raises:
         CorruptExpertError: a checksum is wrong.

@@ -102,7 +102,7 @@ class ExpertShards:
         return LayerSpec(tuple(rows), tuple(values))
 
     def row(self, layer: int, expert: int, spec: RowSpec) -> torch.Tensor:
-        """Return one expert's live row of one tensor."""
+        """Return one expert's live row of one tensor, a view without autograd. The expert must be on this rank."""
         return self._stack_of(layer, spec)[self.layers[layer].experts.row(expert)]
 
     def assign_rows(self, layer: int, experts: Sequence[int], rows: int) -> tuple[int, ...]:
@@ -110,7 +110,10 @@ class ExpertShards:
         return _assign_rows(self.layers[layer].experts.row_experts, sorted(experts), rows)
 
     def adopt(self, layer: int, spec: LayerSpec) -> None:
-        """Give the optimizer the state of a specification: missing stacks become zero, values are set."""
+        """Give the optimizer the state of a specification: missing stacks become zero, shared values are set.
+
+        Stacks that exist are not changed. Does nothing without an optimizer.
+        """
         weights = self._weights(layer)
         if self._optimizer is None:
             return
@@ -138,9 +141,10 @@ class ExpertShards:
         rows: int | None = None,
         arrived: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> None:
-        """Keep exactly these experts on this rank.
+        """Keep exactly these experts on this rank, in the weights and in the optimizer's state.
 
-        An expert that stays keeps its row, a new one gets a free one, and unused rows become zero.
+        An expert that stays keeps its row, a new one gets a free one, and unused rows become zero. The weights'
+        gradients are dropped.
 
         Args:
             layer: index of the layer.
@@ -180,12 +184,14 @@ class ExpertShards:
         return self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
 
     def _stack_of(self, layer: int, spec: RowSpec) -> torch.Tensor:
+        """Return the stack of a weight, or of its optimizer state, as `spec` names it, without autograd."""
         weight = self._weights(layer)[spec.weight]
         tensor = self._state(weight)[spec.key] if spec.key else weight
         assert isinstance(tensor, torch.Tensor)
         return tensor.detach()
 
     def _set_stack(self, layer: int, spec: RowSpec, stack: torch.Tensor) -> None:
+        """Replace a stack in the optimizer's state, or a weight's data; a weight's gradient is dropped."""
         weight = self._weights(layer)[spec.weight]
         if spec.key:
             assert self._optimizer is not None
@@ -217,7 +223,13 @@ def _assign_rows(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tupl
 
 
 def _rearrange_stack(stack: torch.Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> torch.Tensor:
-    """Return the stack with its rows in the new order: in place if no expert changes its row."""
+    """Return the stack with its rows in the new order; rows of experts that are new here are zero.
+
+    If no expert changes its row, and the number of rows stays, it is the same tensor, changed in place.
+
+    Args:
+        old, new: the expert of each row, -1 for none.
+    """
     moved = any(expert >= 0 and expert in old and old.index(expert) != place for place, expert in enumerate(new))
     if len(old) != len(new) or moved:
         fresh = stack.new_zeros((len(new), *stack.shape[1:]))
@@ -240,6 +252,11 @@ def _row_spec(weight: str, key: str, tensor: torch.Tensor) -> RowSpec:
 
 
 def _value_spec(weight: str, key: str, value: object) -> ValueSpec:
+    """Return the description of an optimizer value that all experts share: a number, None, or a tensor of one element.
+
+    Raises:
+        BadInputError: it is something else.
+    """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         number = value.item()
         assert isinstance(number, int | float)

@@ -47,7 +47,10 @@ class ShardGroup:
         return len(self.hosts) == 1 and self.receivers == self.hosts
 
     def shard(self, item: Item, rank: int) -> slice:
-        """Return the elements of an item that a host sums."""
+        """Return the elements of an item that a host sums; may be empty.
+
+        All hosts have shards of equal size, a multiple of `BLOCK`, except the last ones.
+        """
         place = self.hosts.index(rank)
         size = -(-item.numel // (len(self.hosts) * BLOCK)) * BLOCK
         return slice(min(place * size, item.numel), min((place + 1) * size, item.numel))
@@ -61,7 +64,7 @@ class ShardGroup:
 def group_items(
     placement: Placement, weights: Sequence[dict[str, int]], next_placement: Placement | None = None
 ) -> tuple[ShardGroup, ...]:
-    """Group all items by their present and future hosts.
+    """Group all items by their present and future hosts, in the order of these.
 
     Args:
         placement: per layer and rank.

@@ -26,7 +26,7 @@ class BackgroundMigration:
     """One rank's part of a migration; the plan is the same on all ranks."""
 
     def __init__(self, shards: ExpertShards, held: Placement, wanted: Placement, rank: int) -> None:
-        """Plan the migration.
+        """Plan the migration: which pairs this rank sends to and receives from each rank. Nothing is sent here.
 
         Args:
             held, wanted: per layer and rank.
@@ -58,14 +58,14 @@ class BackgroundMigration:
         return self.incoming
 
     def view(self, to: int) -> StateView:
-        """Return the live rows for a rank, and their description."""
+        """Return the live rows of the experts for the rank `to`, one expert after the other, and their description."""
         specs = self._specs()
         pairs = self.outgoing[to]
         tensors = [self._shards.row(layer, expert, row) for layer, expert in pairs for row in specs[layer].rows]
         return StateView(manifest=_manifest(pairs, specs), tensors=tensors)
 
     def prepare(self, source: int, manifest: Manifest) -> list[torch.Tensor]:
-        """Return tensors to receive a rank's experts into.
+        """Check the description of a rank's experts, and return new tensors to receive them into, in that order.
 
         Raises:
             StateMismatchError: the manifest is not the planned one, or the sender's optimizer has another kind of
@@ -102,6 +102,7 @@ def _manifest(pairs: Sequence[Pair], specs: Sequence[LayerSpec]) -> Manifest:
 
 
 def _by_layer(pairs: Sequence[Pair], layers: int) -> list[list[int]]:
+    """Return the experts of (layer, expert) pairs as one list for each of `layers` layers."""
     experts: list[list[int]] = [[] for _ in range(layers)]
     for layer, expert in pairs:
         experts[layer].append(expert)

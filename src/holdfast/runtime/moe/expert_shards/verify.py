@@ -20,7 +20,7 @@ class ReplicasDifferError(HoldfastError):
 
 
 def compute_checksums(shards: ExpertShards) -> dict[tuple[int, int], int]:
-    """Return a checksum of each (layer, expert) on this rank: weights and optimizer state."""
+    """Return a checksum (CRC-32) of each (layer, expert) on this rank: weights and optimizer state."""
     found: dict[tuple[int, int], int] = {}
     for layer, experts in enumerate(shards.hosted):
         rows = shards.describe(layer).rows
@@ -33,10 +33,10 @@ def compute_checksums(shards: ExpertShards) -> dict[tuple[int, int], int]:
 
 
 def verify_replicas(comm: Communicator, shards: ExpertShards) -> None:
-    """Compare all replicas; every rank must call it.
+    """Compare the checksums of all replicas of each expert; every rank must call it.
 
     Raises:
-        ReplicasDifferError: on all ranks, naming the experts and their hosts.
+        ReplicasDifferError: on all ranks, naming the first expert that differs, and its hosts.
         HaltedError, PeerLostError: abandoned or failed.
     """
     mine = compute_checksums(shards)

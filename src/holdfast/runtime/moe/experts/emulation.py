@@ -48,10 +48,10 @@ class Emulation:
             )
 
     def run(self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        """Compute, forward now and backward later, no faster than stated.
+        """Return `compute(tokens, *more)`, and sleep so that forward now and backward later are no faster than stated.
 
         Args:
-            compute: called with the tokens and `more`.
+            compute: computes the experts; differentiable.
         """
         started = self.now()
         watch = _BackwardTimer(self, self.seconds_per_token * BACKWARD_FACTOR * tokens_AD.shape[0])

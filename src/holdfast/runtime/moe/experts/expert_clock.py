@@ -39,10 +39,9 @@ class ExpertClock:
         return (1.0 + BACKWARD_FACTOR) * self._seconds / self._tokens if self._tokens else 0.0
 
     def run(self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        """Compute, and measure the time; a call without tokens is not measured.
+        """Return `compute(tokens, *more)`, and measure the time of this forward pass, unless there are no tokens.
 
-        Args:
-            compute: called with the tokens and `more`.
+        On CUDA, a later call reads the time, so that the host does not wait.
         """
         if not tokens_AD.shape[0]:
             return compute(tokens_AD, *more)
@@ -56,7 +55,10 @@ class ExpertClock:
     def _run_on_device(
         self, compute: Callable[..., torch.Tensor], tokens_AD: torch.Tensor, *more: torch.Tensor
     ) -> torch.Tensor:
-        """Measure by CUDA events, so that the host does not wait: a later call reads the times."""
+        """Compute between two CUDA events, and add the times of earlier calls that have ended on the device.
+
+        The host does not wait.
+        """
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         out_AD = compute(tokens_AD, *more)
@@ -68,5 +70,6 @@ class ExpertClock:
         return out_AD
 
     def _add_measurement(self, seconds: float, tokens: int) -> None:
+        """Add a measurement; earlier ones count a little less each time."""
         self._seconds = _FADING * self._seconds + seconds
         self._tokens = _FADING * self._tokens + tokens

@@ -27,7 +27,11 @@ class ModuleExperts(ExpertStack):
     """Experts made by a factory."""
 
     def __init__(self, factory: ExpertFactory, dim: int, hidden: int, experts: int, *, seed: int, layer: int) -> None:
-        """Make all experts, each with torch's randomness seeded by (seed, layer, expert).
+        """Make all experts, each with torch's randomness seeded by (seed, layer, expert), and stack their parameters.
+
+        Args:
+            factory: makes one expert from (dim, hidden).
+            experts: number of experts in the whole job.
 
         Raises:
             BadInputError: the factory does not make modules, or makes modules without parameters, with buffers, with
@@ -51,13 +55,17 @@ class ModuleExperts(ExpertStack):
         self._template = (modules[0].to("meta"),)
 
     def train(self, mode: bool = True) -> ModuleExperts:
-        """See nn.Module."""
+        """Set the mode of the module that computes all experts too, which is not registered as a child."""
         self._template[0].train(mode)
         super().train(mode)
         return self
 
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """See `ExpertStack.forward`.
+        """Compute each row's tokens by one call of the module, `(A, D)`; rows without tokens are skipped.
+
+        Args:
+            tokens_AD: sorted by row.
+            row_ends_R: int32, the end of each row's tokens.
 
         Raises:
             BadInputError: a module returned another shape than it was given.
@@ -74,6 +82,14 @@ class ModuleExperts(ExpertStack):
         return torch.cat(done) if done else tokens_AD * 0.0
 
     def _compute_expert(self, row: int, tokens_nD: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Call the module with the weights of one row.
+
+        Args:
+            weights: the stacks, by name, in the dtype of the tokens.
+
+        Raises:
+            BadInputError: it does not return a tensor of the same shape.
+        """
         (template,) = self._template
         out_nD = call_with_parameters(
             template, {path: weights[name][row] for name, path in self._paths.items()}, tokens_nD
@@ -88,6 +104,11 @@ class ModuleExperts(ExpertStack):
 
 
 def _make_expert(factory: ExpertFactory, dim: int, hidden: int, seed: int, layer: int, expert: int) -> nn.Module:
+    """Make one expert, with torch's randomness seeded by (seed, layer, expert); the global generators stay unchanged.
+
+    Raises:
+        BadInputError: the factory does not return a module.
+    """
     with fork_rng():
         seed_all(expert_generator(seed=seed, layer=layer, expert=expert).initial_seed())
         made = factory(dim, hidden)
@@ -103,8 +124,12 @@ def _describe_object(given: object) -> str:
 def _check_modules(modules: Sequence[nn.Module], values: Sequence[dict[str, nn.Parameter]]) -> None:
     """Refuse modules that cannot be stacked, or that could give other results on another rank.
 
+    Args:
+        values: the parameters of each module, by path.
+
     Raises:
-        BadInputError: a module is refused.
+        BadInputError: a module has no parameters, a buffer or random numbers; or modules differ in names, shapes or
+            dtypes, or share a parameter.
     """
     first, name = modules[0], type(modules[0]).__name__
     if not values[0]:

@@ -142,6 +142,7 @@ class StackedExperts(ExpertStack):
     def _multiply(
         self, rows_AX: torch.Tensor, weights: torch.Tensor, bias_RY: torch.Tensor | None, row_ends_R: torch.Tensor
     ) -> torch.Tensor:
+        """Multiply each row's tokens by its matrix, in the dtype of the tokens, and add its bias if there is one."""
         weights_RXY = (weights.mT if self._outputs_first else weights).to(rows_AX.dtype)
         out_AY = multiply_grouped(rows_AX, weights_RXY, row_ends_R)
         if bias_RY is None:
@@ -151,7 +152,7 @@ class StackedExperts(ExpertStack):
 
 
 def gated_activation(activation: Activation) -> Activation:
-    """Return a function that multiplies the activated first half by the second half.
+    """Return a function from `(A, 2 H)` to `(A, H)`: the activated first half times the second half.
 
     SwiGLU with F.silu: Shazeer, 2020.
     """
@@ -167,6 +168,8 @@ def draw_experts(
     dim: int, hidden: int, experts: int, activation: Activation, *, gate: bool, seed: int, layer: int
 ) -> StackedExperts:
     """Return experts with fresh weights, each a pure function of (seed, layer, expert) and the sizes.
+
+    Weights are uniform, within 1 / sqrt(input size).
 
     Args:
         dim, hidden: D and H.
@@ -190,20 +193,27 @@ def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
 
 
 def multiply_grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-    """Multiply the tokens of each row by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`."""
+    """Multiply the tokens of each row by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`.
+
+    Uses torch's grouped_mm if it supports dtype and sizes, else one multiplication for each row.
+
+    Args:
+        row_ends_R: int32, the end of each row's tokens.
+    """
     if tokens_AX.shape[0] and _supports_grouped_mm(weights_RXY):
         return apply_function(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
     return _multiply_one_by_one(tokens_AX, weights_RXY, to_ints(row_ends_R))
 
 
 def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
+    """Return whether dtype and alignment of the matrices suit torch's grouped_mm."""
     sides = weights_RXY.shape[1:]
     aligned = all(side * weights_RXY.element_size() % _ALIGNMENT_BYTES == 0 for side in sides)
     return weights_RXY.dtype in _GROUPED and aligned
 
 
 def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """Multiply row by row, if grouped_mm has no kernel (float64, odd sizes) or without tokens.
+    """Multiply row by row, for `multiply_grouped`, if grouped_mm has no kernel (float64, odd sizes) or without tokens.
 
     The weights then still get zero gradients.
     """

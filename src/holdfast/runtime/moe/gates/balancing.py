@@ -30,7 +30,9 @@ class BalancingBias:
 
     @torch.no_grad()
     def update(self, counts_E: torch.Tensor) -> None:
-        """Raise the bias of experts that were chosen less often than the mean, and lower the others.
+        """Raise the bias of experts that were chosen less often than the mean by `rate`, and lower it for the others.
+
+        It stays the same for an expert that was chosen exactly as often as the mean.
 
         Args:
             counts_E: choices in the whole step, integers.

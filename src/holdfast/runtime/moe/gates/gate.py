@@ -92,6 +92,11 @@ class TopKGate(nn.Module):
         self.balancing = BalancingBias(gate=self, name="bias", rate=bias_rate) if bias_rate else None
 
     def _check(self, bias_rate: float) -> None:
+        """Check all arguments of the gate, see `__init__`.
+
+        Raises:
+            BadInputError: one is not a number or out of range, or the groups do not divide the experts.
+        """
         experts, top_k = self.experts, self.top_k
         check_integers(experts=experts, top_k=top_k, groups=self.groups)
         check_integers(groups_kept=self.groups_kept, group_best=self.group_best)
@@ -117,11 +122,13 @@ class TopKGate(nn.Module):
                 raise BadInputError(f"{name} is {number}: it must be 0 or more, and the scale above 0")
 
     def forward(self, logits_TE: torch.Tensor, chosen_TK: torch.Tensor | None = None) -> Choice:
-        """Choose experts.
+        """Choose the K best experts of each token; return them with their weights and the losses.
+
+        Weights are scores, scaled to a sum of 1 if `normalise`, times `scale`.
 
         Args:
             logits_TE: the router's logits, in float32 or wider.
-            chosen_TK: a fixed choice (`routing.py`), for which the gate only computes the weights.
+            chosen_TK: a fixed choice (`routing.py`), for which the gate only computes weights and losses.
 
         Raises:
             BadInputError: the logits are for another number of experts.
@@ -143,7 +150,10 @@ class TopKGate(nn.Module):
         return Choice(experts=chosen_TK, weights=weights_TK, aux_loss=aux_loss)
 
     def _select_experts(self, scores_TE: torch.Tensor) -> torch.Tensor:
-        """Return the K best experts of each token, `(T, K)`, by their scores with the bias."""
+        """Return the K best experts of each token, `(T, K)`, by their scores plus the balancing bias.
+
+        With groups, only experts of the `groups_kept` best groups are chosen.
+        """
         if self.bias is not None:
             scores_TE = scores_TE + self.bias
         if self.groups_kept < self.groups:
@@ -155,7 +165,10 @@ class TopKGate(nn.Module):
         return scores_TE.topk(self.top_k, dim=-1).indices
 
     def _compute_balance_loss(self, scores_TE: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
-        """Return Switch's loss: E times the sum over experts of (share of assignments) x (mean share of the scores)."""
+        """Return Switch's loss, E * sum over experts of (share of assignments) * (mean share of scores), * `aux_loss`.
+
+        It is 0 without a coefficient or without tokens.
+        """
         if self.aux_loss == 0.0 or chosen_TK.numel() == 0:
             return scores_TE.new_zeros(())
         if self.score == "sigmoid":
@@ -172,7 +185,7 @@ def check_choice(choice: object, gate: nn.Module, *, tokens: int, top_k: int, ex
         tokens, top_k, experts: the required T, K and E.
 
     Raises:
-        BadInputError: it has another shape, or names experts that do not exist.
+        BadInputError: it is not a `Choice` of tensors, has another shape or dtype, or names experts that do not exist.
     """
     name = type(gate).__name__
     if not isinstance(choice, Choice):
@@ -197,8 +210,12 @@ def check_choice(choice: object, gate: nn.Module, *, tokens: int, top_k: int, ex
 def check_expert_numbers(chosen_TK: torch.Tensor, gate: str, experts: int) -> None:
     """Check the numbers of the chosen experts.
 
+    Args:
+        gate: name of the gate, for error messages.
+        experts: the number of experts.
+
     Raises:
-        BadInputError: they are not integers, or out of range.
+        BadInputError: they are not int64, or out of range.
     """
     if chosen_TK.dtype != torch.int64:
         raise BadInputError(f"the gate {gate} returned experts as {chosen_TK.dtype}: they must be torch.int64")

@@ -49,6 +49,7 @@ class Router(nn.Module):
             return F.linear(tokens_TD, self.weight.to(dtype))
 
     def _draw_noise(self, tokens_TD: torch.Tensor, stream: int) -> torch.Tensor:
+        """Return factors between 1 - jitter and 1 + jitter, shaped like the tokens, the same on every device."""
         # Drawn on the host: a device's generator would draw other numbers.
         generator = torch.Generator().manual_seed(stream)
         noise_TD = torch.empty(tokens_TD.shape).uniform_(1 - self.jitter, 1 + self.jitter, generator=generator)

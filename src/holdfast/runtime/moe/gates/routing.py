@@ -51,17 +51,20 @@ class RecordedRouting:
         self._seed = seed
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
-        """See `Routing.assign`."""
+        """Return consecutive rows of the table, `(T, top_k)`, from a row that follows from (seed, step, micro-batch).
+
+        After the last row comes the first one again.
+        """
         rows = self._table.shape[0]
         start = derive_seed(self._seed, step, micro_batch) % rows
         return self._table[(torch.arange(tokens) + start) % rows]
 
 
 def routing_from_loads(loads: ArrayLike, top_k: int, *, rows: int = 4096, seed: int = 0) -> RecordedRouting:
-    """Return a routing that chooses experts in proportion to recorded loads.
+    """Return a routing that chooses experts in proportion to recorded loads, from a table that is drawn once.
 
     Args:
-        loads: tokens per expert of one layer, `(E,)`, not negative.
+        loads: tokens per expert of one layer, `(E,)`, not negative. Experts without load are chosen last.
         top_k: experts per token.
         rows: length of the drawn table.
         seed: of the draw.

@@ -41,7 +41,10 @@ class TraceRouting:
             self._log_loads = np.log(loads)
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
-        """See `Routing.assign`."""
+        """Draw the experts of each token, `(T, top_k)`, in proportion to the loads of the nearest recorded iteration.
+
+        They depend only on seed, step and micro-batch, and are all different within a row.
+        """
         place = int(np.abs(self._iterations - step * self._stride).argmin())
         key = derive_seed(self._seed, step, micro_batch)
         noise = np.random.Generator(np.random.Philox(key=key)).gumbel(size=(tokens, self._log_loads.shape[1]))
@@ -61,7 +64,8 @@ class RoutingTrace:
             name: for error messages.
 
         Raises:
-            BadInputError: the arrays are not a valid trace.
+            BadInputError: an array has another shape or no numbers, a load is negative or not finite, or the iterations
+                do not ascend.
         """
         loads, numbers = np.asarray(tokens), np.asarray(iterations)
         if loads.ndim != 3 or loads.size == 0 or not np.issubdtype(loads.dtype, np.number):

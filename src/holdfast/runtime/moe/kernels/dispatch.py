@@ -42,7 +42,7 @@ def plan_dispatch(
     row_experts: Sequence[int],
     scheme: DispatchScheme,
 ) -> Dispatch:
-    """Plan one rank's part.
+    """Plan one rank's part: how many rows it sends to and receives from each rank, and the orders of these rows.
 
     Args:
         assigned: expert of each of this rank's assignments, `(A,)`.
@@ -50,7 +50,7 @@ def plan_dispatch(
         replicas: R, replicas per expert and rank, `(E, N)`.
         rank: this rank.
         row_experts: expert of each stacked row, `(rows,)`; -1 for an unused row.
-        scheme: matches surplus tokens with free capacity.
+        scheme: divides an expert's tokens among its replicas.
 
     Raises:
         BadInputError: an expert with tokens has no replica.
@@ -83,7 +83,9 @@ def invert_order(order: IntArray) -> IntArray:
 
 
 def _order_by_columns(sizes: IntArray, columns: IntArray | None = None) -> IntArray:
-    """Return the positions of elements stored in segments (i, j), row by row, when read column by column.
+    """Return an order `(A,)` that reads segments column by column; entry a is the position of element a of the result.
+
+    Element positions count through the segments (i, j) as they are stored, row by row.
 
     Args:
         sizes: of the segments, `(I, J)`.

@@ -17,7 +17,10 @@ class TorchKernels(TokenKernels):
     name = "torch"
 
     def plan(self, question: DispatchInputs) -> Movement:
-        """See `TokenKernels.plan`."""
+        """Return this rank's part of a dispatch, planned by numpy on the host and then copied to the device.
+
+        See `TokenKernels.plan`.
+        """
         device = question.assigned_A.device
         plan = plan_dispatch(
             question.assigned_A.cpu().numpy(),
@@ -43,11 +46,14 @@ class TorchKernels(TokenKernels):
         )
 
     def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
-        """See `TokenKernels.gather`."""
+        """Return `rows[order // top_k]`, `(A, D)`, see `TokenKernels.gather`."""
         return rows.index_select(0, order_A if top_k == 1 else order_A // top_k)
 
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
-        """See `TokenKernels.gather_sum`."""
+        """Return the sum of each token's rows, `(T, D)`, choice by choice in the rows' dtype.
+
+        See `TokenKernels.gather_sum`.
+        """
         # Choice by choice, first to last: there are few, so the sums stay in the cache.
         first, *others = inverse_A.view(-1, top_k).unbind(1)
         total_TD = rows_AD.index_select(0, first)
@@ -58,7 +64,7 @@ class TorchKernels(TokenKernels):
     def combine(
         self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """See `TokenKernels.combine`."""
+        """Return the weighted sum of each token's rows, `(T, D)`, see `TokenKernels.combine`."""
         choices = zip(inverse_A.view(weights_TK.shape).unbind(1), weights_TK.unsqueeze(-1).unbind(1), strict=True)
         first, *others = choices
         total_TD = rows_AD.index_select(0, first[0]) * first[1]
@@ -74,7 +80,7 @@ class TorchKernels(TokenKernels):
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `TokenKernels.combine_backward`."""
+        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
         # In the order of the rows, so that they need not be gathered again.
         dtype = torch.promote_types(rows_AD.dtype, weights_TK.dtype)
         spread_AD = self.gather(grad_TD.to(dtype), order_A, weights_TK.shape[1])

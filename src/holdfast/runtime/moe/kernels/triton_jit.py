@@ -108,7 +108,11 @@ def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, str
 
 @triton.jit
 def _capacities(T, R, start, n):
-    """`planning.replica_capacities` of one expert."""
+    """Return how many tokens of one expert each rank computes, `(N,)`, as `planning.replica_capacities`.
+
+    T are its tokens and R its replicas per rank. Each replica gets an even share; ranks with many own tokens get the
+    rest first, from rank `start` on.
+    """
     total = tl.sum(T, axis=0)
     number = tl.maximum(tl.sum(R, axis=0), 1)
     capacity = (total // number) * R
@@ -120,7 +124,7 @@ def _capacities(T, R, start, n):
 
 @triton.jit
 def _grant(wanted, supply, start, n):
-    """Serve `wanted` from `supply`, rank by rank, from `start` and wrapping around."""
+    """Return the part of `wanted` that each rank gets from `supply`, served rank by rank, cyclically from `start`."""
     before = tl.cumsum(wanted, axis=0) - wanted
     skipped = tl.sum(tl.where(n == start, before, 0), axis=0)
     wrapped = tl.where(n < start, tl.sum(wanted, axis=0), 0)
@@ -129,7 +133,10 @@ def _grant(wanted, supply, start, n):
 
 @triton.jit
 def _overlap(mine, others, rank, n):
-    """Length of the overlap of the rank's interval on one line with each rank's interval on the other."""
+    """Return the lengths of the overlaps of the rank's interval on one line with all intervals on the other, `(N,)`.
+
+    The intervals of a line adjoin in the order of ranks; `mine` and `others` are their lengths.
+    """
     begin = tl.sum(tl.where(n < rank, mine, 0), axis=0)
     end = begin + tl.sum(tl.where(n == rank, mine, 0), axis=0)
     stop = tl.cumsum(others, axis=0)

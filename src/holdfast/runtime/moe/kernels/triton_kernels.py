@@ -32,7 +32,10 @@ class TritonKernels(TokenKernels):
     name = "triton"
 
     def plan(self, question: DispatchInputs) -> Movement:
-        """See `TokenKernels.plan`."""
+        """Return this rank's part of a dispatch, planned on the GPU; only the rows per peer are copied to the host.
+
+        See `TokenKernels.plan`.
+        """
         sent_EN, received_EN = _schedule_shares(question)
         totals = to_int_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
         send, receive = tuple(totals[0]), tuple(totals[1])
@@ -55,7 +58,7 @@ class TritonKernels(TokenKernels):
         )
 
     def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
-        """See `TokenKernels.gather`."""
+        """Return `rows[order // top_k]`, `(A, D)`, see `TokenKernels.gather`."""
         rows, number, width = rows.contiguous(), order_A.numel(), rows.shape[1]
         out = rows.new_empty((number, width))
         if out.numel():
@@ -66,13 +69,13 @@ class TritonKernels(TokenKernels):
         return out
 
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
-        """See `TokenKernels.gather_sum`."""
+        """Return the sum of each token's rows, `(T, D)`, see `TokenKernels.gather_sum`."""
         return self.gather(rows_AD, inverse_A) if top_k == 1 else _sum_rows(rows_AD, inverse_A, top_k)
 
     def combine(
         self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """See `TokenKernels.combine`."""
+        """Return the weighted sum of each token's rows, `(T, D)`, see `TokenKernels.combine`."""
         return _sum_rows(rows_AD, inverse_A, weights_TK.shape[1], weights_TK, dtype)
 
     def combine_backward(
@@ -83,7 +86,7 @@ class TritonKernels(TokenKernels):
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `TokenKernels.combine_backward`."""
+        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
         grad_TD, rows_AD, weights_TK = grad_TD.contiguous(), rows_AD.contiguous(), weights_TK.contiguous()
         number, width = grad_TD.shape
         grad_rows, grad_weights = torch.empty_like(rows_AD), torch.empty_like(weights_TK)
@@ -115,7 +118,12 @@ def _sum_rows(
     weights: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the sum over each token's `top_k` rows `rows[inverse]`, weighted by `(T, K)` if given, `(T, D)`."""
+    """Return the sum over each token's `top_k` rows `rows[inverse]`, `(T, D)`, added in float32.
+
+    Args:
+        weights: factors of the rows, `(T, K)`; None for a plain sum.
+        dtype: of the result; that of the rows by default.
+    """
     rows, number, width = rows.contiguous(), inverse_A.numel() // top_k, rows.shape[1]
     out = rows.new_empty((number, width), dtype=dtype or rows.dtype)
     factors = rows if weights is None else weights.contiguous()
@@ -128,7 +136,13 @@ def _sum_rows(
 
 
 def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens per expert that the rank sends to and receives from each rank, `(E, N)` both, on the device."""
+    """Return the tokens per expert that the rank sends to and receives from each rank, `(E, N)` both, on the device.
+
+    The interval scheme is planned on the device, any other one on the host.
+
+    Raises:
+        BadInputError: an expert with tokens has no replica.
+    """
     tokens_EN, device = question.tokens_EN, question.tokens_EN.device
     # Only the default scheme has its own program. The plain function also refuses invalid inputs.
     if type(question.scheme) is not Interval or not question.replicas.any(axis=1).all():

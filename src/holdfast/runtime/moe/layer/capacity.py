@@ -39,7 +39,12 @@ def gather_kept(tokens_TD: torch.Tensor, kept_M: torch.Tensor, top_k: int) -> to
 
 
 def sum_kept(done_MD: torch.Tensor, kept_M: torch.Tensor, tokens: int, top_k: int) -> torch.Tensor:
-    """Return the sum of each token's rows, `(T, D)`; zeros for a token without rows."""
+    """Return the sum of each token's rows, `(T, D)`; zeros for a token without rows.
+
+    Args:
+        done_MD: the experts' outputs for the kept assignments.
+        kept_M: the assignments, from `select_assignments`.
+    """
     none_1D = done_MD.new_zeros((1, done_MD.shape[1]))
     place_A = torch.full((tokens * top_k,), done_MD.shape[0], dtype=torch.int64, device=kept_M.device)
     place_A[kept_M] = torch.arange(kept_M.numel(), device=kept_M.device)

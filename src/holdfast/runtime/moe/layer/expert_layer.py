@@ -161,7 +161,10 @@ class ExpertLayer(nn.Module):
         )
 
     def apply_experts(self, tokens: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs, `(..., D)` like the tokens; zeros if the step is void.
+        """Send tokens to their experts; return the weighted outputs, shaped like the tokens; zeros if the step is void.
+
+        Assignments beyond the capacity are dropped. With gradients, choices are counted for the balancing bias. If
+        other local ranks have the same tokens, each sends its share of them.
 
         Args:
             chosen_TK: experts of each token, int64.
@@ -200,10 +203,13 @@ class ExpertLayer(nn.Module):
     ) -> torch.Tensor | None:
         """Return the weighted outputs of this local rank's tokens, `(T, D)`, or None if the step is void.
 
+        Assignments beyond the capacity of an expert are dropped, and add zero.
+
         Args:
             tokens_TD, weights_TK: this local rank's tokens and weights.
             chosen_TK: experts of all tokens, because the capacity is filled in the order of all tokens.
             mine: the tokens of this local rank.
+            dtype: in which tokens are sent and computed.
         """
         if self.capacity_factor is None:
             return self._exchange_and_compute(tokens_TD, chosen_TK[mine], weights_TK, dtype)
@@ -217,10 +223,13 @@ class ExpertLayer(nn.Module):
         return None if mixed_MD is None else capacity.sum_kept(mixed_MD, kept_M, count, top_k)
 
     def serve(self) -> torch.Tensor:
-        """Take part in a forward of the other ranks without own tokens.
+        """Take part in a forward pass of the other ranks without own tokens: compute the experts of this rank.
 
         Returns:
             `(0, D)`: its backward takes part in the other ranks' backward.
+
+        Raises:
+            BadInputError: another layer should be called, or the ranks do not agree about dtype or gradients.
         """
         device, dtype = self.experts.device, self.experts.dtype
         none_TD = torch.empty((0, self.experts.dim), device=device, dtype=dtype)
@@ -232,7 +241,17 @@ class ExpertLayer(nn.Module):
     def _exchange_and_compute(
         self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor, dtype: torch.dtype | None
     ) -> torch.Tensor | None:
-        """Return the weighted outputs of each token's experts, `(T, D)`, or None if the step is void."""
+        """Return the weighted outputs of each token's experts, `(T, D)`, or None if the step is void.
+
+        Gathers all ranks' counts, adds them to the loads, sends the tokens to the experts, computes, and returns the
+        results.
+
+        Args:
+            dtype: in which tokens are sent and computed; None for a rank that only serves.
+
+        Raises:
+            BadInputError: the ranks do not agree about layer, dtype or gradients.
+        """
         assigned_A = chosen_TK.reshape(-1)
         agreement = self._gather_counts(torch.bincount(assigned_A, minlength=self.experts.experts), dtype)
         if agreement is None:
@@ -259,7 +278,11 @@ class ExpertLayer(nn.Module):
         return exchange.from_experts(done_AD, weights_TK, route, tokens_TD.dtype)
 
     def _compute(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """Return the experts' outputs for their rows, `(A, D)`; a void step is not timed."""
+        """Return the experts' outputs for their rows, `(A, D)`.
+
+        The clock measures them, unless the step is void or there are no gradients; the emulation slows them unless it
+        is void.
+        """
         if self.binding.state.void is not None:
             return self.experts(tokens_AD, row_ends_R)
         if self.clock is None or not torch.is_grad_enabled():  # The time per token includes the backward pass.
@@ -272,7 +295,18 @@ class ExpertLayer(nn.Module):
         return self.emulation.run(self.experts, tokens_AD, row_ends_R)
 
     def _gather_counts(self, counts_E: torch.Tensor, dtype: torch.dtype | None) -> _GatheredCounts | None:
-        """Gather all ranks' counts, layer, dtype and gradient mode; return None if the step is void."""
+        """Gather all ranks' counts of assignments, and check that they agree about layer, dtype and gradient mode.
+
+        Args:
+            counts_E: this rank's assignments per expert.
+            dtype: of this rank's tokens; None for a rank that only serves.
+
+        Returns:
+            The counts and the common dtype, or None if the step is void.
+
+        Raises:
+            BadInputError: the ranks disagree.
+        """
         gradients = 1 + int(torch.is_grad_enabled())
         serving = dtype is None
         head = [self.binding.index, 0, 0] if serving else [self.binding.index, _DTYPES.index(dtype), gradients]
@@ -288,7 +322,11 @@ class ExpertLayer(nn.Module):
         )
 
     def _common_dtype(self, heads: IntArray) -> torch.dtype:
-        """Return the dtype of the tokens on the wire.
+        """Return the dtype of the tokens on the wire; that of the experts if no rank has tokens.
+
+        Args:
+            heads: layer, number of the dtype and gradient mode of each rank, `(N, 3)`; a rank that only serves has
+                dtype 0.
 
         Raises:
             BadInputError: the ranks disagree; all ranks raise it together.

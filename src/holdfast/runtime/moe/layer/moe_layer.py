@@ -94,7 +94,9 @@ class MoE(ExpertLayer):
         self.shared = shared
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs, `(..., D)` like the tokens, plus the shared module's output.
+        """Route the tokens; return the experts' weighted outputs, shaped like the tokens, plus the shared module's.
+
+        Sets `aux_loss`. A fixed routing replaces the gate's choice.
 
         Raises:
             BadInputError: the tokens do not fit, the gate's result is not a choice, the shared module's output has
@@ -121,6 +123,11 @@ class MoE(ExpertLayer):
         return mixed if self.shared is None else mixed + self._compute_shared(self.shared, tokens)
 
     def _compute_shared(self, shared: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the shared module's output for all tokens.
+
+        Raises:
+            BadInputError: it has another shape than the tokens.
+        """
         output: torch.Tensor = shared(tokens)
         if output.shape != tokens.shape:
             raise BadInputError(
@@ -148,8 +155,10 @@ def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, 
 def _check_seed(seed: int | None, layer: int) -> tuple[int, int]:
     """Return seed and layer number, which determine the weights, as Python integers.
 
+    Without a seed, one is drawn from torch's global generator.
+
     Raises:
-        BadInputError: the layer number is out of range.
+        BadInputError: one is not an integer, or the layer number is out of range.
     """
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
     check_integers(seed=seed, layer=layer)
@@ -159,6 +168,11 @@ def _check_seed(seed: int | None, layer: int) -> tuple[int, int]:
 
 
 def _check_activation(activation: Activation | None, gated: bool) -> Activation:
+    """Return the activation; by default GELU, or SiLU for gated experts.
+
+    Raises:
+        BadInputError: it cannot be called.
+    """
     if activation is None:
         return F.silu if gated else F.gelu
     if not callable(activation):

@@ -53,12 +53,16 @@ class StepState:
     choices: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     def start_attempt(self) -> None:
-        """Start an attempt at a step, with no counts."""
+        """Start an attempt at a step: forget the loads and choices of the attempt before it."""
         self.loads.clear()
         self.choices.clear()
 
     def start_micro_batch(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
-        """Start a micro-batch, or a part of one, that is computed or served."""
+        """Start a micro-batch that is computed or served: layer 0 comes next, and no exchange has happened.
+
+        Args:
+            part, parts: the part of its samples on this local rank, 0-based, and the number of parts.
+        """
         self.step = step
         self.micro_batch = micro_batch
         self.part = part
@@ -68,10 +72,11 @@ class StepState:
         self.micro_batch_choices.clear()
 
     def finish_micro_batch(self) -> None:
-        """Add the choices of a micro-batch after its backward.
+        """Add the choices of a micro-batch to those of the attempt, after its backward.
 
         Raises:
-            BadInputError: it did not use all layers in both directions, so the ranks' collectives no longer match.
+            BadInputError: it did not use all layers in both directions, so the ranks' collectives no longer match. Not
+                raised if the step is void.
         """
         if self.void is None and self.exchanges != self.expected_exchanges:
             raise BadInputError(
@@ -88,9 +93,9 @@ class StepState:
         self.loads[layer] = self.loads[layer] + tokens_E if layer in self.loads else tokens_E
 
     def mark_void(self, error: Exception) -> None:
-        """Mark the step void; only the first reason counts.
+        """Mark the step void, and call `on_void`; only the first reason counts.
 
-        Its frames are dropped, because they would keep the dead group's sockets open.
+        The traceback is dropped, because its frames would keep the dead group's sockets open.
         """
         if self.void is None:
             error.__context__ = error.__cause__ = None
@@ -99,7 +104,7 @@ class StepState:
                 self.on_void(self.void)
 
     def enter_layer(self, layer: int) -> None:
-        """Check that a layer's forward starts in its turn.
+        """Check that a layer's forward starts in its turn, and expect the next layer.
 
         Raises:
             BadInputError: another layer is next. A rank without a micro-batch serves its experts layer by layer, in the

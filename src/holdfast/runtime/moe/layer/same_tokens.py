@@ -54,7 +54,7 @@ class TokenSplit:
         self._checked = False
 
     def check_same_tokens(self, tokens_TD: torch.Tensor) -> None:
-        """Check, once, that all local ranks have the same number of tokens and the same first token.
+        """Check, at the first call only, that all local ranks have as many tokens and almost the same first token.
 
         Raises:
             BadInputError: they differ; on all local ranks.
@@ -89,7 +89,7 @@ class TokenSplit:
         return apply_function(_Join, mixed_PD, self, tokens)
 
     def gather_shares(self, share_PX: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Gather the shares of all local ranks, `(T, X)`."""
+        """Gather the shares of all local ranks, `(T, X)`, in order; `tokens` is T."""
         size = self._share_size(tokens)
         room = share_PX.new_zeros((self._places, size, *share_PX.shape[1:]))
         room[self._rank, : len(share_PX)] = share_PX
@@ -124,6 +124,7 @@ class _Split(torch.autograd.Function):
     def forward(
         ctx: Any, tokens_TD: torch.Tensor, weights_TK: torch.Tensor, places: TokenSplit
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of this local rank's share of tokens and weights, `(P, D)` and `(P, K)`."""
         ctx.places, ctx.tokens = places, len(tokens_TD)
         mine = places.own_slice(len(tokens_TD))
         return tokens_TD[mine].clone(), weights_TK[mine].clone()
@@ -133,6 +134,7 @@ class _Split(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for each result
         ctx: Any, grad_PD: torch.Tensor, grad_PK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Gather the gradients of all shares, so that each local rank has all of them: `(T, D)` and `(T, K)`."""
         places: TokenSplit = ctx.places
         return places.gather_shares(grad_PD, ctx.tokens), places.gather_shares(grad_PK, ctx.tokens), None
 
@@ -140,6 +142,7 @@ class _Split(torch.autograd.Function):
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed_PD: torch.Tensor, places: TokenSplit, tokens: int) -> torch.Tensor:
+        """Gather the results of all shares, `(T, D)`, in the order of tokens."""
         ctx.mine = places.own_slice(tokens)
         return places.gather_shares(mixed_PD, tokens)
 

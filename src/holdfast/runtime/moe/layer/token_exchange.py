@@ -36,7 +36,7 @@ class Channel:
         return self.comm.size
 
     def enter_layer(self, layer: int) -> None:
-        """Check that a layer's forward starts in its turn.
+        """Check that a layer's forward starts in its turn. In a group of one rank, any order is accepted.
 
         Raises:
             BadInputError: other ranks take part, and another layer is next.
@@ -45,7 +45,7 @@ class Channel:
             self.state.enter_layer(layer)
 
     def all_gather(self, mine_X: torch.Tensor) -> torch.Tensor | None:
-        """Return all ranks' `(X,)` tensors as `(N, X)`, or None if the step is void."""
+        """Return all ranks' `(X,)` tensors as `(N, X)`; None if the step is void, or becomes void by a failure here."""
         gathered = mine_X.new_empty(self.comm.size * mine_X.numel())
         if self.state.void is not None:
             return None
@@ -57,9 +57,10 @@ class Channel:
         return gathered.view(self.comm.size, -1)
 
     def all_to_all(self, rows_AD: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
-        """Send `send[r]` rows to each rank r, return the `receive[r]` rows from each; zeros if the step is void.
+        """Send `send[r]` rows to each rank r, and return the `receive[r]` rows from each, in the order of ranks.
 
-        A world of one gets its own rows back.
+        Counts the exchange. Returns zeros if the step is void, or becomes void by a failure here. A world of one gets
+        its own rows back.
         """
         if self.comm.size == 1:
             return rows_AD
@@ -100,6 +101,7 @@ class Route:
 class _ToExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
+        """Send each token to its experts' ranks; return the rows received here, sorted by stacked row."""
         ctx.route = route
         move, kernels = route.movement, route.kernels
         leaving_AD = kernels.gather(tokens_TD, move.send_order, route.top_k)
@@ -111,6 +113,7 @@ class _ToExperts(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for one result
         ctx: Any, grad_AD: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
+        """Send the rows' gradients back to their sources, and sum them for each token."""
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
         leaving_AD = route.by_source(grad_AD)
@@ -123,6 +126,7 @@ class _FromExperts(torch.autograd.Function):
     def forward(
         ctx: Any, done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype
     ) -> torch.Tensor:
+        """Send the experts' outputs back to their sources; return each token's weighted sum in `dtype`."""
         ctx.route = route
         move, kernels = route.movement, route.kernels
         leaving_AD = route.by_source(done_AD)
@@ -135,6 +139,10 @@ class _FromExperts(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - one gradient for one result
         ctx: Any, grad_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        """Send the gradients of the outputs to the experts' ranks; return them and the gradients of the weights.
+
+        While a micro-batch is skipped, zeros are sent.
+        """
         route: Route = ctx.route
         move, kernels = route.movement, route.kernels
         back_AD, weights_TK = ctx.saved_tensors
